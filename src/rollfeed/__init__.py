@@ -1,0 +1,49 @@
+"""Rollouts for reinforcement learning of language models, and their way to the trainer.
+
+What a program needs is offered here; ``rollfeed.types`` has the records and ``rollfeed.protocols``
+the extension points.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollfeed.app import Model, build_engine, environment_source, load_model, open_rollouts, prepare, run
+    from rollfeed.config import EngineSettings, RolloutConfig, SamplingSettings, Settings, load_settings
+    from rollfeed.types import Drop, Keep, TrainBatch, Verdict
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "app": ("Model", "build_engine", "environment_source", "load_model", "open_rollouts", "prepare", "run"),
+    "config": ("EngineSettings", "RolloutConfig", "SamplingSettings", "Settings", "load_settings"),
+    "types": ("Drop", "Keep", "TrainBatch", "Verdict"),
+}
+
+__all__ = [
+    "Drop",
+    "EngineSettings",
+    "Keep",
+    "Model",
+    "RolloutConfig",
+    "SamplingSettings",
+    "Settings",
+    "TrainBatch",
+    "Verdict",
+    "build_engine",
+    "environment_source",
+    "load_model",
+    "load_settings",
+    "open_rollouts",
+    "prepare",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Names are fetched on first use, so that a worker which needs one module does not load all of them.
+    from importlib import import_module
+
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"rollfeed.{home}"), name)
+    raise AttributeError(f"module 'rollfeed' has no attribute {name!r}")

@@ -1,0 +1,212 @@
+r"""The answer inside a response: one extractor for graders and environments.
+
+Pure functions on text at the level of ``types``, so that parts which may not import each other share
+them. Invariants: nothing here raises, whatever a model wrote, and the time is linear in the text,
+of which only the last ``MAX_CHARS`` characters are looked at.
+
+What counts as the answer, in this order: the last ``\boxed{...}`` (braces balanced), the last
+``<answer>...</answer>``, the last "Answer:" or "answer is" line, then a fallback the caller names. Only
+the text after the reasoning's ``</think>`` is read.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+MAX_CHARS = 4_000
+"""An answer further than this from the end of the response is not found."""
+
+# NFKC sorts runs of combining marks in quadratic time; no writing system stacks as many as this.
+_MAX_COMBINING_RUN = 30
+
+_BRACES = re.compile(r"\\boxed\s?\{|\\[{}]|[{}]")
+_TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"\banswer(?:[ \t]+is\b[ \t*_]*:?|[ \t*_]*[:=])", re.IGNORECASE)
+_FIRST_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\s(?:because|since|as)\b", re.IGNORECASE)
+_CLAIM_WORD = re.compile(r"[=:]|\b(?:is|are|equals|makes|gives|be)\b|\b(?:equal to|total of)\b", re.IGNORECASE)
+_QUOTED = re.compile(r'"([^"\n]+)"|\u201c([^\u201d\n]+)\u201d')
+_WRAPPING = " \t\n*_`\"'\u201c\u201d\u2018\u2019$"
+
+# A number stands alone: not inside a word, an exponent, a date or a version. Digits are ASCII; NFKC made them so.
+_DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+_NUMBER = re.compile(
+    rf"""
+    (?<! [0-9]\. ) (?: (?<![\w^/)\]}}]) (?P<sign>[-+]) \$? | (?<![\w^/]) )
+    (?:
+        (?: (?P<whole>[0-9]+)[ ] )? (?P<numerator>{_DIGITS}) [ ]?/[ ]? (?P<denominator>[0-9]+)
+      | (?P<decimal> (?:{_DIGITS})(?:\.[0-9]+)? | (?<!\.)\.[0-9]+ ) (?P<exponent>[eE][-+]?[0-9]{{1,3}})?
+    )
+    (?! [0-9^] | \.[0-9] | [ ]?/[ ]?[0-9] | [eE][-+]?[0-9] )
+    """,
+    re.VERBOSE,
+)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?([0-9]+)\s?\}\s?\{\s?([0-9]+)\s?\}")
+_LATEX_DEGREES = re.compile(r"\^\s?(?:\\circ|\{\s?\\circ\s?\})")
+_MIXED_LATEX = re.compile(r"(?<=[0-9])(?=\\[dt]?frac)")
+_LATEX_SPACING = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!])(?=[0-9]{3})")
+# Python refuses to read longer integers, and nobody means one.
+_MAX_DIGITS = 1_000
+
+
+class Mark(StrEnum):
+    """How the answer was told from the rest of the response."""
+
+    BOXED = "boxed"
+    TAG = "tag"
+    LINE = "line"
+    LAST_LINE = "last_line"
+    """Not marked: the last line that is not blank."""
+    RAW = "raw"
+    """Not marked: the whole text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as written, and how it was found."""
+
+    text: str
+    mark: Mark
+
+    @property
+    def marked(self) -> bool:
+        """Whether the response itself says which part is the answer."""
+        return self.mark in (Mark.BOXED, Mark.TAG, Mark.LINE)
+
+
+def final_text(response: str) -> str:
+    """Return what follows the reasoning, NFKC-normalised; reasoning that never ends leaves nothing."""
+    text = response[response.rfind("</think>") + len("</think>") :] if "</think>" in response else response
+    return normalize(text.partition("<think>")[0][-MAX_CHARS:])[-MAX_CHARS:]
+
+
+def normalize(text: str) -> str:
+    """Return ``text`` in NFKC with plain minus signs; superscripts keep their meaning as ``^``."""
+    if text.isascii() or _has_long_combining_run(text):
+        return text
+    text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+", lambda m: "^" + m[0], text)
+    text = re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3})", ",", text)
+    text = re.sub("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
+    return unicodedata.normalize("NFKC", text).translate({0x2212: "-", 0x2013: "-", 0x2044: "/"})
+
+
+def find_answer(response: str, *, fallback: Mark = Mark.LAST_LINE) -> Answer | None:
+    r"""Return the answer, or None when there is none: no text, or a ``\boxed{`` that never closes."""
+    text = final_text(response)
+    if not text.strip():
+        return None
+    box = _last_box(text)
+    if box is not None:
+        return Answer(box, Mark.BOXED) if box.strip() else None
+    for mark, marked in ((Mark.TAG, _last_tag(text)), (Mark.LINE, _last_answer_line(text))):
+        if marked is not None:
+            return Answer(marked, mark) if marked.strip() else None
+    return Answer(text.strip().splitlines()[-1] if fallback is Mark.LAST_LINE else text, fallback)
+
+
+def clean(text: str) -> str:
+    """Return ``text`` with single spaces, and without surrounding quotes, markdown and a final full stop."""
+    text = " ".join(text.split())
+    bare = text.strip(_WRAPPING).removesuffix(".").strip(_WRAPPING)
+    return bare or text
+
+
+def find_quoted(text: str) -> list[str]:
+    """Return the parts of ``text`` within double quotes, in order; none goes over a line's end."""
+    return [straight or curly for straight, curly in _QUOTED.findall(text)]
+
+
+def find_numbers(text: str) -> list[Fraction]:
+    """Return the numbers in ``text`` in order, exactly: integers, decimals, thousands, fractions, mixed numbers."""
+    text = _LATEX_SPACING.sub(",", _LATEX_DEGREES.sub("", text)).replace("^{", "^")
+    text = _LATEX_FRACTION.sub(r"\1/\2", _MIXED_LATEX.sub(" ", text))
+    numbers = (_to_fraction(match) for match in _NUMBER.finditer(text))
+    return [number for number in numbers if number is not None]
+
+
+def find_claimed_number(response: str, *, given: Collection[int] = ()) -> Fraction | None:
+    """Return the one number that a response gives as its answer, or None when it gives none or several.
+
+    Looked at is the marked answer (of an "Answer:" line its first sentence), or else the last line with a
+    number. Numbers ``given`` in the question do not count as answers. Where several are left, only
+    what follows the last "=", ":" or "is" counts, so that a list of candidates claims nothing.
+    """
+    answer = find_answer(response, fallback=Mark.RAW)
+    if answer is None:
+        return None
+    text = _FIRST_SENTENCE_END.split(answer.text, maxsplit=1)[0] if answer.mark is Mark.LINE else answer.text
+    for line in reversed(text.splitlines()):
+        claimed = set(find_numbers(line)) - set(given)
+        if len(claimed) > 1:
+            claimed = set(find_numbers(_after_claim_word(line))) - set(given)
+            return claimed.pop() if len(claimed) == 1 else None
+        if claimed:
+            return claimed.pop()
+    return None
+
+
+def _after_claim_word(line: str) -> str:
+    *_, end = [0, *(match.end() for match in _CLAIM_WORD.finditer(line))]
+    return line[end:]
+
+
+def _to_fraction(match: re.Match[str]) -> Fraction | None:
+    if match.end() - match.start() > _MAX_DIGITS:
+        return None
+    sign = -1 if match["sign"] == "-" else 1
+    if match["decimal"] is not None:
+        text = match["decimal"].replace(",", "") + (match["exponent"] or "")
+        return Fraction(sign * int(text)) if text.isdigit() else sign * Fraction(text)
+    denominator = int(match["denominator"])
+    if denominator == 0:
+        return None
+    return sign * (int(match["whole"] or 0) + Fraction(int(match["numerator"].replace(",", "")), denominator))
+
+
+def _has_long_combining_run(text: str) -> bool:
+    run = 0
+    for char in text:
+        run = run + 1 if unicodedata.combining(char) else 0
+        if run > _MAX_COMBINING_RUN:
+            return True
+    return False
+
+
+def _last_box(text: str) -> str | None:
+    """Return the content of the box that opens last; empty text when that box never closes."""
+    opened: list[int | None] = []  # content start for a box, None for a plain brace
+    last_start, content = -1, ""
+    for token in _BRACES.finditer(text):
+        if token[0].startswith("\\boxed"):
+            opened.append(token.end())
+            last_start, content = token.end(), ""
+        elif token[0] == "{":
+            opened.append(None)
+        elif token[0] == "}" and opened and opened.pop() == last_start:
+            content = text[last_start : token.start()]
+    return None if last_start < 0 else content
+
+
+def _last_tag(text: str) -> str | None:
+    start, content = None, None
+    for tag in _TAGS.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start is not None:
+            start, content = None, text[start : tag.start()]
+    return content
+
+
+def _last_answer_line(text: str) -> str | None:
+    """Return what follows the last "Answer:" on its line, or the next line that is not blank."""
+    last = None
+    for last in _ANSWER_LINE.finditer(text):  # noqa: B007
+        pass
+    if last is None:
+        return None
+    rest = text[last.end() :].lstrip()
+    return clean(rest.splitlines()[0]) if rest.strip("*_ ") else ""

@@ -1,0 +1,74 @@
+"""The error tree, sorted by what the caller can do about it.
+
+RollfeedError
+├── ConfigError                a setting or an input is wrong; raised before anything starts (also a ValueError)
+│   ├── PluginError            an import path is wrong, or what it names does not fit its protocol
+│   ├── DataError              a prompt file is missing, unreadable or has a bad row
+│   ├── CheckpointError        a model or tokenizer cannot be loaded
+│   └── RunDirectoryError      a run directory is not writable, or belongs to another run
+├── EngineError                the inference engine misbehaved
+│   ├── EngineUnavailableError   retryable: the engine is closed, restarting or unreachable
+│   └── EngineProtocolError      not retryable: a request or a reply breaks the contract
+├── RewardError                a reward function raised, or returned something that is not a reward
+└── RunFailedError             the run cannot go on: failure budget spent, nothing left to draw, stalled
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "EngineProtocolError",
+    "EngineUnavailableError",
+    "PluginError",
+    "RewardError",
+    "RollfeedError",
+    "RunDirectoryError",
+    "RunFailedError",
+]
+
+
+class RollfeedError(Exception):
+    """Root of every error that rollfeed raises on purpose."""
+
+
+class ConfigError(RollfeedError, ValueError):
+    """A setting or an input is wrong; nothing has been started."""
+
+
+class PluginError(ConfigError):
+    """An import path cannot be loaded, or what it names does not fit its protocol."""
+
+
+class DataError(ConfigError):
+    """A prompt file is missing, unreadable, empty or has a bad row."""
+
+
+class CheckpointError(ConfigError):
+    """A model checkpoint or its tokenizer cannot be loaded."""
+
+
+class RunDirectoryError(ConfigError):
+    """A run directory cannot be written, or holds another run."""
+
+
+class EngineError(RollfeedError):
+    """The inference engine misbehaved."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine is closed, restarting or unreachable; the same request may succeed later."""
+
+
+class EngineProtocolError(EngineError):
+    """A request or a reply breaks the contract; repeating it cannot help."""
+
+
+class RewardError(RollfeedError):
+    """A reward function raised, or returned something that is not a reward."""
+
+
+class RunFailedError(RollfeedError):
+    """The run cannot go on; what was committed stays readable and can be resumed."""

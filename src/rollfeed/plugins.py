@@ -1,0 +1,145 @@
+"""User functions by import path, checked against their protocol before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollfeed.errors import PluginError
+
+T = TypeVar("T")
+
+
+def load_plugin(path: str, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> T:
+    """Import ``module:name`` and check that it can be called as ``protocol`` will call it.
+
+    Args:
+        path: ``module:name``; a dotted name after the colon reaches into classes.
+        protocol: A protocol with one ``__call__``.
+        key: The setting that named it, for errors.
+        folders: Searched for the module besides the installed packages.
+
+    Raises:
+        PluginError: If it cannot be imported, is not callable, or does not take the protocol's arguments.
+    """
+    function = import_object(path, key=key, folders=folders)
+    check_fits(function, protocol, key=f"{key} = {path!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def load_factory(path: str, protocol: type[T], *arguments: Any, key: str, folders: Sequence[Path] = ()) -> T:
+    """Import ``module:name``, call it with ``arguments``, and check the methods of what it returns.
+
+    Raises:
+        PluginError: If it cannot be imported or called, or its result lacks a method of ``protocol``.
+    """
+    factory = import_object(path, key=key, folders=folders)
+    where = f"{key} = {path!r}"
+    if not callable(factory):
+        raise PluginError(
+            f"{where}: is a {type(factory).__name__}; it must be a function or class that makes a {protocol.__name__}"
+        )
+    try:
+        inspect.signature(factory).bind(*arguments)
+    except TypeError as error:
+        given = ", ".join(type(argument).__name__ for argument in arguments) or "nothing"
+        raise PluginError(f"{where}: {error}; it is called with {given}") from error
+    except ValueError:
+        pass  # built-ins without a signature show what they take only when they are called
+    try:
+        made = factory(*arguments)
+    except Exception as error:
+        raise PluginError(f"{where}: calling it failed: {type(error).__name__}: {error}") from error
+    check_methods(made, protocol, key=where)
+    return made  # type: ignore[no-any-return]
+
+
+def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:
+    """Return what ``module:name`` names.
+
+    Raises:
+        PluginError: If there is no such module or name, or importing the module fails.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise PluginError(f"{key} = {path!r}: write it as module:name, for example rewards:score")
+    found: Any = _import_module(module_name, path, key=key, folders=folders)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
+            raise PluginError(
+                f"{key} = {path!r}: {module_name} has no {name!r}; it has {', '.join(known) or 'nothing'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _import_module(module_name: str, path: str, *, key: str, folders: Sequence[Path]) -> Any:
+    added = [str(folder) for folder in folders if str(folder) not in sys.path]
+    sys.path[:0] = added
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            where = ", ".join(str(folder) for folder in folders) or "the installed packages"
+            raise PluginError(f"{key} = {path!r}: no module {module_name!r} in {where}, nor installed") from None
+        raise PluginError(f"{key} = {path!r}: importing it failed: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{key} = {path!r}: importing it failed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path[:] = [entry for entry in sys.path if entry not in added]
+
+
+def check_fits(function: Any, protocol: type[Any], *, key: str) -> None:
+    """Check that ``function`` can be called with the arguments of ``protocol.__call__``.
+
+    Raises:
+        PluginError: If it is not callable, lacks a parameter or requires another one, or is not async where it must be.
+    """
+    if not callable(function):
+        raise PluginError(f"{key}: is a {type(function).__name__}, not callable; it must fit {protocol.__name__}")
+    _check_call(function, protocol.__call__, protocol, key=key, what="it")
+
+
+def check_methods(made: Any, protocol: type[Any], *, key: str) -> None:
+    """Check that an object has every public method of ``protocol``, with parameters that fit.
+
+    Raises:
+        PluginError: If one is missing or takes other arguments.
+    """
+    for name, method in inspect.getmembers(protocol, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        given = getattr(made, name, None)
+        if not callable(given):
+            raise PluginError(f"{key}: does not fit {protocol.__name__}: {type(made).__name__} has no method {name!r}")
+        _check_call(given, method, protocol, key=key, what=name)
+
+
+def _check_call(
+    given: Callable[..., Any], expected: Callable[..., Any], protocol: type[Any], *, key: str, what: str
+) -> None:
+    parameters = list(inspect.signature(expected).parameters.values())[1:]
+    positional = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
+    keywords = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    try:
+        inspect.signature(given).bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        call = ", ".join([*positional, *(f"{name}=..." for name in keywords)])
+        raise PluginError(
+            f"{key}: does not fit {protocol.__name__}: {error}; {what} is called with ({call})"
+        ) from error
+    except ValueError:
+        return  # built-ins without a signature show what they take only when they are called
+    if inspect.iscoroutinefunction(expected) and not _is_async(given):
+        raise PluginError(f"{key}: does not fit {protocol.__name__}: {what} must be async")
+
+
+def _is_async(function: Any) -> bool:
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,0 +1,386 @@
+"""What the parts ask of each other, and where users plug in.
+
+Parts never import each other; each is handed objects that fit a protocol from here, and ``app``
+does the handing. The protocols a user may implement (named in ``[plugins]`` of a settings file, or
+passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.types import (
+    Completion,
+    EngineLoad,
+    FilterDecision,
+    Group,
+    GroupResult,
+    Message,
+    Prompt,
+    PromptDraw,
+    Reward,
+    Rollout,
+    RolloutOutput,
+    Sample,
+    SamplingParams,
+    StepCommit,
+    TrainBatch,
+    Verdict,
+)
+
+__all__ = [
+    "AdvantageFn",
+    "BatchCutter",
+    "BatchedRewardFn",
+    "Endpoint",
+    "Engine",
+    "Environment",
+    "GenerateFn",
+    "Grader",
+    "GroupFilter",
+    "GroupRewardFn",
+    "PromptRenderer",
+    "PromptSource",
+    "RewardFn",
+    "RolloutContext",
+    "RolloutFn",
+    "RolloutObserver",
+    "RolloutRequest",
+    "SampleHook",
+    "Scorer",
+    "Task",
+    "Tokenizer",
+    "Tracker",
+]
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Safe to call from several threads at once."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a response."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`render_chat` can be used."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
+        """Return token ids. Rendered chat text takes ``add_special_tokens=False``."""
+
+    def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
+        """Return text; bytes that are not complete UTF-8 become U+FFFD."""
+
+    def render_chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Return the chat template's text, the assistant's opening included."""
+
+
+class Endpoint(Protocol):
+    """What a generate function may use of an engine: tokens in, tokens out."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that the next request will meet."""
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        images: Sequence[str] = (),
+    ) -> Completion:
+        """Sample one response to ``token_ids`` ``(P,)``.
+
+        An aborted request returns what it has, with finish reason ABORT.
+
+        Raises:
+            EngineUnavailableError: If the engine is closed or unreachable.
+            EngineProtocolError: If the request can never be served, for example over the context.
+        """
+
+
+class Engine(Endpoint, Protocol):
+    """The inference engine. Entered with ``async with``; leaving it ends everything it started."""
+
+    precision: str
+    max_running_requests: int
+    """How many requests it works on at once; more wait inside."""
+    context_length: int
+    """Prompt and response tokens of one request together."""
+
+    async def __aenter__(self) -> Engine: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """Abort one request, or with None all that run or wait; unknown ids are fine."""
+
+    async def pause(self) -> None:
+        """Stop decoding between two steps; requests stay where they are."""
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+
+    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+        """Replace weights by name between two steps; no step sees half of an update.
+
+        Raises:
+            EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
+        """
+
+    async def load(self) -> EngineLoad:
+        """Return how many requests run and wait."""
+
+    async def health(self) -> None:
+        """Return when the engine can serve.
+
+        Raises:
+            EngineUnavailableError: If it cannot.
+        """
+
+
+class PromptRenderer(Protocol):
+    """Makes a prompt ready: renders it, tokenises it once, and holds the length limit."""
+
+    def render(
+        self,
+        content: str | Sequence[Message],
+        *,
+        apply_chat_template: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[str, NDArray[np.int32]]:
+        """Return the text and its token ids ``(P,)``."""
+
+    def fits(self, token_ids: NDArray[np.int32]) -> bool:
+        """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""
+
+
+class PromptSource(Protocol):
+    """Where prompts come from. *Extension point*.
+
+    A source hands out prompts in an order that depends on its settings and its state only; the
+    state is JSON and is committed together with the batch its prompts went into.
+    """
+
+    async def draw(self, count: int) -> Sequence[Prompt]:
+        """Return the next ``count`` prompts; fewer only when the source has ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that :meth:`state_dict` returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem of an environment, determined by (environment, version, split, level, index, run seed)."""
+
+    environment: str
+    """Namespaced id, for example ``core/copy_text``."""
+    version: int
+    level: int
+    seed: int
+    """64 bits, derived; the task can be made again from it."""
+    question: str
+    """The user's turn, the format instruction included."""
+    params: Mapping[str, Any]
+    """JSON values that describe the instance; what ``verify`` needs."""
+    answer: str | None = None
+    """One right answer, where the environment knows one."""
+
+
+class Environment(Protocol):
+    """A generator of problems with a verifier. *Extension point* (registered by id).
+
+    Both methods are pure: the same arguments give the same result, and no global random state is
+    read or written.
+    """
+
+    environment_id: str
+    version: int
+    """Raised when the same (level, seed) would give another task or another verdict."""
+    summary: str
+    """One line for ``rollfeed env list``."""
+    max_level: int | None
+    """The hardest level, or None when there is always a harder one."""
+
+    def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
+        """Return question, params and, where known, one right answer."""
+
+    def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
+        """Grade a response: reward in [0, 1], and ``correct``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """One answering to be done."""
+
+    prompt: Prompt
+    params: SamplingParams
+    """Seeded for this rollout; ``max_new_tokens`` is the whole response's budget."""
+    group_index: int
+    index: int
+    rollout_id: int
+    step: int
+    max_context_length: int
+    """Prompt and response together may not be longer."""
+    partial: Sample | None = None
+    """What an earlier, aborted execution left; its tokens are kept and continued."""
+
+
+class GenerateFn(Protocol):
+    """Answers a prompt once. *Extension point*; the default is ``generate.single_turn``.
+
+    It is handed the built-in one as ``default``, so that it can wrap it. Once the step has been
+    aborted, ``endpoint`` answers every further request with an empty completion that says ABORT.
+    """
+
+    async def __call__(
+        self, request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
+    ) -> Sequence[Sample]:
+        """Return the samples of the rollout, at least one."""
+
+
+class Grader(Protocol):
+    """A reward by ``rm_type``: compares a response with a label."""
+
+    def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+        """Grade one response; ``metadata`` is the prompt's."""
+
+
+class Scorer(Protocol):
+    """Scores the finished rollouts of one prompt; what the reward hub is to the pipeline."""
+
+    async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> Sequence[Verdict]:
+        """Return one verdict a rollout, in order; rollouts that carry a reward keep it."""
+
+
+class RewardFn(Protocol):
+    """Scores one sample. *Extension point*. May be a plain function (run in a thread) or async."""
+
+    def __call__(self, sample: Sample, prompt: Prompt) -> Reward | Verdict | Awaitable[Reward | Verdict]:
+        """Return a number, named numbers, or a verdict."""
+
+
+class BatchedRewardFn(Protocol):
+    """Scores the finished rollouts of a prompt in one call. *Extension point*."""
+
+    def __call__(
+        self, samples: Sequence[Sample], prompts: Sequence[Prompt]
+    ) -> Sequence[Reward | Verdict] | Awaitable[Sequence[Reward | Verdict]]:
+        """Return one result a sample, in order."""
+
+
+class GroupRewardFn(Protocol):
+    """Scores a whole group at once, after all its members have finished. *Extension point*."""
+
+    def __call__(
+        self, samples: Sequence[Sample], prompt: Prompt
+    ) -> Sequence[Reward | Verdict] | Awaitable[Sequence[Reward | Verdict]]:
+        """Return one result a sample, in order."""
+
+
+class GroupFilter(Protocol):
+    """Decides whether a scored group teaches something. *Extension point*."""
+
+    def __call__(self, samples: Sequence[Sample]) -> FilterDecision:
+        """Return Keep or Drop(reason) for the samples of one group."""
+
+
+class SampleHook(Protocol):
+    """Sees, and may replace, every finished sample before it is scored. *Extension point*."""
+
+    def __call__(self, sample: Sample, prompt: Prompt) -> Sample:
+        """Return the sample to go on with."""
+
+
+class AdvantageFn(Protocol):
+    """Turns the rewards of one group into advantages. *Extension point*."""
+
+    def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return one advantage a rollout. ``(G,)``."""
+
+
+class BatchCutter(Protocol):
+    """Orders the kept groups of a step and gives every sample its advantage."""
+
+    def __call__(
+        self, groups: Sequence[Group], *, step: int, policy_version: int, metrics: Mapping[str, float]
+    ) -> TrainBatch:
+        """Return the batch, its own metrics added to ``metrics``."""
+
+
+class Tracker(Protocol):
+    """Receives each step's metrics. *Extension point*; metrics.jsonl is always written besides."""
+
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Record the metrics of a committed step."""
+
+    def close(self) -> None:
+        """Flush and end."""
+
+
+class RolloutObserver(Protocol):
+    """Is told what happens in a step, as it happens; must return quickly and not raise."""
+
+    def step_started(self, step: int) -> None:
+        """A step begins."""
+
+    def group_submitted(self, draw: PromptDraw) -> None:
+        """Work on a prompt begins."""
+
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """One answering has ended, well or not; it is not scored yet."""
+
+    def group_decided(self, group: Group, decision: FilterDecision) -> None:
+        """A finished group is kept or dropped."""
+
+    def waiting(self, message: str) -> None:
+        """Nothing has finished for a while; ``message`` says what the step waits for."""
+
+    def step_finished(self, commit: StepCommit) -> None:
+        """The step's batch is complete and stored."""
+
+
+class RolloutContext(Protocol):
+    """What a whole rollout function may use to make a step."""
+
+    @property
+    def step(self) -> int:
+        """The step's number, from 0."""
+
+    @property
+    def rollout_batch_size(self) -> int:
+        """Groups to deliver."""
+
+    @property
+    def surplus(self) -> Sequence[Group]:
+        """Groups that earlier steps finished and kept, oldest first; they count as drawn."""
+
+    async def draw(self, count: int) -> Sequence[PromptDraw]:
+        """Take prompts: requeued ones first, then new ones; fewer only when the source has ended."""
+
+    def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
+        """Start generating and scoring one group; the task never raises but for cancellation or a spent budget."""
+
+    def decide(self, group: Group) -> FilterDecision:
+        """Apply the group filters."""
+
+    async def abort(self) -> None:
+        """End all submitted work within the grace period; afterwards every task is done."""
+
+
+class RolloutFn(Protocol):
+    """Makes a whole step. *Extension point*; the default is ``pipeline.step_synchronous``."""
+
+    async def __call__(self, context: RolloutContext) -> RolloutOutput:
+        """Return exactly ``rollout_batch_size`` scored groups, and where the others went."""

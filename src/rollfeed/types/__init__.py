@@ -1,0 +1,73 @@
+"""The records of rollfeed: frozen, and valid from the moment they exist."""
+
+from rollfeed.types.engine import (
+    Completion,
+    CompletionTimings,
+    EngineLoad,
+    FinishKind,
+    FinishReason,
+    SamplingParams,
+    VersionSpan,
+    check_spans,
+)
+from rollfeed.types.records import (
+    Group,
+    Message,
+    Prompt,
+    PromptDraw,
+    Rollout,
+    Sample,
+    SampleStatus,
+    TrainBatch,
+)
+from rollfeed.types.run import (
+    DroppedGroup,
+    GroupResult,
+    GroupStatus,
+    LedgerCounts,
+    RolloutOutput,
+    RunState,
+    StepCommit,
+)
+from rollfeed.types.verdict import (
+    Correct,
+    Drop,
+    FilterDecision,
+    Keep,
+    Outcome,
+    Reward,
+    Verdict,
+)
+
+__all__ = [
+    "Completion",
+    "CompletionTimings",
+    "Correct",
+    "Drop",
+    "DroppedGroup",
+    "EngineLoad",
+    "FilterDecision",
+    "FinishKind",
+    "FinishReason",
+    "Group",
+    "GroupResult",
+    "GroupStatus",
+    "Keep",
+    "LedgerCounts",
+    "Message",
+    "Outcome",
+    "Prompt",
+    "PromptDraw",
+    "Reward",
+    "Rollout",
+    "RolloutOutput",
+    "RunState",
+    "Sample",
+    "SampleStatus",
+    "SamplingParams",
+    "StepCommit",
+    "TrainBatch",
+    "Verdict",
+    "VersionSpan",
+    "check_spans",
+]

@@ -1,0 +1,139 @@
+"""What is asked of an engine, and what comes back.
+
+Axes: P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one response is sampled; names are SGLang's.
+
+    Raises:
+        ValueError: If a value is outside its range.
+    """
+
+    max_new_tokens: int
+    """At least 0; 0 asks for nothing."""
+    temperature: float = 1.0
+    """At least 0; 0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]; 1 keeps everything."""
+    top_k: int = -1
+    """At least 1, or -1 for the whole vocabulary."""
+    min_new_tokens: int = 0
+    """Stop tokens cannot be sampled, and stop strings are not looked for, before this many tokens."""
+    repetition_penalty: float = 1.0
+    """Above 0; 1 is off. Applied to tokens of prompt and response (CTRL, arXiv:1909.05858, section 4.1)."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """In addition to the model's own end-of-sequence ids."""
+    skip_special_tokens: bool = False
+    no_stop_trim: bool = True
+    spaces_between_special_tokens: bool = False
+    seed: int | None = None
+    """64-bit seed of this response; None draws one from the operating system."""
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[bool, str]] = [
+            (self.max_new_tokens >= 0, f"max_new_tokens = {self.max_new_tokens}: must be at least 0"),
+            (0.0 <= self.temperature < math.inf, f"temperature = {self.temperature}: must be finite and at least 0"),
+            (0.0 < self.top_p <= 1.0, f"top_p = {self.top_p}: must be above 0 and at most 1"),
+            (self.top_k == -1 or self.top_k >= 1, f"top_k = {self.top_k}: must be at least 1, or -1"),
+            (self.min_new_tokens >= 0, f"min_new_tokens = {self.min_new_tokens}: must be at least 0"),
+            (
+                0.0 < self.repetition_penalty < math.inf,
+                f"repetition_penalty = {self.repetition_penalty}: must be finite and above 0",
+            ),
+            (all(self.stop), "stop: an empty string would stop everything"),
+        ]
+        for holds, message in checks:
+            if not holds:
+                raise ValueError(message)
+
+
+class FinishKind(StrEnum):
+    """Why an engine stopped."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class FinishReason(NamedTuple):
+    """Why an engine stopped, and at what."""
+
+    kind: FinishKind
+    matched: int | str | None = None
+    """The stop token id or stop string, for STOP."""
+
+
+class VersionSpan(NamedTuple):
+    """Response tokens ``start`` to ``end`` (exclusive) were sampled by ``policy_version``."""
+
+    start: int
+    end: int
+    policy_version: int
+
+
+class CompletionTimings(NamedTuple):
+    """Where the seconds of one completion went."""
+
+    queue_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One engine reply: R sampled tokens.
+
+    Raises:
+        ValueError: If logprobs are not R long, or the spans do not cover exactly the R tokens.
+    """
+
+    token_ids: NDArray[np.int32]
+    """Sampled ids, a sampled stop token included. ``(R,)``."""
+    logprobs: NDArray[np.float32]
+    """Natural-log probability in the distribution sampled from. ``(R,)``."""
+    text: str
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...]
+    precision: str
+    """What the engine computed in, for example ``fp32``."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose keys and values were reused."""
+    timings: CompletionTimings
+
+    def __post_init__(self) -> None:
+        if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:
+            raise ValueError(f"{self.token_ids.shape} token ids but {self.logprobs.shape} logprobs")
+        check_spans(self.version_spans, len(self.token_ids))
+
+
+class EngineLoad(NamedTuple):
+    """Requests inside an engine right now."""
+
+    running: int
+    waiting: int
+
+
+def check_spans(spans: Sequence[VersionSpan], length: int) -> None:
+    """Raise ValueError unless ``spans`` cover 0 to ``length`` without gap or overlap."""
+    position = 0
+    for span in spans:
+        if span.start != position or span.end <= span.start:
+            raise ValueError(f"version spans {list(spans)} do not cover {length} response tokens in order")
+        position = span.end
+    if position != length:
+        raise ValueError(f"version spans {list(spans)} cover {position} of {length} response tokens")

@@ -1,0 +1,254 @@
+"""The records that move through rollfeed.
+
+A *prompt* is answered ``n_samples_per_prompt`` times; one answering is a *rollout*; it yields one
+or more *samples* (more than one when an agent forks); the rollouts of one prompt are a *group*.
+
+Axes: P prompt tokens, R response tokens, S samples of a batch, G rollouts of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.errors import RewardError
+from rollfeed.types.engine import VersionSpan, check_spans
+from rollfeed.types.verdict import Reward, Verdict
+
+Message: TypeAlias = Mapping[str, Any]
+"""One chat message: at least ``role`` and ``content``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One question, rendered and tokenised once for its whole group."""
+
+    prompt_id: str
+    """Names the prompt within the run: source, row or task, and epoch. Stable over restarts."""
+    source: str
+    text: str
+    """What was tokenised: the rendered chat template, or the raw text."""
+    token_ids: NDArray[np.int32]
+    """``(P,)``."""
+    messages: tuple[Message, ...] | None = None
+    label: Any = None
+    """What a grader compares with; any JSON value."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values. ``rm_type`` chooses the grader of this prompt."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    images: tuple[str, ...] = ()
+    """Paths or URLs, as the data set gave them."""
+
+
+class PromptDraw(NamedTuple):
+    """One prompt taken from the source, with its number in the run."""
+
+    group_index: int
+    prompt: Prompt
+
+
+class SampleStatus(StrEnum):
+    """Where a sample stands."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One trainable token sequence: P prompt tokens, then R response tokens.
+
+    Raises:
+        ValueError: If mask, logprobs or spans do not fit R, or R does not fit the tokens.
+    """
+
+    token_ids: NDArray[np.int32]
+    """Prompt and response together. ``(P + R,)``."""
+    response_length: int
+    """R."""
+    loss_mask: NDArray[np.float32]
+    """Weight of each response token in the loss; 0 where it was inserted, not sampled. ``(R,)``."""
+    logprobs: NDArray[np.float32]
+    """Natural-log probability under the sampling distribution; 0.0 where not sampled. ``(R,)``."""
+    version_spans: tuple[VersionSpan, ...]
+    """Which policy version made which response tokens; inserted tokens carry the version of their turn."""
+    status: SampleStatus
+    group_index: int
+    """One per prompt draw."""
+    index: int
+    """One per sample."""
+    rollout_id: int
+    """One per execution; forks share it."""
+    response: str = ""
+    label: Any = None
+    reward: Reward | None = None
+    """None means not scored; 0.0 is a value."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
+    non_generation_seconds: float = 0.0
+    cached_tokens: int = 0
+    remove_sample: bool = False
+    """Kept in its group, but its tokens are not to be trained on."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a dictionary form that this version does not know; written back unchanged."""
+
+    def __post_init__(self) -> None:
+        length = self.response_length
+        if not 0 <= length <= len(self.token_ids):
+            raise ValueError(f"response_length = {length} does not fit {len(self.token_ids)} tokens")
+        for name in ("loss_mask", "logprobs"):
+            if getattr(self, name).shape != (length,):
+                raise ValueError(f"{name} has shape {getattr(self, name).shape}, the response {length} tokens")
+        check_spans(self.version_spans, length)
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt tokens, P."""
+        return len(self.token_ids) - self.response_length
+
+    @property
+    def response_token_ids(self) -> NDArray[np.int32]:
+        """The response's ids, a view. ``(R,)``."""
+        return self.token_ids[self.prompt_length :]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version in the response; None without response tokens."""
+        return min((span.policy_version for span in self.version_spans), default=None)
+
+    def get_reward_value(self, reward_key: str | None = None) -> float:
+        """Return the reward, or its entry under ``reward_key`` when it is a dictionary.
+
+        Raises:
+            RewardError: If the sample is not scored, a dictionary lacks the key, or there is none to use.
+        """
+        if self.reward is None:
+            raise RewardError(f"sample {self.index} has no reward yet (status {self.status.value})")
+        if not isinstance(self.reward, dict):
+            return float(self.reward)
+        if reward_key is None:
+            raise RewardError(
+                f"sample {self.index} has a reward dictionary with {sorted(self.reward)}: set reward_key to one of them"
+            )
+        if reward_key not in self.reward:
+            raise RewardError(
+                f"sample {self.index}: reward_key = {reward_key!r} is not among its rewards {sorted(self.reward)}"
+            )
+        return float(self.reward[reward_key])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary of JSON values (``images`` and ``label`` as given), unknown keys included."""
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
+        for name in ("token_ids", "loss_mask", "logprobs"):
+            record[name] = record[name].tolist()
+        record["version_spans"] = [list(span) for span in self.version_spans]
+        record["status"] = self.status.value
+        record["images"] = list(self.images)
+        record["metadata"] = dict(self.metadata)
+        return {**self.extra, **record}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Sample:
+        """Rebuild a sample from :meth:`to_dict`; keys it does not know are kept in ``extra``.
+
+        Raises:
+            ValueError: If a required key is missing or the lengths do not fit.
+        """
+        known = {f.name for f in fields(cls)} - {"extra"}
+        values = {key: value for key, value in record.items() if key in known}
+        required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+        missing = required - values.keys()
+        if missing:
+            raise ValueError(f"not a sample: missing {sorted(missing)}")
+        values["token_ids"] = np.asarray(values["token_ids"], dtype=np.int32)
+        for name in ("loss_mask", "logprobs"):
+            values[name] = np.asarray(values[name], dtype=np.float32)
+        values["version_spans"] = tuple(VersionSpan(*span) for span in values["version_spans"])
+        values["status"] = SampleStatus(values["status"])
+        values["images"] = tuple(values.get("images", ()))
+        return cls(**values, extra={key: value for key, value in record.items() if key not in known})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One answering of a prompt: one sample, or several when an agent forked."""
+
+    rollout_id: int
+    samples: tuple[Sample, ...]
+    verdict: Verdict | None = None
+    error: str | None = None
+    """The cause, for a rollout that failed."""
+    seconds: float = 0.0
+    """Wall time from its start to its last token, waiting included."""
+
+    @property
+    def status(self) -> SampleStatus:
+        """The status of the last sample."""
+        return self.samples[-1].status if self.samples else SampleStatus.FAILED
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens of all samples."""
+        return sum(sample.response_length for sample in self.samples)
+
+    def with_reward(self, verdict: Verdict) -> Rollout:
+        """Return the rollout scored: every one of its samples carries the verdict's reward."""
+        samples = tuple(replace(sample, reward=verdict.reward) for sample in self.samples)
+        return replace(self, samples=samples, verdict=verdict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The rollouts of one prompt."""
+
+    group_index: int
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All samples, rollout after rollout."""
+        return tuple(sample for rollout in self.rollouts for sample in rollout.samples)
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens of all rollouts."""
+        return sum(rollout.response_tokens for rollout in self.rollouts)
+
+    def reward_values(self, reward_key: str | None = None) -> NDArray[np.float64]:
+        """Return one reward a rollout, in order. ``(G,)``."""
+        return np.array([rollout.samples[0].get_reward_value(reward_key) for rollout in self.rollouts], np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What one step hands the trainer: exactly ``rollout_batch_size`` groups, ordered by index.
+
+    Raises:
+        ValueError: If there is not one advantage a sample.
+    """
+
+    step: int
+    policy_version: int
+    """The engine's version when the batch was cut."""
+    groups: tuple[Group, ...]
+    advantages_S: NDArray[np.float32]
+    """One a sample, in the order of :attr:`samples`; to be spread over its trained tokens. ``(S,)``."""
+    metrics: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if self.advantages_S.shape != (len(self.samples),):
+            raise ValueError(f"{self.advantages_S.shape} advantages for {len(self.samples)} samples")
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All samples, group after group."""
+        return tuple(sample for group in self.groups for sample in group.samples)

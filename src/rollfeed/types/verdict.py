@@ -1,0 +1,71 @@
+"""What graders and filters decide."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+Reward: TypeAlias = float | dict[str, float]
+"""A number, or named numbers of which ``reward_key`` picks one."""
+
+
+class Correct(StrEnum):
+    """Whether an answer is right; not every task defines it."""
+
+    YES = "yes"
+    NO = "no"
+    UNDEFINED = "undefined"
+
+
+class Outcome(StrEnum):
+    """Whether grading itself worked. TIMEOUT and ERROR are never a reward of 0."""
+
+    OK = "ok"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a grader says of one response.
+
+    Raises:
+        ValueError: If an OK verdict has no reward or a non-finite one, or a failed one has a reward.
+    """
+
+    reward: Reward | None
+    """None exactly when the outcome is not OK."""
+    correct: Correct = Correct.UNDEFINED
+    format_ok: bool = True
+    """Whether an answer could be found in the response at all."""
+    extracted: str | None = None
+    """The answer that was graded."""
+    outcome: Outcome = Outcome.OK
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) is (self.outcome is Outcome.OK):
+            raise ValueError(f"a verdict with outcome {self.outcome.value} cannot have reward {self.reward}")
+        values = self.reward.values() if isinstance(self.reward, dict) else [self.reward]
+        if self.reward is not None and not all(math.isfinite(value) for value in values if value is not None):
+            raise ValueError(f"reward {self.reward} is not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The group goes into the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The group is not trained on."""
+
+    reason: str
+    """Short and stable: it becomes ``rollout/dynamic_filter/drop_<reason>``."""
+    usable: bool = False
+    """Whether the group may go into the batch after all when the step would otherwise be short."""
+
+
+FilterDecision: TypeAlias = Keep | Drop
