@@ -1,0 +1,133 @@
+"""From a TOML file and command-line overrides to the settings tree, or to an error that names the mistake."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rollfeed.config.settings import Settings
+from rollfeed.errors import ConfigError
+
+
+def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """Read a settings file and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: If the file cannot be read, is not TOML, or a setting is unknown, of the wrong
+            type, out of bounds or does not fit the others; one line a mistake.
+    """
+    tree = _read_toml(path)
+    for override in overrides:
+        _apply_override(tree, override)
+    return validate_settings(tree, where=str(path))
+
+
+def validate_settings(tree: Mapping[str, Any], *, where: str) -> Settings:
+    """Build the settings from nested dictionaries; ``where`` names their origin in errors.
+
+    Raises:
+        ConfigError: As :func:`load_settings`.
+    """
+    try:
+        return Settings.model_validate(dict(tree))
+    except ValidationError as error:
+        lines = [f"{where}: {describe(details, Settings)}" for details in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such settings file; give the path of a .toml file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; give the path of a .toml file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); is it a TOML file?"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set ``a.b.c=value`` in ``tree``; the value is TOML, or text when it is not TOML."""
+    key, equals, text = override.partition("=")
+    names = [name.strip() for name in key.split(".")]
+    if not equals or not all(names):
+        raise ConfigError(f"--set {override!r}: write it as section.key=value, for example rollout.num_rollout=3")
+    table: Any = tree
+    for name in names[:-1]:
+        table = _step_into(table, name, override)
+    if isinstance(table, list):
+        _step_into(table, names[-1], override)
+        table[int(names[-1])] = _parse_value(text)
+    else:
+        table[names[-1]] = _parse_value(text)
+
+
+def _step_into(table: Any, name: str, override: str) -> Any:
+    if isinstance(table, list):
+        if not name.isdigit() or int(name) >= len(table):
+            raise ConfigError(f"--set {override!r}: {name!r} is not one of the {len(table)} entries (counted from 0)")
+        return table[int(name)]
+    if not isinstance(table, dict) or not isinstance(table.setdefault(name, {}), dict | list):
+        raise ConfigError(f"--set {override!r}: {name!r} is not a table")
+    return table[name]
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def describe(details: ErrorDetails, root: type[BaseModel]) -> str:
+    """Return one line for one validation error: key, what is wrong, what to do."""
+    key = ".".join(str(part) for part in details["loc"])
+    kind, given = details["type"], details["input"]
+    if kind == "extra_forbidden":
+        known = _fields_at(root, details["loc"][:-1])
+        return f"{key}: unknown setting; {_suggestion(str(details['loc'][-1]), known)}"
+    if kind == "missing":
+        return f"{key}: is required; add it"
+    message = details["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{key}: {message}" if key else message
+    message = message[0].lower() + message[1:]
+    shown = repr(given) if not isinstance(given, dict | list) else f"a {'table' if isinstance(given, dict) else 'list'}"
+    return f"{key} = {shown}: {message}"
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if nearest:
+        return f"did you mean {nearest[0]}?"
+    return f"known here: {', '.join(known)}"
+
+
+def _fields_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    model: type[BaseModel] | None = root
+    for part in location:
+        if isinstance(part, str) and model is not None and part in model.model_fields:
+            model = _section_in(model.model_fields[part].annotation)
+    return sorted(model.model_fields) if model is not None else []
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the section class inside ``X``, ``X | None`` or ``tuple[X, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (tuple, Union, UnionType):
+        return next((found for inner in get_args(annotation) if (found := _section_in(inner))), None)
+    return None

@@ -1,0 +1,80 @@
+"""``[prompts]``: where prompts come from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from rollfeed.config.section import Section
+
+Key = Annotated[str, Field(min_length=1)]
+Weight = Annotated[float, Field(gt=0.0, le=1e6, strict=False)]
+
+
+class DatasetSettings(Section):
+    """One file of prompts, a row each (`[[prompts.datasets]]`)."""
+
+    path: str = Field(min_length=1)
+    """A `.jsonl` or `.parquet` file, looked for beside the settings file, then in the current folder. `path@[a:b]`
+    takes a slice of its rows; bounds may be negative.
+    """
+    name: str | None = Field(default=None, min_length=1)
+    """Names the source in prompt ids and metrics; by default the file's stem."""
+    weight: Weight = 1.0
+    """Share of the draws, relative to the other sources' weights."""
+    input_key: Key = "prompt"
+    """Column with the question: text, or a list of chat messages."""
+    label_key: Key | None = None
+    """Column with the label that graders compare with."""
+    metadata_key: Key | None = None
+    """Column with a dictionary (or its JSON text) for graders and plug-ins; `rm_type` in it chooses the grader of
+    that row.
+    """
+    tools_key: Key | None = None
+    """Column with tool definitions for the chat template."""
+    image_key: Key | None = None
+    """Column with image paths or URLs."""
+    apply_chat_template: bool = True
+    """Render through the model's chat template; `false` sends the text as it is."""
+
+
+class EnvironmentSettings(Section):
+    """One procedural environment (`[[prompts.environments]]`)."""
+
+    id: str = Field(min_length=1)
+    """Namespaced id; `rollfeed env list` shows all."""
+    level: int = Field(default=0, ge=0, le=1_000_000)
+    """Difficulty of the problems."""
+    weight: Weight = 1.0
+    """Share of the draws, relative to the other sources' weights."""
+
+
+class PromptSettings(Section):
+    """Prompt sources, and what holds for all of them."""
+
+    rollout_max_prompt_len: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Prompts over this many tokens are dropped and counted; by default what `rollout_max_context_len` and
+    `rollout_max_response_len` leave.
+    """
+    rollout_shuffle: bool = False
+    """Shuffle every data set anew each epoch, by (seed, epoch)."""
+    num_epoch: int | None = Field(default=None, ge=1, le=1_000_000)
+    """End a data set after this many epochs; by default it starts over for ever."""
+    skip_bad_rows: bool = False
+    """Count and skip rows that cannot be read, instead of refusing the file."""
+    datasets: tuple[DatasetSettings, ...] = Field(default=(), strict=False)
+    """Files of prompts."""
+    environments: tuple[EnvironmentSettings, ...] = Field(default=(), strict=False)
+    """Procedural environments."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> PromptSettings:
+        names = [f"{environment.id}@{environment.level}" for environment in self.environments]
+        names += [dataset.name or dataset.path for dataset in self.datasets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"source {twice[0]!r} is listed twice: give one of them another name, or one entry a larger weight"
+            )
+        return self

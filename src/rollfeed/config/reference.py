@@ -1,0 +1,102 @@
+"""docs/settings.md, generated from the classes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rollfeed.config.settings import FREE_TO_CHANGE, Settings
+
+_HEAD = """# Settings
+
+A settings file is TOML: the key `seed`, and the tables below. Every key can be overridden on the command line with
+`--set table.key=value` (list entries by number: `--set prompts.environments.0.level=2`). Unknown keys are refused.
+An unfinished run in the same folder is continued when all settings agree but {free}
+(threads count when `rollout.deterministic` is on: they change the rounding).
+
+This page is generated from the classes: `python -m rollfeed.config.reference > docs/settings.md`.
+"""
+
+
+def render_reference() -> str:
+    """Return the whole settings reference as Markdown."""
+    free = ", ".join(f"`{key}`" for key in FREE_TO_CHANGE)
+    parts = [_HEAD.format(free=free), _table("Root", Settings, "", sections=False)]
+    for name, info in Settings.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            parts.append(_table(f"`[{name}]`", info.annotation, f"{name}."))
+            parts += _list_tables(name, info.annotation)
+    return "\n".join(parts)
+
+
+def _list_tables(name: str, section: type[BaseModel]) -> list[str]:
+    return [
+        _table(f"`[[{name}.{key}]]`", inner, f"{name}.{key}.")
+        for key, info in section.model_fields.items()
+        if (inner := _list_section(info)) is not None
+    ]
+
+
+def _list_section(info: FieldInfo) -> type[BaseModel] | None:
+    inner = get_args(info.annotation)[0] if get_origin(info.annotation) is tuple else None
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
+def _table(title: str, section: type[BaseModel], prefix: str, *, sections: bool = True) -> str:
+    lines = [
+        f"## {title}",
+        "",
+        (section.__doc__ or "").strip(),
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for name, info in section.model_fields.items():
+        if not sections and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            continue
+        meaning = " ".join((info.description or "").split()).replace("|", "\\|")
+        lines.append(f"| `{prefix}{name}` | {_type(info)} | {_default(info)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type(info: FieldInfo) -> str:
+    bounds = [text for constraint in info.metadata for text in _bounds(constraint)]
+    return " ".join([_type_name(info.annotation), *bounds]).replace("|", "\\|")
+
+
+def _bounds(constraint: Any) -> list[str]:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return [f"{sign} {getattr(constraint, name):g}" for name, sign in signs.items() if hasattr(constraint, name)]
+
+
+def _type_name(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _type_name(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_type_name(inner) for inner in get_args(annotation) if inner is not NoneType)
+    if origin is tuple:
+        inner = get_args(annotation)[0]
+        return "tables" if isinstance(inner, type) and issubclass(inner, BaseModel) else f"list of {_type_name(inner)}"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(f'"{member.value}"' for member in annotation)
+    return {str: "text", int: "integer", float: "number", bool: "true/false"}.get(annotation, str(annotation))
+
+
+def _default(info: FieldInfo) -> str:
+    if info.default is PydanticUndefined:
+        return "required"
+    if info.default is None or info.default == ():
+        return "none"
+    if isinstance(info.default, bool):
+        return f"`{str(info.default).lower()}`"
+    return f'`"{info.default}"`' if isinstance(info.default, str) else f"`{info.default}`"
+
+
+if __name__ == "__main__":
+    print(render_reference(), end="")

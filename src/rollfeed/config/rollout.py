@@ -1,0 +1,117 @@
+"""``[rollout]``: how a step's batch comes about."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import Field, model_validator
+
+from rollfeed.config.section import Section
+
+
+class SurplusPolicy(StrEnum):
+    """What happens to groups that finish after the batch is full."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class GroupFailurePolicy(StrEnum):
+    """What happens to a group when one of its rollouts fails."""
+
+    DROP = "drop"
+    RETRY = "retry"
+    REFILL = "refill"
+
+
+class Refill(NamedTuple):
+    """When prompts are submitted, and how many at a time."""
+
+    target: int
+    """Submit while groups in flight + kept are below this."""
+    chunk: int
+    """How many at a time, after the first submission."""
+    first: int
+    """How many a step starts with."""
+
+
+class RolloutSettings(Section):
+    """The step-synchronous scheduler."""
+
+    num_rollout: int = Field(default=10, ge=1, le=100_000_000)
+    """Steps in the run; each delivers one batch."""
+    rollout_batch_size: int = Field(default=4, ge=1, le=1_000_000)
+    """Groups in a batch."""
+    n_samples_per_prompt: int = Field(default=4, ge=1, le=100_000)
+    """Rollouts in a group."""
+    over_sampling_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Prompts submitted at a time, at least `rollout_batch_size`; by default `rollout_batch_size`. More are
+    submitted when in flight + kept falls below `rollout_batch_size`.
+    """
+    over_sampling_factor: float | None = Field(default=None, ge=1.0, le=1000.0, strict=False)
+    """The same as a multiple of `rollout_batch_size`, rounded up; set one of the two."""
+    refill_granularity: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Keep `over_sampling_batch_size` prompts in flight + kept, and replace dropped ones this many at a time (1
+    keeps engines fullest); by default a whole `over_sampling_batch_size` at once.
+    """
+    max_requests_in_flight: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests at the engine at once; by default twice what the engine works on at once."""
+    deterministic: bool = False
+    """Same seed, same bytes: groups are committed in submission order, unfinished or surplus ones are answered
+    again in the next step, and the embedded engine computes fixed shapes (slower).
+    """
+    surplus: SurplusPolicy = Field(default=SurplusPolicy.KEEP, strict=False)
+    """Groups that finish after the batch is full are kept for the next step, or dropped and counted."""
+    requeue_aborted: bool = True
+    """Prompts aborted at the end of a step are answered again in the next one; `false` discards and counts them."""
+    group_failure: GroupFailurePolicy = Field(default=GroupFailurePolicy.DROP, strict=False)
+    """When a rollout fails: `drop` its group, `retry` the rollout first, or drop the group and `refill` its place
+    at once.
+    """
+    failure_retries: int = Field(default=2, ge=1, le=100)
+    """Tries after the first one under `group_failure = "retry"`."""
+    failure_budget: int = Field(default=16, ge=0, le=1_000_000_000)
+    """Failed rollouts in the whole run before it stops with the first cause."""
+    max_draws_per_batch: int = Field(default=64, ge=1, le=1_000_000)
+    """A step that has drawn this many times `rollout_batch_size` prompts and is still short ends the run with the
+    reasons.
+    """
+    rollout_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
+    """A rollout that takes longer fails."""
+    abort_grace_seconds: float = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
+    """How long the end of a step waits for aborted work, slow rewards included, before it is cancelled."""
+    watchdog_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    """After this long without a finished rollout, say what the step is waiting for."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RolloutSettings:
+        if self.over_sampling_batch_size is not None and self.over_sampling_factor is not None:
+            raise ValueError("over_sampling_batch_size and over_sampling_factor say the same thing: set one of them")
+        if self.over_sampling_batch_size is not None and self.over_sampling_batch_size < self.rollout_batch_size:
+            raise ValueError(
+                f"over_sampling_batch_size = {self.over_sampling_batch_size} is below rollout_batch_size = "
+                f"{self.rollout_batch_size}: raise it, or set refill_granularity for smaller refills"
+            )
+        if self.refill_granularity is not None and self.refill_granularity > self.first_submission:
+            raise ValueError(
+                f"refill_granularity = {self.refill_granularity} is above the {self.first_submission} prompts a step "
+                "starts with: lower it"
+            )
+        return self
+
+    @property
+    def first_submission(self) -> int:
+        """Prompts a step starts with, when nothing is left over from the last one."""
+        if self.over_sampling_factor is not None:
+            return math.ceil(self.over_sampling_factor * self.rollout_batch_size)
+        return self.over_sampling_batch_size or self.rollout_batch_size
+
+    @property
+    def refill(self) -> Refill:
+        """The submission rule that these settings describe."""
+        first = self.first_submission
+        if self.refill_granularity is None:
+            return Refill(target=self.rollout_batch_size, chunk=first, first=first)
+        return Refill(target=first, chunk=self.refill_granularity, first=first)

@@ -1,0 +1,63 @@
+"""The settings of a rollout manager as Python objects: numbers and plain callables, no file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field, SkipValidation, model_validator
+
+from rollfeed.config.rollout import RolloutSettings
+from rollfeed.config.sampling import SamplingSettings
+from rollfeed.protocols import (
+    AdvantageFn,
+    BatchedRewardFn,
+    GenerateFn,
+    GroupFilter,
+    GroupRewardFn,
+    RewardFn,
+    RolloutFn,
+    SampleHook,
+)
+
+
+class RolloutConfig(RolloutSettings):
+    """What ``rollfeed.open_rollouts`` needs to know; functions may be ``functools.partial``s.
+
+    The fields of ``[rollout]`` are fields here too: ``RolloutConfig(rollout_batch_size=8, reward=score)``.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    """Everything random in the run derives from it."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How the policy answers."""
+    generate: SkipValidation[GenerateFn] | None = None
+    """Answers a prompt once; by default a single turn."""
+    rollout: SkipValidation[RolloutFn] | None = None
+    """Makes a whole step; by default the step-synchronous scheduler."""
+    reward: SkipValidation[RewardFn] | None = None
+    """Scores one sample."""
+    batched_reward: SkipValidation[BatchedRewardFn] | None = None
+    """Scores the samples of a prompt in one call."""
+    group_reward: SkipValidation[GroupRewardFn] | None = None
+    """Scores a group whole."""
+    rm_type: str | None = Field(default=None, min_length=1)
+    """Grader by name, for prompts that bring none of their own."""
+    reward_key: str | None = Field(default=None, min_length=1)
+    """Which entry of a reward dictionary is the reward."""
+    reward_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    """A reward call that takes longer fails its rollout."""
+    group_filters: SkipValidation[tuple[GroupFilter, ...]] = ()
+    """Applied in order; the first that drops decides."""
+    sample_hook: SkipValidation[SampleHook] | None = None
+    """Sees every finished sample before it is scored."""
+    advantage: SkipValidation[AdvantageFn] | None = None
+    """Turns the rewards of a group into advantages; by default reward minus the group's mean."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filters_as_tuple(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("group_filters"), list):
+            values = {**values, "group_filters": tuple(values["group_filters"])}
+        return values

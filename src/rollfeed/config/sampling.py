@@ -1,0 +1,67 @@
+"""``[sampling]``: how the policy answers."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator, model_validator
+
+from rollfeed.config.section import Section
+
+
+class SamplingSettings(Section):
+    """Sampling parameters of training rollouts."""
+
+    rollout_temperature: float = Field(default=1.0, gt=0.0, le=100.0, strict=False)
+    """Above 0: a greedy policy has no distribution to train."""
+    rollout_top_p: float = Field(default=1.0, gt=0.0, le=1.0, strict=False)
+    """Nucleus sampling; 1 is off."""
+    rollout_top_k: int = Field(default=-1, ge=-1, le=10_000_000)
+    """Keep the k likeliest tokens; -1 is off."""
+    rollout_max_response_len: int = Field(default=128, ge=1, le=10_000_000)
+    """Tokens of a response."""
+    rollout_max_context_len: int | None = Field(default=None, ge=2, le=100_000_000)
+    """Tokens of prompt and response together; by default what the engine allows."""
+    rollout_stop: tuple[str, ...] = Field(default=(), strict=False)
+    """Strings that end a response; they stay in it."""
+    rollout_stop_token_ids: tuple[int, ...] = Field(default=(), strict=False)
+    """Token ids that end a response, besides the model's own."""
+    rollout_skip_special_tokens: bool = False
+    """Leave special tokens out of the response's text; its ids are not touched."""
+    min_new_tokens: int = Field(default=0, ge=0, le=10_000_000)
+    """A response cannot end before this many tokens."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, strict=False)
+    """Above 1 makes tokens that occurred less likely; 1 is off."""
+
+    @field_validator("rollout_top_k")
+    @classmethod
+    def _top_k_not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 keeps no token: use -1 to keep all")
+        return value
+
+    @field_validator("rollout_stop")
+    @classmethod
+    def _stop_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(value):
+            raise ValueError("an empty string would stop everything: remove it")
+        return value
+
+    @field_validator("rollout_stop_token_ids")
+    @classmethod
+    def _stop_ids_not_negative(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(token_id < 0 for token_id in value):
+            raise ValueError("token ids are not negative: remove those that are")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SamplingSettings:
+        if self.min_new_tokens > self.rollout_max_response_len:
+            raise ValueError(
+                f"min_new_tokens = {self.min_new_tokens} is above rollout_max_response_len = "
+                f"{self.rollout_max_response_len}: lower it"
+            )
+        if self.rollout_max_context_len is not None and self.rollout_max_context_len <= self.rollout_max_response_len:
+            raise ValueError(
+                f"rollout_max_context_len = {self.rollout_max_context_len} leaves no room for a prompt beside "
+                f"rollout_max_response_len = {self.rollout_max_response_len}: raise it"
+            )
+        return self

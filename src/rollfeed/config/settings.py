@@ -1,0 +1,95 @@
+"""The root of the settings tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rollfeed.config.advantage import AdvantageSettings
+from rollfeed.config.engine import EngineSettings
+from rollfeed.config.filters import FiltersSettings
+from rollfeed.config.model import ModelSettings
+from rollfeed.config.plugins import PluginSettings
+from rollfeed.config.prompts import PromptSettings
+from rollfeed.config.reward import RewardSettings
+from rollfeed.config.rollout import RolloutSettings
+from rollfeed.config.sampling import SamplingSettings
+from rollfeed.config.section import Section
+
+FREE_TO_CHANGE = ("engine.threads", "rollout.num_rollout", "rollout.watchdog_seconds", "rollout.abort_grace_seconds")
+"""Settings that may differ when an unfinished run is continued; all others decide what a run is.
+
+The number of threads comes first: it changes the rounding, and so counts in a deterministic run.
+"""
+
+
+class Settings(Section):
+    """A whole run, as one frozen tree."""
+
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    """Everything random in the run derives from it."""
+    model: ModelSettings = ModelSettings()
+    prompts: PromptSettings = PromptSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    engine: EngineSettings = EngineSettings()
+    reward: RewardSettings = RewardSettings()
+    filters: FiltersSettings = FiltersSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    plugins: PluginSettings = PluginSettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        plugins, prompts = self.plugins, self.prompts
+        if not (prompts.datasets or prompts.environments or plugins.prompt_source):
+            yield "no prompts: add [[prompts.environments]], [[prompts.datasets]] or plugins.prompt_source"
+        if plugins.prompt_source and (prompts.datasets or prompts.environments):
+            yield "plugins.prompt_source replaces [prompts]: remove one of them"
+        if self.max_context_length > self.engine.context_length:
+            yield (
+                f"sampling.rollout_max_context_len = {self.max_context_length} is above engine.context_length = "
+                f"{self.engine.context_length}: raise the latter"
+            )
+        if self.max_prompt_length < 1:
+            yield (
+                f"sampling.rollout_max_response_len = {self.sampling.rollout_max_response_len} leaves no room for a "
+                f"prompt in engine.context_length = {self.engine.context_length}: raise the latter"
+            )
+        elif self.max_prompt_length + self.sampling.rollout_max_response_len > self.max_context_length:
+            yield (
+                f"prompts.rollout_max_prompt_len = {self.max_prompt_length} and sampling.rollout_max_response_len = "
+                f"{self.sampling.rollout_max_response_len} do not fit into {self.max_context_length} tokens: "
+                "lower one of them, or raise engine.context_length"
+            )
+
+    @property
+    def max_context_length(self) -> int:
+        """Tokens of prompt and response together."""
+        return self.sampling.rollout_max_context_len or self.engine.context_length
+
+    @property
+    def max_prompt_length(self) -> int:
+        """Tokens of the longest prompt that is answered."""
+        given = self.prompts.rollout_max_prompt_len
+        return given if given is not None else self.max_context_length - self.sampling.rollout_max_response_len
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide what a run is, as dotted keys."""
+        flat = flatten(self.model_dump(mode="json"))
+        free = FREE_TO_CHANGE[1:] if self.rollout.deterministic else FREE_TO_CHANGE
+        return {key: value for key, value in flat.items() if key not in free}
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,172 @@
+from pathlib import Path
+
+import pytest
+
+from rollfeed.config import Settings, load_settings
+from rollfeed.errors import ConfigError
+
+MINIMAL = '[[prompts.environments]]\nid = "core/copy_text"\n'
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> Settings:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load_settings(path, overrides)
+
+
+def test_defaults_fill_what_a_file_leaves_out(tmp_path: Path) -> None:
+    settings = load(tmp_path, MINIMAL)
+    assert settings.seed == 0
+    assert settings.rollout.rollout_batch_size == 4
+    assert settings.prompts.environments[0].id == "core/copy_text"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeed = 1\n", "seeed: unknown setting; did you mean seed?"),
+        (
+            "[rollout]\nrollout_batch_sise = 1\n",
+            "rollout.rollout_batch_sise: unknown setting; did you mean rollout_batch_size?",
+        ),
+        ("[roll]\nx = 1\n", "roll: unknown setting; did you mean rollout?"),
+        ("[rollout]\nzzz = 1\n", "rollout.zzz: unknown setting; known here: abort_grace_seconds"),
+        (
+            '[[prompts.environments]]\nid = "a/b"\nlevl = 1\n',
+            "prompts.environments.0.levl: unknown setting; did you mean level?",
+        ),
+        ("[rollout]\nnum_rollout = 'three'\n", "rollout.num_rollout = 'three': input should be a valid integer"),
+        ("[rollout]\nnum_rollout = 2.0\n", "rollout.num_rollout = 2.0: input should be a valid integer"),
+        ("[rollout]\nnum_rollout = true\n", "rollout.num_rollout = True: input should be a valid integer"),
+        ("[rollout]\nnum_rollout = 0\n", "rollout.num_rollout = 0: input should be greater than or equal to 1"),
+        ("[rollout]\ndeterministic = 1\n", "rollout.deterministic = 1: input should be a valid boolean"),
+        ("[rollout]\nsurplus = 'burn'\n", "rollout.surplus = 'burn': input should be 'keep' or 'drop'"),
+        ("rollout = 3\n", "rollout = 3: input should be a valid dictionary"),
+        (
+            "[sampling]\nrollout_temperature = 0.0\n",
+            "sampling.rollout_temperature = 0.0: input should be greater than 0",
+        ),
+        ("[sampling]\nrollout_temperature = -1\n", "sampling.rollout_temperature = -1: input should be greater than 0"),
+        ("[sampling]\nrollout_temperature = nan\n", "sampling.rollout_temperature = nan"),
+        ("[sampling]\nrollout_top_p = 1.5\n", "sampling.rollout_top_p = 1.5: input should be less than or equal to 1"),
+        ("[sampling]\nrollout_top_k = 0\n", "sampling.rollout_top_k: 0 keeps no token: use -1"),
+        ("[sampling]\nrollout_stop = ['']\n", "sampling.rollout_stop: an empty string would stop everything"),
+        ("[engine]\nthreads = -1\n", "engine.threads = -1: input should be greater than or equal to 0"),
+        ("[[prompts.datasets]]\n", "prompts.datasets.0.path: is required; add it"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_key_value_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert f"{tmp_path}/run.toml: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no prompts: add"),
+        (MINIMAL + "[plugins]\nprompt_source = 'a:b'\n", "plugins.prompt_source replaces"),
+        (MINIMAL + MINIMAL, "'core/copy_text@0' is listed twice"),
+        (MINIMAL + "[rollout]\nover_sampling_batch_size = 8\nover_sampling_factor = 2.0\n", "set one of them"),
+        (
+            MINIMAL + "[rollout]\nover_sampling_batch_size = 2\n",
+            "over_sampling_batch_size = 2 is below rollout_batch_size = 4",
+        ),
+        (MINIMAL + "[rollout]\nrefill_granularity = 9\n", "refill_granularity = 9 is above the 4 prompts"),
+        (
+            MINIMAL + "[sampling]\nmin_new_tokens = 500\n",
+            "min_new_tokens = 500 is above rollout_max_response_len = 128",
+        ),
+        (MINIMAL + "[sampling]\nrollout_max_context_len = 100\n", "rollout_max_context_len = 100 leaves no room"),
+        (MINIMAL + "[sampling]\nrollout_max_context_len = 4096\n", "is above engine.context_length = 512"),
+        (MINIMAL + "[sampling]\nrollout_max_response_len = 512\n", "leaves no room for a prompt"),
+        (MINIMAL + "[prompts]\nrollout_max_prompt_len = 500\n", "do not fit into 512 tokens"),
+        (MINIMAL + "[plugins]\nreward = 'a:b'\ngroup_reward = 'a:b'\n", "reward and group_reward both score samples"),
+    ],
+)
+def test_an_impossible_combination_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text.replace("[prompts]\nrollout_max", "[prompts]\nrollout_max"))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_mistake_of_a_file_gets_its_own_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "sed = 1\n[rollout]\nnum_rollout = 0\n")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: no such settings file"):
+        load_settings(tmp_path / "none.toml")
+
+
+def test_a_folder_as_settings_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_settings(tmp_path)
+
+
+def test_text_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not valid TOML: .*line 2"):
+        load(tmp_path, "seed = 1\n[rollout\n")
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"seed = \xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_settings(path)
+
+
+def test_overrides_reach_nested_keys_and_lists(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        MINIMAL,
+        "seed=7",
+        "rollout.num_rollout=3",
+        "prompts.environments.0.level=2",
+        "model.checkpoint=some/folder",
+        'sampling.rollout_stop=["\\n", "END"]',
+        "rollout.over_sampling_factor=2",
+    )
+    assert settings.seed == 7
+    assert settings.rollout.num_rollout == 3
+    assert settings.prompts.environments[0].level == 2
+    assert settings.model.checkpoint == "some/folder"
+    assert settings.sampling.rollout_stop == ("\n", "END")
+    assert settings.rollout.first_submission == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.num_rollout", "write it as section.key=value"),
+        ("=3", "write it as section.key=value"),
+        ("seed.x=3", "'seed' is not a table"),
+        ("prompts.environments.5.level=3", "'5' is not one of the 1 entries"),
+        ("rollout.num_rolout=3", "did you mean num_rollout?"),
+    ],
+)
+def test_a_wrong_override_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "seed = 1\n" + MINIMAL, override)
+    assert message in str(caught.value)
+
+
+def test_settings_are_frozen(tmp_path: Path) -> None:
+    settings = load(tmp_path, MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.seed = 3  # type: ignore[misc]
+
+
+def test_identity_leaves_out_what_may_change_between_continuations(tmp_path: Path) -> None:
+    first, more = load(tmp_path, MINIMAL), load(tmp_path, MINIMAL, "rollout.num_rollout=99", "engine.threads=1")
+    other = load(tmp_path, MINIMAL, "rollout.rollout_batch_size=2")
+    assert first.identity() == more.identity()
+    assert first.identity() != other.identity()
+
+
+def test_threads_matter_to_a_deterministic_run(tmp_path: Path) -> None:
+    one, two = (load(tmp_path, MINIMAL, "rollout.deterministic=true", f"engine.threads={n}") for n in (1, 2))
+    assert one.identity() != two.identity()

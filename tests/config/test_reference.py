@@ -1,0 +1,34 @@
+from pathlib import Path
+
+from rollfeed.config.reference import render_reference
+from rollfeed.config.settings import Settings, flatten
+
+
+def test_the_settings_page_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text(encoding="utf-8") == render_reference(), (
+        "run: python -m rollfeed.config.reference > docs/settings.md"
+    )
+
+
+def test_every_setting_is_described() -> None:
+    for name, section in Settings.model_fields.items():
+        if name == "seed":
+            continue
+        for key, info in section.annotation.model_fields.items():  # type: ignore[union-attr]
+            assert info.description, f"{name}.{key} has no description"
+            assert f"`{name}.{key}`" in render_reference()
+
+
+def test_every_number_is_bounded() -> None:
+    """A number without bounds on both sides is a mistake that only shows when the run has started."""
+    defaults = flatten(Settings.model_construct().model_dump())
+    assert defaults
+    for name, section in Settings.model_fields.items():
+        fields = {name: section} if name == "seed" else section.annotation.model_fields  # type: ignore[union-attr]
+        for key, info in fields.items():
+            if any(kind in str(info.annotation) for kind in ("int", "float")) and "tuple" not in str(info.annotation):
+                lower = any(hasattr(c, "ge") or hasattr(c, "gt") for c in info.metadata)
+                upper = any(hasattr(c, "le") or hasattr(c, "lt") for c in info.metadata)
+                assert lower, f"{name}.{key} has no lower bound"
+                assert upper, f"{name}.{key} has no upper bound"
