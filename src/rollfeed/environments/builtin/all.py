@@ -1,0 +1,18 @@
+"""Every built-in environment, ready to be registered."""
+
+from __future__ import annotations
+
+from rollfeed.environments.builtin.add_numbers import AddNumbers
+from rollfeed.environments.builtin.compare_max import CompareMax
+from rollfeed.environments.builtin.constrained_words import ConstrainedWords
+from rollfeed.environments.builtin.copy_text import CopyText
+from rollfeed.environments.builtin.count_symbol import CountSymbol
+from rollfeed.protocols import Environment
+
+BUILTIN_ENVIRONMENTS: tuple[Environment, ...] = (
+    AddNumbers(),
+    CompareMax(),
+    ConstrainedWords(),
+    CopyText(),
+    CountSymbol(),
+)

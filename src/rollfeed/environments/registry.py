@@ -1,0 +1,105 @@
+"""Environments by id: the built-in ones, and those that installed packages bring."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
+from rollfeed.errors import ConfigError, PluginError
+from rollfeed.protocols import Environment
+
+ENTRY_POINT_GROUP = "rollfeed.environments"
+"""Entry points of this group: the name is the environment's id, the object an environment or a factory of one."""
+
+_ID = re.compile(r"[a-z0-9_-]+/[A-Za-z0-9_-]+")
+_ATTRIBUTES = ("environment_id", "version", "summary", "max_level", "make", "verify")
+
+
+def installed_entry_points() -> Iterable[EntryPoint]:
+    """Return the entry points of the packages installed here; nothing is imported."""
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+class EnvironmentRegistry:
+    """Finds environments by namespaced id; those of other packages are imported when first asked for."""
+
+    def __init__(
+        self,
+        environments: Iterable[Environment] = BUILTIN_ENVIRONMENTS,
+        *,
+        find_entry_points: Callable[[], Iterable[EntryPoint]] = installed_entry_points,
+    ) -> None:
+        self._environments: dict[str, Environment] = {}
+        self._find_entry_points = find_entry_points
+        self._entry_points: dict[str, EntryPoint] | None = None
+        for environment in environments:
+            self.register(environment)
+
+    def register(self, environment: Environment) -> None:
+        """Add an environment.
+
+        Raises:
+            ConfigError: If its id is taken, or is not of the form ``namespace/name``.
+            PluginError: If it lacks something an environment must have.
+        """
+        lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
+        if lacking:
+            raise PluginError(f"{environment!r:.80} does not fit Environment: it lacks {', '.join(lacking)}")
+        name = environment.environment_id
+        if not _ID.fullmatch(name):
+            raise ConfigError(f"environment id {name!r}: write it as namespace/name, for example my/puzzle")
+        if name in self._environments:
+            raise ConfigError(f"environment {name!r} is registered already: give one of the two another id")
+        self._environments[name] = environment
+
+    def ids(self) -> tuple[str, ...]:
+        """Return all ids, sorted; nothing is imported."""
+        return tuple(sorted({*self._environments, *self._available()}))
+
+    def get(self, environment_id: str) -> Environment:
+        """Return an environment.
+
+        Raises:
+            ConfigError: If there is none of that id; the message has the nearest one.
+            PluginError: If it comes from a package and cannot be loaded; the message names the entry point.
+        """
+        if environment_id not in self._environments and environment_id in self._available():
+            self._load(self._available()[environment_id])
+        if environment_id not in self._environments:
+            raise ConfigError(f"environment {environment_id!r}: there is none; {self._suggestion(environment_id)}")
+        return self._environments[environment_id]
+
+    def list(self) -> tuple[Environment, ...]:
+        """Return all environments by id, those of other packages included.
+
+        Raises:
+            PluginError: If one of them cannot be loaded.
+        """
+        return tuple(self.get(environment_id) for environment_id in self.ids())
+
+    def _available(self) -> dict[str, EntryPoint]:
+        if self._entry_points is None:
+            self._entry_points = {point.name: point for point in self._find_entry_points()}
+        return self._entry_points
+
+    def _load(self, point: EntryPoint) -> None:
+        where = f"environment {point.name!r} (entry point {point.value!r})"
+        try:
+            loaded = point.load()
+            environment = loaded() if callable(loaded) else loaded
+        except Exception as error:  # code of another package: whatever it raises is reported under its name
+            raise PluginError(f"{where}: cannot be loaded: {type(error).__name__}: {error}") from error
+        if getattr(environment, "environment_id", None) != point.name:
+            found = getattr(environment, "environment_id", None)
+            raise PluginError(f"{where}: its environment_id is {found!r}; it must be the entry point's name")
+        self.register(environment)
+
+    def _suggestion(self, environment_id: str) -> str:
+        ids = self.ids()
+        nearest = difflib.get_close_matches(environment_id, ids, n=1, cutoff=0.5)
+        by_name = [known for known in ids if known.partition("/")[2] == environment_id]
+        found = by_name or nearest
+        return f"did you mean {found[0]!r}?" if found else f"known: {', '.join(ids)}"

@@ -1,0 +1,44 @@
+"""Problems of an environment, each made from a derived seed.
+
+Invariant: a task depends on (run seed, split, environment, version, level, index) and nothing else; no global
+random state is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import Environment, Task
+from rollfeed.seeds import derive_seed
+
+
+def make_task(environment: Environment, *, level: int, index: int, run_seed: int, split: str = "train") -> Task:
+    """Make problem number ``index`` of a level; tasks of different splits never share a seed.
+
+    Raises:
+        ConfigError: If the environment has no such level.
+        Exception: Whatever the environment raises when it cannot make the problem.
+    """
+    check_level(environment, level)
+    seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
+    question, params, answer = environment.make(level, Random(seed))
+    return Task(
+        environment=environment.environment_id,
+        version=environment.version,
+        level=level,
+        seed=seed,
+        question=question,
+        # As a verifier will get them after they were stored, and proof that they can be.
+        params=json.loads(json.dumps(params, allow_nan=False)),
+        answer=answer,
+    )
+
+
+def check_level(environment: Environment, level: int) -> None:
+    """Raise ConfigError unless the environment has the level."""
+    hardest = environment.max_level
+    if level < 0 or (hardest is not None and level > hardest):
+        levels = "0 and up" if hardest is None else f"0 to {hardest}"
+        raise ConfigError(f"environment {environment.environment_id}: level = {level}: its levels are {levels}")

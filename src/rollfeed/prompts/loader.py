@@ -1,0 +1,124 @@
+"""A prompt file read whole: checked, rendered, tokenised, and filtered by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import DataError
+from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file, parse_json_row
+from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
+from rollfeed.protocols import PromptRenderer
+from rollfeed.types import Prompt
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedPrompts:
+    """The usable prompts of a file in its order, and what was left out."""
+
+    name: str
+    prompts: list[Prompt] = field(default_factory=list)
+    """Their ids are ``name/row``, the row counted from 0 over the whole file."""
+    num_over_length: int = 0
+    shortest_over_length: int | None = None
+    """Tokens of the shortest prompt over the limit."""
+    num_bad_rows: int = 0
+    first_bad_row: str | None = None
+    """What was wrong with it, with file and line."""
+
+
+class PromptLoader:
+    """Reads prompt files by one set of settings."""
+
+    def __init__(
+        self, *, renderer: PromptRenderer, keys: ColumnKeys, apply_chat_template: bool, skip_bad_rows: bool
+    ) -> None:
+        self._renderer = renderer
+        self._keys = keys
+        self._apply_chat_template = apply_chat_template
+        self._skip_bad_rows = skip_bad_rows
+
+    def load(self, path: str, *, name: str | None) -> LoadedPrompts:
+        """Read ``path`` or ``path@[start:stop]``; the name is by default the file's stem.
+
+        Raises:
+            DataError: If the file or a row cannot be used, or no prompt is left.
+            ConfigError: If the model has no chat template but one is to be applied.
+        """
+        # A missing chat template is no fault of a row.
+        self._renderer.render("?", apply_chat_template=self._apply_chat_template)
+        file = open_prompt_file(path, columns=self._keys.named().values())
+        loaded = LoadedPrompts(name=name or file.path.stem)
+        records = self._parse(file.rows, loaded)
+        columns = file.columns or list(dict.fromkeys(column for _, record in records for column in record))
+        if records:
+            self._check_columns(file.path, columns)
+        for raw, record in records:
+            self._add(raw, record, loaded)
+        self._check_not_empty(file.path, loaded)
+        return loaded
+
+    def _parse(self, rows: Iterable[RawRow], loaded: LoadedPrompts) -> list[tuple[RawRow, Mapping[str, Any]]]:
+        records: list[tuple[RawRow, Mapping[str, Any]]] = []
+        for raw in rows:
+            try:
+                record = parse_json_row(raw.content) if isinstance(raw.content, bytes) else raw.content
+            except ValueError as error:
+                self._refuse(raw, error, loaded)
+                continue
+            records.append((raw, record))
+        return records
+
+    def _add(self, raw: RawRow, record: Mapping[str, Any], loaded: LoadedPrompts) -> None:
+        try:
+            prompt = self._make_prompt(read_fields(record, self._keys), name=loaded.name, number=raw.number)
+        except ValueError as error:
+            self._refuse(raw, error, loaded)
+            return
+        if self._renderer.fits(prompt.token_ids):
+            loaded.prompts.append(prompt)
+            return
+        loaded.num_over_length += 1
+        shortest = loaded.shortest_over_length
+        loaded.shortest_over_length = min(shortest or len(prompt.token_ids), len(prompt.token_ids))
+
+    def _make_prompt(self, row: RowFields, *, name: str, number: int) -> Prompt:
+        text, token_ids = self._renderer.render(
+            row.content, apply_chat_template=self._apply_chat_template, tools=row.tools
+        )
+        messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
+        return Prompt(
+            prompt_id=f"{name}/{number}",
+            source=name,
+            text=text,
+            token_ids=token_ids,
+            messages=messages if self._apply_chat_template else None,
+            label=row.label,
+            metadata=row.metadata,
+            tools=row.tools,
+            images=row.images,
+        )
+
+    def _refuse(self, raw: RawRow, error: ValueError, loaded: LoadedPrompts) -> None:
+        problem = f"{raw.where}: {error}"
+        if not self._skip_bad_rows:
+            raise DataError(f"{problem}; mend the row, or set skip_bad_rows = true") from error
+        loaded.num_bad_rows += 1
+        loaded.first_bad_row = loaded.first_bad_row or problem
+
+    def _check_columns(self, path: Path, columns: Sequence[str]) -> None:
+        for key, column in self._keys.named().items():
+            if column not in columns:
+                raise missing_column(path, key, column, columns)
+
+    def _check_not_empty(self, path: Path, loaded: LoadedPrompts) -> None:
+        if loaded.prompts:
+            return
+        if loaded.num_over_length:
+            raise DataError(
+                f"{path}: every prompt ({loaded.num_over_length}) is longer than rollout_max_prompt_len; "
+                f"the shortest has {loaded.shortest_over_length} tokens: raise the limit or shorten the prompts"
+            )
+        raise DataError(f"{path}: no row can be used, {loaded.num_bad_rows} are bad; the first: {loaded.first_bad_row}")

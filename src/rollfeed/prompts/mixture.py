@@ -1,0 +1,93 @@
+"""Several sources of prompts, drawn from by weight.
+
+Invariant: which source draw number n comes from depends on the seed, n, the weights and which sources have
+ended, not on how many prompts are drawn at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import PromptSource
+from rollfeed.seeds import derive_seed
+from rollfeed.types import Prompt
+
+
+class MixtureSource:
+    """Draws from each source in proportion to its weight; a source that has ended is left out.
+
+    Args:
+        sources: Name, weight and source of each.
+        seed: Of the choice between them.
+
+    Raises:
+        ConfigError: If there is no source, two have the same name, or a weight is not above 0.
+    """
+
+    def __init__(self, sources: Sequence[tuple[str, float, PromptSource]], *, seed: int) -> None:
+        if not sources:
+            raise ConfigError("no prompt source: name at least one data set or environment")
+        names = [name for name, _, _ in sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"two prompt sources are called {twice[0]!r}: give one of them another name")
+        for name, weight, _ in sources:
+            if not (math.isfinite(weight) and weight > 0):
+                raise ConfigError(f"prompt source {name!r}: weight = {weight}: must be above 0 and finite")
+        self._sources = {name: source for name, _, source in sources}
+        self._weights = {name: weight for name, weight, _ in sources}
+        self._seed = seed
+        self._num_draws = 0
+        self._ended: set[str] = set()
+
+    async def draw(self, count: int) -> list[Prompt]:
+        """Return the next ``count`` prompts; fewer only when every source has ended."""
+        drawn: list[Prompt] = []
+        while len(drawn) < count and len(self._ended) < len(self._sources):
+            name = self._choose()
+            prompts = await self._sources[name].draw(1)
+            if not prompts:
+                self._ended.add(name)
+                continue
+            drawn.extend(prompts)
+            self._num_draws += 1
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of draws and every source's own state by name."""
+        return {
+            "num_draws": self._num_draws,
+            "sources": {name: source.state_dict() for name, source in self._sources.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: If a source is new or gone, or refuses its state.
+        """
+        states: Mapping[str, Any] = state["sources"]
+        changes = [f"{name!r} is new" for name in self._sources if name not in states]
+        changes += [f"{name!r} is gone" for name in states if name not in self._sources]
+        if changes:
+            raise ConfigError(
+                f"the prompt sources are not those the run began with: {', '.join(changes)}: "
+                "restore them, or start a new run"
+            )
+        for name, source in self._sources.items():
+            source.load_state_dict(states[name])
+        self._num_draws = state["num_draws"]
+        self._ended.clear()
+
+    def _choose(self) -> str:
+        """Choose among the sources that have not ended, by a number that only the draw decides."""
+        weights = {name: weight for name, weight in self._weights.items() if name not in self._ended}
+        point = derive_seed(self._seed, "mix", self._num_draws) / 2**64 * math.fsum(weights.values())
+        for name, weight in weights.items():
+            point -= weight
+            if point < 0:
+                return name
+        return list(weights)[-1]  # rounding

@@ -1,0 +1,141 @@
+"""From a row of a prompt file to the fields of a prompt, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollfeed.types import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnKeys:
+    """Which column holds what; None means that there is none."""
+
+    input_key: str = "prompt"
+    """Text, or a list of chat messages."""
+    label_key: str | None = None
+    metadata_key: str | None = None
+    """An object, or its JSON text. Rows may leave it out."""
+    tools_key: str | None = None
+    """A list of objects, or its JSON text. Rows may leave it out."""
+    image_key: str | None = None
+    """Paths or URLs, or one. Rows may leave it out."""
+
+    def named(self) -> dict[str, str]:
+        """Return the columns in use, by setting."""
+        names = ("input_key", "label_key", "metadata_key", "tools_key", "image_key")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFields:
+    """What one row says."""
+
+    content: str | tuple[Message, ...]
+    label: Any
+    metadata: Mapping[str, Any]
+    tools: tuple[Mapping[str, Any], ...] | None
+    images: tuple[str, ...]
+
+
+def read_fields(record: Mapping[str, Any], keys: ColumnKeys) -> RowFields:
+    """Return the fields of a row.
+
+    Raises:
+        ValueError: If a column is missing or holds something else; says which and what.
+    """
+    return RowFields(
+        content=_read_content(_require(record, "input_key", keys.input_key), keys.input_key),
+        label=None if keys.label_key is None else _read_label(record, keys.label_key),
+        metadata=_read_metadata(record, keys.metadata_key),
+        tools=_read_tools(record, keys.tools_key),
+        images=_read_images(record, keys.image_key),
+    )
+
+
+def _require(record: Mapping[str, Any], setting: str, key: str) -> Any:
+    if key not in record:
+        raise ValueError(f"no column {key!r} ({setting}); the row has {', '.join(map(str, record)) or 'none'}")
+    if record[key] is None:
+        raise ValueError(f"column {key!r} ({setting}) is null")
+    return record[key]
+
+
+def _read_content(value: Any, key: str) -> str | tuple[Message, ...]:
+    if isinstance(value, str):
+        if not value:
+            raise ValueError(f"column {key!r} is empty")
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"column {key!r} must be a text or a list of messages, is {_kind(value)}")
+    return tuple(_read_message(message, f"message {index} of column {key!r}") for index, message in enumerate(value))
+
+
+def _read_message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{where} must be an object with a role and a content, is {_kind(message)}")
+    # Parquet gives every message the keys of all others, with null in them.
+    kept = {name: value for name, value in message.items() if value is not None}
+    if not isinstance(kept.get("content", ""), str | list):
+        raise ValueError(f"content of {where} must be a text or a list of parts, is {_kind(message['content'])}")
+    if "content" not in kept and "tool_calls" not in kept:
+        raise ValueError(f"{where} has no content")
+    return {"content": "", **kept}
+
+
+def _read_label(record: Mapping[str, Any], key: str) -> Any:
+    label = _require(record, "label_key", key)
+    _check_json(label, key)
+    return label
+
+
+def _read_metadata(record: Mapping[str, Any], key: str | None) -> Mapping[str, Any]:
+    value = _decode(record.get(key) if key is not None else None, key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"column {key!r} must be an object or its JSON text, is {_kind(value)}")
+    _check_json(value, key)
+    return value
+
+
+def _read_tools(record: Mapping[str, Any], key: str | None) -> tuple[Mapping[str, Any], ...] | None:
+    value = _decode(record.get(key) if key is not None else None, key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError(f"column {key!r} must be a list of tool objects or its JSON text, is {_kind(value)}")
+    _check_json(value, key)
+    return tuple(value) or None
+
+
+def _read_images(record: Mapping[str, Any], key: str | None) -> tuple[str, ...]:
+    value = record.get(key) if key is not None else None
+    images = [value] if isinstance(value, str) else value or []
+    if not isinstance(images, Sequence) or not all(isinstance(image, str) for image in images):
+        raise ValueError(f"column {key!r} must be a path or URL, or a list of them, is {_kind(value)}")
+    return tuple(images)
+
+
+def _decode(value: Any, key: str | None) -> Any:
+    """Return the value of a JSON text; anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"column {key!r} is a text that is not JSON: {error}") from None
+
+
+def _check_json(value: Any, key: str | None) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"column {key!r} has a value that JSON cannot hold: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    return f"an empty {type(value).__name__}" if value in ("", [], {}) else f"a {type(value).__name__}"

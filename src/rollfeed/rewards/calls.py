@@ -1,0 +1,107 @@
+"""Calls of reward functions that may be plain or async, slow, broken or stuck.
+
+Invariant: whatever the function does, the caller gets on within the deadline, and nothing waits for a
+stuck thread when the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollfeed.types import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The function returned ``value``."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+async def call_within(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Returned | Verdict:
+    """Call ``function``; a plain one in a thread of its own, an async one on the event loop.
+
+    Returns:
+        What it returned, or the TIMEOUT or ERROR verdict when it did not. A plain function that overran its
+        deadline cannot be stopped: its thread is left behind and its result ignored.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds) as deadline:
+            outcome = await _call(function, args)
+    except TimeoutError as error:
+        if deadline.expired():
+            return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=f"no result within {timeout_seconds:g} s")
+        return _failure(error)
+    if isinstance(outcome, _Raised):
+        return _failure(outcome.error)
+    return outcome
+
+
+async def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Returned | _Raised:
+    if not _is_async(function):
+        outcome = await _call_in_thread(function, args)
+        if isinstance(outcome, _Raised) or not inspect.isawaitable(outcome.value):
+            return outcome
+        return await _settle(outcome.value)
+    try:
+        awaitable = function(*args)
+    except Exception as error:  # reported as the verdict of this call
+        return _Raised(error)
+    return await _settle(awaitable)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+async def _settle(awaitable: Any) -> Returned | _Raised:
+    task = asyncio.current_task()
+    try:
+        return Returned(await awaitable)
+    except asyncio.CancelledError as error:
+        # Raised by the function itself unless somebody cancelled this task.
+        if task is not None and task.cancelling():
+            raise
+        return _Raised(error)
+    except Exception as error:  # reported as the verdict of this call
+        return _Raised(error)
+
+
+async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Returned | _Raised:
+    # Not asyncio.to_thread: its threads are few, so that stuck calls block all others, and the exit waits for them.
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Returned | _Raised] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def deliver(outcome: Returned | _Raised) -> None:
+        if not future.done():
+            future.set_result(outcome)
+
+    def work() -> None:
+        outcome: Returned | _Raised
+        try:
+            outcome = Returned(context.run(function, *args))
+        except BaseException as error:  # SystemExit of a reward function must not end the run
+            outcome = _Raised(error)
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits for this result any more
+            loop.call_soon_threadsafe(deliver, outcome)
+
+    threading.Thread(target=work, name="rollfeed-reward", daemon=True).start()
+    return await future
+
+
+def _failure(error: BaseException) -> Verdict:
+    message = " ".join(str(error).split())
+    return Verdict(reward=None, outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {message}"[:1_000])

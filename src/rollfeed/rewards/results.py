@@ -1,0 +1,55 @@
+"""From what a reward function returned to a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from rollfeed.errors import RewardError
+from rollfeed.types import Outcome, Reward, Verdict
+
+
+def to_verdict(result: Any, *, reward_key: str | None) -> Verdict:
+    """Return ``result`` as a verdict: a number, a bool, named numbers or a verdict; anything else is an ERROR."""
+    try:
+        if not isinstance(result, Verdict):
+            return Verdict(reward=_to_reward(result, reward_key))
+        if isinstance(result.reward, dict):
+            _check_key(result.reward, reward_key)
+        return result
+    except RewardError as error:
+        return Verdict(reward=None, outcome=Outcome.ERROR, detail=str(error))
+
+
+def _to_reward(result: Any, reward_key: str | None) -> Reward:
+    if not isinstance(result, Mapping):
+        return _to_number(result, "it returned")
+    if not result or not all(isinstance(name, str) for name in result):
+        raise RewardError(f"it returned {result!r:.80}; a reward dictionary maps names to numbers")
+    reward = {name: _to_number(value, f"entry {name!r} of the reward is") for name, value in result.items()}
+    _check_key(reward, reward_key)
+    return reward
+
+
+def _to_number(value: Any, what: str) -> float:
+    number = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(number, Real):
+        raise RewardError(f"{what} {value!r:.80}, a {type(value).__name__}; it must be a number")
+    try:
+        result = float(number)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise RewardError(f"{what} {value!r:.80}; it must be finite")
+    return result
+
+
+def _check_key(reward: Mapping[str, float], reward_key: str | None) -> None:
+    if reward_key is None:
+        raise RewardError(f"the reward has the entries {sorted(reward)}: set reward_key to one of them")
+    if reward_key not in reward:
+        raise RewardError(f"reward_key = {reward_key!r} is not in the reward, which has {sorted(reward)}")

@@ -1,0 +1,58 @@
+"""A renderer without a model: one token a character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rollfeed.protocols import PromptRenderer
+from rollfeed.types import Correct, Message, Verdict
+
+
+class CharacterRenderer:
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+
+    def render(
+        self,
+        content: str | Sequence[Message],
+        *,
+        apply_chat_template: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[str, NDArray[np.int32]]:
+        text = f"<user>{content}" if apply_chat_template else str(content)
+        return text, np.array([ord(char) for char in text], np.int32)
+
+    def fits(self, token_ids: NDArray[np.int32]) -> bool:
+        return self._limit is None or len(token_ids) <= self._limit
+
+
+class Parity:
+    """A small environment as a user would write it."""
+
+    environment_id: str = "my/parity"
+    version: int = 3
+    summary: str = "even or odd"
+    max_level: int | None = None
+
+    def make(self, level: int, random: Any) -> tuple[str, dict[str, Any], str | None]:
+        number = random.randrange(10 ** (level + 1))
+        return f"Is {number} even or odd?", {"number": number}, "odd" if number % 2 else "even"
+
+    def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
+        right = response == ("odd" if params["number"] % 2 else "even")
+        return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO)
+
+
+@pytest.fixture
+def parity() -> Parity:
+    return Parity()
+
+
+@pytest.fixture
+def make_renderer() -> Callable[..., PromptRenderer]:
+    return lambda limit=None: CharacterRenderer(limit)

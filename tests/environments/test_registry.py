@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from rollfeed.environments import ENTRY_POINT_GROUP, EnvironmentRegistry
+from rollfeed.errors import ConfigError, PluginError
+
+
+def entry_point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP)
+
+
+def registry_with(*points: EntryPoint) -> EnvironmentRegistry:
+    return EnvironmentRegistry(find_entry_points=lambda: points)
+
+
+def test_built_in_environments_are_there() -> None:
+    assert registry_with().ids() == (
+        "core/add_numbers",
+        "core/compare_max",
+        "core/constrained_words",
+        "core/copy_text",
+        "core/count_symbol",
+    )
+
+
+def test_listed_environments_carry_id_and_summary() -> None:
+    environments = registry_with().list()
+    assert [environment.environment_id for environment in environments] == list(registry_with().ids())
+    assert all(environment.summary and "\n" not in environment.summary for environment in environments)
+
+
+def test_registered_environment_is_found(parity: Any) -> None:
+    registry = registry_with()
+    registry.register(parity)
+    assert registry.get("my/parity") is parity
+
+
+@pytest.mark.parametrize("given", ["core/copy_txt", "copy_text", "rlve/copy_text"])
+def test_unknown_id_names_the_nearest(given: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'core/copy_text'"):
+        registry_with().get(given)
+
+
+def test_unknown_id_without_a_near_one_lists_all() -> None:
+    with pytest.raises(ConfigError, match="known: core/add_numbers, core/compare_max"):
+        registry_with().get("zzz")
+
+
+def test_id_cannot_be_taken_twice(parity: Any) -> None:
+    registry = registry_with()
+    registry.register(parity)
+    with pytest.raises(ConfigError, match="'my/parity' is registered already"):
+        registry.register(parity)
+
+
+def test_id_must_have_a_namespace(parity: Any) -> None:
+    parity.environment_id = "parity"
+    with pytest.raises(ConfigError, match="write it as namespace/name"):
+        registry_with().register(parity)
+
+
+def test_what_lacks_a_verifier_does_not_fit() -> None:
+    class NoVerifier:
+        environment_id, version, summary, max_level = "my/none", 1, "", None
+
+        def make(self) -> None: ...
+
+    with pytest.raises(PluginError, match="it lacks verify"):
+        registry_with().register(NoVerifier())  # type: ignore[arg-type]
+
+
+def test_entry_point_is_listed_without_being_imported() -> None:
+    assert "my/broken" in registry_with(entry_point("my/broken", "no_such_module:Env")).ids()
+
+
+def test_entry_point_is_loaded_when_asked_for() -> None:
+    point = entry_point("core/copy_text", "rollfeed.environments.builtin:CopyText")
+    registry = EnvironmentRegistry([], find_entry_points=lambda: [point])
+    assert registry.get("core/copy_text").environment_id == "core/copy_text"
+
+
+def test_broken_entry_point_is_named() -> None:
+    registry = registry_with(entry_point("my/broken", "no_such_module:Env"))
+    with pytest.raises(PluginError, match=r"'my/broken' \(entry point 'no_such_module:Env'\): .*ModuleNotFoundError"):
+        registry.get("my/broken")
+    with pytest.raises(PluginError, match="'my/broken'"):
+        registry.list()
+    assert registry.get("core/copy_text")
+
+
+def test_entry_point_of_another_id_is_refused() -> None:
+    registry = registry_with(entry_point("my/copy", "rollfeed.environments.builtin:CopyText"))
+    with pytest.raises(PluginError, match="its environment_id is 'core/copy_text'"):
+        registry.get("my/copy")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollfeed.errors import ConfigError
+from rollfeed.prompts import ChatRenderer, load_tokenizer
+
+
+def test_rendered_chat_has_exactly_one_bos(renderer: ChatRenderer, tokenizer_folder: Path) -> None:
+    bos = load_tokenizer(tokenizer_folder).encode("<bos>", add_special_tokens=False)
+    text, ids = renderer.render("hi", apply_chat_template=True)
+    assert text == "<bos><turn>user\nhi</turn><turn>assistant\n"
+    assert ids[0] == bos[0]
+    assert (ids == bos[0]).sum() == 1
+
+
+def test_raw_text_has_exactly_one_bos(renderer: ChatRenderer, tokenizer_folder: Path) -> None:
+    bos = load_tokenizer(tokenizer_folder).encode("<bos>", add_special_tokens=False)
+    text, ids = renderer.render("hi", apply_chat_template=False)
+    assert text == "hi"
+    assert len(ids) == 3
+    assert (ids == bos[0]).sum() == 1
+
+
+def test_messages_are_rendered_as_they_are(renderer: ChatRenderer) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    text, _ = renderer.render(messages, apply_chat_template=True)
+    assert text == "<bos><turn>system\nBe brief.</turn><turn>user\nhi</turn><turn>assistant\n"
+
+
+def test_limit_counts_tokens_not_characters(make_renderer: Callable[[int], ChatRenderer]) -> None:
+    renderer = make_renderer(5)
+    _, ids = renderer.render("éé", apply_chat_template=False)
+    assert len(ids) == 5
+    assert renderer.fits(ids)
+    _, ids = renderer.render("ééé", apply_chat_template=False)
+    assert not renderer.fits(ids)
+
+
+def test_token_ids_are_int32_and_cannot_be_changed(renderer: ChatRenderer) -> None:
+    _, ids = renderer.render("hi", apply_chat_template=True)
+    assert ids.dtype == np.int32
+    with pytest.raises(ValueError, match="read-only"):
+        ids[0] = 1
+
+
+def test_model_without_a_chat_template_is_refused_with_a_remedy(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    renderer = ChatRenderer(load_tokenizer(save_tokenizer(tmp_path, chat_template=None)), rollout_max_prompt_len=None)
+    with pytest.raises(ConfigError, match="no chat template: set apply_chat_template = false"):
+        renderer.render("hi", apply_chat_template=True)
+    assert renderer.render("hi", apply_chat_template=False)[0] == "hi"
+
+
+def test_messages_without_a_template_are_refused(renderer: ChatRenderer) -> None:
+    with pytest.raises(ConfigError, match="set apply_chat_template = true"):
+        renderer.render([{"role": "user", "content": "hi"}], apply_chat_template=False)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.prompts import load_tokenizer
+
+
+def test_encoding_and_decoding_keep_the_text(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder)
+    ids = tokenizer.encode("Grüße , 42 .", add_special_tokens=False)
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "Grüße , 42 ."
+
+
+def test_incomplete_utf8_becomes_a_replacement_character(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder)
+    assert tokenizer.decode(tokenizer.encode("é", add_special_tokens=False)[:1], skip_special_tokens=False) == "\ufffd"
+
+
+def test_64_threads_encode_render_and_decode_at_once(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder)
+
+    def work(number: int) -> bool:
+        text = f"prompt {number} " * 20
+        ids = tokenizer.encode(text, add_special_tokens=number % 2 == 0)
+        rendered = tokenizer.render_chat([{"role": "user", "content": text}])
+        return tokenizer.decode(ids, skip_special_tokens=True) == text and text in rendered
+
+    with ThreadPoolExecutor(64) as threads:
+        assert all(threads.map(work, range(640)))
+
+
+def test_end_ids_come_from_the_tokenizer_and_both_configurations(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    folder = save_tokenizer(tmp_path, generation_config={"eos_token_id": [7, 8]}, config={"eos_token_id": 9})
+    own = load_tokenizer(folder).encode("<eos>", add_special_tokens=False)[0]
+    assert load_tokenizer(folder).eos_token_ids == (own, 7, 8, 9)
+
+
+def test_end_id_may_be_missing_in_the_configuration(tmp_path: Path, save_tokenizer: Callable[..., Path]) -> None:
+    folder = save_tokenizer(tmp_path, generation_config={"eos_token_id": None})
+    assert len(load_tokenizer(folder).eos_token_ids) == 1
+
+
+def test_broken_generation_config_is_named(tmp_path: Path, save_tokenizer: Callable[..., Path]) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: cannot be read as JSON"):
+        load_tokenizer(folder)
+
+
+def test_missing_folder_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder") as caught:
+        load_tokenizer(tmp_path / "nothing")
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_without_a_tokenizer_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot load a tokenizer") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_tokenizer_file_is_an_error(tmp_path: Path, save_tokenizer: Callable[..., Path]) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(CheckpointError, match="cannot load a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_tokenizer_that_needs_its_own_code_names_the_setting(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    auto_map = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+    folder = save_tokenizer(tmp_path, tokenizer_config={"tokenizer_class": "OwnTokenizer", "auto_map": auto_map})
+    ran = tmp_path / "ran"
+    (folder / "tokenization_own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    with pytest.raises(CheckpointError, match="set trust_remote_code = true"):
+        load_tokenizer(folder)
+    assert not ran.exists()
+
+
+def test_chat_template_that_refuses_messages_is_a_config_error(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    folder = save_tokenizer(tmp_path, chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ConfigError, match="refuses the messages: roles must alternate"):
+        load_tokenizer(folder).render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_tools_reach_the_chat_template(tokenizer_folder: Path) -> None:
+    text = load_tokenizer(tokenizer_folder).render_chat([{"role": "user", "content": "hi"}], tools=[{"name": "search"}])
+    assert '"search"' in text
+
+
+def test_tokenizer_loads_without_torch(tokenizer_folder: Path) -> None:
+    program = f"""
+        import sys
+        sys.modules["torch"] = None
+        from pathlib import Path
+        from rollfeed.prompts import load_tokenizer
+        tokenizer = load_tokenizer(Path({str(tokenizer_folder)!r}))
+        ids = tokenizer.encode("hi", add_special_tokens=True)
+        print(tokenizer.render_chat([{{"role": "user", "content": "hi"}}]), len(ids))
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.endswith("<turn>assistant\n 3\n")

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollfeed.errors import ConfigError
+from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
+
+MakePrompt = Callable[..., Prompt]
+MakeRollout = Callable[..., Rollout]
+
+
+def hub(**settings: Any) -> RewardHub:
+    return RewardHub(**{"graders": BUILTIN_GRADERS, "timeout_seconds": 30.0} | settings)
+
+
+@pytest.fixture
+def prompt(make_prompt: MakePrompt) -> Prompt:
+    return make_prompt(label="4")
+
+
+@pytest.fixture
+def group(make_rollout: MakeRollout) -> list[Rollout]:
+    return [make_rollout(7, "4"), make_rollout(8, "five"), make_rollout(9, "3")]
+
+
+def rewards(verdicts: Sequence[Verdict]) -> list[Any]:
+    return [verdict.reward for verdict in verdicts]
+
+
+def reward_by_length(sample: Sample, prompt: Prompt) -> float:
+    return float(len(sample.response))
+
+
+# Who scores
+
+
+async def test_grader_of_the_settings_scores_every_rollout_in_order(group: list[Rollout], prompt: Prompt) -> None:
+    verdicts = await hub(rm_type="number").score(group, prompt)
+    assert rewards(verdicts) == [1.0, 0.0, 0.0]
+    assert [verdict.format_ok for verdict in verdicts] == [True, False, True]
+
+
+async def test_grader_of_the_prompt_comes_before_that_of_the_settings(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    assert rewards(await hub(rm_type="number").score(group, make_prompt("five", rm_type="exact"))) == [0.0, 1.0, 0.0]
+
+
+async def test_custom_function_comes_before_every_grader(group: list[Rollout], make_prompt: MakePrompt) -> None:
+    scorer = hub(rm_type="number", reward_fn=reward_by_length)
+    assert rewards(await scorer.score(group, make_prompt("4", rm_type="exact"))) == [1.0, 4.0, 1.0]
+
+
+async def test_further_graders_come_by_mapping(group: list[Rollout], make_prompt: MakePrompt) -> None:
+    def shout(response: str, label: Any, metadata: Any) -> Verdict:
+        return Verdict(reward=metadata["loud"], correct=Correct.YES)
+
+    scorer = hub(graders={**BUILTIN_GRADERS, "shout": shout})
+    assert rewards(await scorer.score(group, make_prompt(rm_type="shout", loud=3.0))) == [3.0, 3.0, 3.0]
+
+
+async def test_unknown_grader_of_a_prompt_is_an_error_with_the_known_ones(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    for verdict in await hub(rm_type="number").score(group, make_prompt(rm_type="nunber")):
+        assert verdict.outcome is Outcome.ERROR
+        assert "'nunber' of the prompt's metadata" in verdict.detail
+        assert "did you mean 'number'? known: exact, number" in verdict.detail
+
+
+async def test_prompt_without_any_grader_is_an_error(group: list[Rollout], prompt: Prompt) -> None:
+    assert {verdict.outcome for verdict in await hub().score(group, prompt)} == {Outcome.ERROR}
+
+
+def test_unknown_grader_of_the_settings_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rm_type = 'exakt': no such grader; did you mean 'exact'"):
+        hub(rm_type="exakt")
+
+
+def test_two_custom_functions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="set one of them"):
+        hub(reward_fn=reward_by_length, group_reward_fn=lambda samples, prompt: [])
+
+
+# What a function may be
+
+
+class AsyncObject:
+    async def __call__(self, sample: Sample, prompt: Prompt) -> float:
+        await asyncio.sleep(0)
+        return 2.0
+
+
+async def scaled(sample: Sample, prompt: Prompt, *, scale: float) -> float:
+    return scale
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda sample, prompt: 2,
+        AsyncObject(),
+        functools.partial(scaled, scale=2.0),
+        lambda sample, prompt: scaled(sample, prompt, scale=2.0),
+    ],
+    ids=["plain", "async object", "async partial", "plain that returns an awaitable"],
+)
+async def test_plain_and_async_functions_work_alike(function: Any, group: list[Rollout], prompt: Prompt) -> None:
+    assert rewards(await hub(reward_fn=function).score(group, prompt)) == [2.0, 2.0, 2.0]
+
+
+async def test_plain_functions_leave_the_event_loop_free(group: list[Rollout], prompt: Prompt) -> None:
+    meeting = threading.Barrier(4, timeout=30.0)
+    loop = asyncio.get_running_loop()
+
+    def wait_for_the_others(sample: Sample, prompt: Prompt) -> float:
+        meeting.wait()
+        return 1.0
+
+    scoring = asyncio.create_task(hub(reward_fn=wait_for_the_others).score(group, prompt))
+    await loop.run_in_executor(None, meeting.wait)
+    assert rewards(await scoring) == [1.0, 1.0, 1.0]
+
+
+async def test_batched_function_scores_the_rollouts_in_one_call(group: list[Rollout], prompt: Prompt) -> None:
+    calls: list[tuple[list[int], int]] = []
+
+    def function(samples: Sequence[Sample], prompts: Sequence[Prompt]) -> list[float]:
+        calls.append(([sample.rollout_id for sample in samples], len(prompts)))
+        return [float(sample.rollout_id) for sample in samples]
+
+    assert rewards(await hub(batched_reward_fn=function).score(group, prompt)) == [7.0, 8.0, 9.0]
+    assert calls == [([7, 8, 9], 3)]
+
+
+async def test_group_function_sees_all_samples_at_once(group: list[Rollout], prompt: Prompt) -> None:
+    async def rank(samples: Sequence[Sample], prompt: Prompt) -> np.ndarray:
+        lengths = np.array([len(sample.response) for sample in samples], np.float64)
+        return lengths / lengths.sum()
+
+    assert rewards(await hub(group_reward_fn=rank).score(group, prompt)) == [1 / 6, 4 / 6, 1 / 6]
+
+
+async def test_forks_of_a_rollout_are_scored_once_by_the_last(make_rollout: MakeRollout, prompt: Prompt) -> None:
+    seen: list[str] = []
+
+    def function(sample: Sample, prompt: Prompt) -> float:
+        seen.append(sample.response)
+        return 1.0
+
+    (verdict,) = await hub(reward_fn=function).score([make_rollout(1, "first", "last")], prompt)
+    assert seen == ["last"]
+    assert [s.reward for s in make_rollout(1, "first", "last").with_reward(verdict).samples] == [1.0, 1.0]
+
+
+# What carries a reward, and what has not finished
+
+
+async def test_rewards_that_are_carried_are_kept(make_rollout: MakeRollout, prompt: Prompt) -> None:
+    scored = make_rollout(1, "4").with_reward(Verdict(reward=0.25, correct=Correct.NO))
+    group = [scored, make_rollout(2, "abc"), make_rollout(3, "4", reward=0.0)]
+    for settings, expected in [
+        ({"reward_fn": reward_by_length}, [0.25, 3.0, 0.0]),
+        ({"batched_reward_fn": lambda samples, prompts: [9] * len(samples)}, [0.25, 9.0, 0.0]),
+        ({"group_reward_fn": lambda samples, prompt: [7, 8, 9]}, [0.25, 8.0, 0.0]),
+    ]:
+        verdicts = await hub(**settings).score(group, prompt)
+        assert rewards(verdicts) == expected
+        assert verdicts[0].correct is Correct.NO
+
+
+async def test_group_with_all_rewards_is_not_scored_again(make_rollout: MakeRollout, prompt: Prompt) -> None:
+    def function(samples: Any, prompt: Any) -> Any:
+        raise AssertionError("called")
+
+    group = [make_rollout(1, "a", reward=1.0), make_rollout(2, "b", reward=2.0)]
+    assert rewards(await hub(group_reward_fn=function).score(group, prompt)) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("status", [SampleStatus.ABORTED, SampleStatus.FAILED, SampleStatus.PENDING])
+async def test_unfinished_member_keeps_a_group_from_being_scored(
+    make_rollout: MakeRollout, prompt: Prompt, status: SampleStatus
+) -> None:
+    def function(samples: Any, prompt: Any) -> Any:
+        raise AssertionError("called")
+
+    group = [make_rollout(1, "a"), make_rollout(2, "b", status=status)]
+    for name in ("group_reward_fn", "batched_reward_fn"):
+        for verdict in await hub(**{name: function}).score(group, prompt):
+            assert verdict.detail == f"not scored: rollout 2 of the group is {status.value}"
+    verdicts = await hub(reward_fn=reward_by_length).score(group, prompt)
+    assert rewards(verdicts) == [1.0, None]
+    assert verdicts[1].outcome is Outcome.ERROR
+
+
+async def test_truncated_rollouts_are_scored(make_rollout: MakeRollout, prompt: Prompt) -> None:
+    group = [make_rollout(1, "4", status=SampleStatus.TRUNCATED)]
+    assert rewards(await hub(rm_type="exact").score(group, prompt)) == [1.0]
+
+
+async def test_rollout_without_samples_counts_as_failed(prompt: Prompt) -> None:
+    (verdict,) = await hub(rm_type="exact").score([Rollout(rollout_id=1, samples=())], prompt)
+    assert verdict.outcome is Outcome.ERROR
+
+
+# What goes wrong
+
+
+def fail(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+        (TimeoutError("its own"), "TimeoutError: its own"),
+        (StopIteration(), "StopIteration: "),
+        (asyncio.CancelledError("its own"), "CancelledError: its own"),
+    ],
+)
+async def test_exception_fails_its_own_rollout_with_the_cause(
+    group: list[Rollout], prompt: Prompt, error: Exception, detail: str
+) -> None:
+    def plain(sample: Sample, prompt: Prompt) -> float:
+        return fail(error) if sample.rollout_id == 8 else 1.0
+
+    async def asynchronous(sample: Sample, prompt: Prompt) -> float:
+        return plain(sample, prompt)
+
+    for function in (plain, asynchronous) if not isinstance(error, StopIteration) else (plain,):
+        verdicts = await hub(reward_fn=function).score(group, prompt)
+        assert rewards(verdicts) == [1.0, None, 1.0]
+        assert (verdicts[1].outcome, verdicts[1].detail) == (Outcome.ERROR, detail)
+
+
+async def test_exit_in_a_reward_function_does_not_end_the_run(group: list[Rollout], prompt: Prompt) -> None:
+    verdicts = await hub(reward_fn=lambda sample, prompt: fail(SystemExit(1))).score(group, prompt)
+    assert [verdict.detail for verdict in verdicts] == ["SystemExit: 1"] * 3
+
+
+async def test_exception_of_a_group_function_fails_all_members(group: list[Rollout], prompt: Prompt) -> None:
+    for name in ("group_reward_fn", "batched_reward_fn"):
+        verdicts = await hub(**{name: lambda samples, prompt: fail(KeyError("x"))}).score(group, prompt)
+        assert [verdict.detail for verdict in verdicts] == ["KeyError: 'x'"] * 3
+
+
+async def test_call_over_its_deadline_is_a_timeout_for_that_rollout_only(group: list[Rollout], prompt: Prompt) -> None:
+    release = threading.Event()
+
+    def plain(sample: Sample, prompt: Prompt) -> float:
+        if sample.rollout_id == 8:
+            release.wait()
+        return 1.0
+
+    async def asynchronous(sample: Sample, prompt: Prompt) -> float:
+        if sample.rollout_id == 8:
+            await asyncio.Event().wait()
+        return 1.0
+
+    for function in (plain, asynchronous):
+        verdicts = await hub(reward_fn=function, timeout_seconds=0.5).score(group, prompt)
+        assert rewards(verdicts) == [1.0, None, 1.0]
+        assert (verdicts[1].outcome, verdicts[1].detail) == (Outcome.TIMEOUT, "no result within 0.5 s")
+    release.set()
+
+
+async def test_stuck_functions_do_not_keep_others_from_running(make_rollout: MakeRollout, prompt: Prompt) -> None:
+    release = threading.Event()
+
+    def stuck_on_most(sample: Sample, prompt: Prompt) -> float:
+        if sample.rollout_id < 60:
+            release.wait()
+        return 1.0
+
+    group = [make_rollout(number, "a") for number in range(64)]
+    verdicts = await hub(reward_fn=stuck_on_most, timeout_seconds=0.5).score(group, prompt)
+    assert rewards(verdicts) == [None] * 60 + [1.0] * 4
+    release.set()
+
+
+async def test_cancelling_the_scoring_cancels_async_functions(group: list[Rollout], prompt: Prompt) -> None:
+    started, cancelled = asyncio.Event(), []
+
+    async def function(sample: Sample, prompt: Prompt) -> float:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(sample.rollout_id)
+            raise
+        return 1.0
+
+    scoring = asyncio.create_task(hub(reward_fn=function).score(group, prompt))
+    await started.wait()
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    assert sorted(cancelled) == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "result", [[1.0], [1.0] * 4, 1.0, None, "abc", {"a": 1.0}, {1.0, 2.0, 3.0}, iter([1.0, 2.0, 3.0])]
+)
+async def test_group_result_that_is_not_one_each_is_an_error_for_all(
+    group: list[Rollout], prompt: Prompt, result: Any
+) -> None:
+    for name in ("group_reward_fn", "batched_reward_fn"):
+        verdicts = await hub(**{name: lambda samples, prompt: result}).score(group, prompt)
+        assert {verdict.outcome for verdict in verdicts} == {Outcome.ERROR}
+        assert "for 3 rollouts; it must return a list with one result each" in verdicts[0].detail
+
+
+async def test_bad_element_of_a_group_result_fails_its_member_only(group: list[Rollout], prompt: Prompt) -> None:
+    verdicts = await hub(group_reward_fn=lambda samples, prompt: [1, None, 0]).score(group, prompt)
+    assert rewards(verdicts) == [1.0, None, 0.0]
+    assert "None, a NoneType; it must be a number" in verdicts[1].detail
