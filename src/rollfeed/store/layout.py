@@ -1,0 +1,54 @@
+"""Which files a run directory has.
+
+::
+
+    run.lock                     held by the process that works on the run
+    journal.sqlite               what is committed; a step exists when it is in here
+    settings.json                the resolved settings
+    metrics.jsonl                one line a step, derived from the journal
+    batches/step-000001.parquet  the batch of a step
+    dropped/step-000001.parquet  the groups it dropped, if any
+    timings/step-000001.parquet  times and cache counters of both
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LOCK = "run.lock"
+JOURNAL = "journal.sqlite"
+SETTINGS = "settings.json"
+METRICS = "metrics.jsonl"
+BATCHES, DROPPED, TIMINGS = "batches", "dropped", "timings"
+STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS)
+
+_STEP_FILE = re.compile(r"step-(\d{6,})\.parquet")
+_TEMPORARY_STEP_FILE = re.compile(r"\.step-\d{6,}\.parquet\.tmp")
+_TEMPORARY_FILES = frozenset(
+    {f".{SETTINGS}.tmp", f".{METRICS}.tmp", f".{JOURNAL}.tmp", f".{JOURNAL}.tmp-journal", f".{JOURNAL}.tmp-wal"}
+)
+
+
+def step_file(directory: Path, folder: str, step: int) -> Path:
+    """Return where a step's file of one kind is."""
+    return directory / folder / f"step-{step:06d}.parquet"
+
+
+def may_precede_journal(name: str) -> bool:
+    """Whether a start that was killed before there was a journal can have left this entry."""
+    return name == LOCK or name in _TEMPORARY_FILES
+
+
+def remove_uncommitted(directory: Path, committed: frozenset[int]) -> None:
+    """Remove what an interrupted process left: temporary files, and files of steps that are not committed.
+
+    Nothing that rollfeed did not write is touched.
+    """
+    for name in _TEMPORARY_FILES:
+        (directory / name).unlink(missing_ok=True)
+    for folder in STEP_FOLDERS:
+        for path in (directory / folder).iterdir():
+            match = _STEP_FILE.fullmatch(path.name)
+            if _TEMPORARY_STEP_FILE.fullmatch(path.name) or (match and int(match[1]) not in committed):
+                path.unlink()

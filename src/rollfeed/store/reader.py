@@ -1,0 +1,252 @@
+"""Reading a run directory, while the run goes on or long after.
+
+Only committed steps are seen. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rollfeed.errors import RunDirectoryError
+from rollfeed.store.journal import Journal, RunRecord, RunStatus, StepRecord
+from rollfeed.store.layout import BATCHES, DROPPED, JOURNAL, TIMINGS, step_file
+from rollfeed.store.lock import is_held
+from rollfeed.store.parquet import read_batch, read_columns, read_dropped, read_groups, read_timings
+from rollfeed.types import Correct, DroppedGroup, Group, LedgerCounts, Message, SampleStatus, TrainBatch
+
+INTERRUPTED = "interrupted"
+"""The status of a run that has not ended and that no process works on."""
+
+_SUMMARY_COLUMNS = (
+    *("group_index", "prompt_id", "source", "prompt", "messages", "rollout_id", "index"),
+    *("reward", "correct", "status", "response_length", "error"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSummary:
+    """One sample of a group, without its tokens and text."""
+
+    rollout_id: int
+    index: int | None
+    """None when the rollout failed without leaving a sample."""
+    reward: float | None
+    correct: Correct | None
+    """None when it was not graded."""
+    status: SampleStatus
+    response_length: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """One group of a step, without its tokens and text."""
+
+    group_index: int
+    prompt_id: str
+    source: str
+    prompt: str
+    """What was tokenised."""
+    question: str
+    """What the user asked: the last user message, or the whole prompt when it is raw text."""
+    members: tuple[MemberSummary, ...]
+    drop_reason: str | None
+    """None when the group was kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGroup:
+    """One group whole, and what became of it."""
+
+    step: int
+    group: Group
+    drop_reason: str | None
+    """None when the group was kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """Sums over all committed steps."""
+
+    num_steps: int
+    num_groups: int
+    num_samples: int
+    num_dropped: int
+    response_tokens: int
+    wasted_tokens: int
+
+
+class RunReader:
+    """A read-only view of a run directory; a context manager.
+
+    Raises:
+        RunDirectoryError: If there is no run at ``path``, or its journal cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            found = "is not a directory" if path.exists() else "does not exist"
+            raise RunDirectoryError(f"{path}: {found}; give the directory that `rollfeed run` wrote")
+        if not (path / JOURNAL).exists():
+            raise RunDirectoryError(
+                f"{path}: is not a run directory: it has no {JOURNAL}; give the directory that `rollfeed run` wrote"
+            )
+        self.path = path
+        self._journal = Journal(path / JOURNAL, read_only=True)
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def run(self) -> RunRecord:
+        """Return settings, identity, status and cause."""
+        return self._journal.run()
+
+    def status(self) -> str:
+        """Return ``running``, ``interrupted``, ``finished`` or ``failed``."""
+        status = self.run().status
+        return INTERRUPTED if status is RunStatus.RUNNING and not is_held(self.path) else status.value
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        """Return the committed steps, in order."""
+        return self._journal.steps()
+
+    def step(self, step: int) -> StepRecord:
+        """Return one committed step.
+
+        Raises:
+            RunDirectoryError: If it is not committed.
+        """
+        records = {record.step: record for record in self.steps()}
+        if step not in records:
+            have = f"it has steps {min(records)} to {max(records)}" if records else "no step is committed yet"
+            raise RunDirectoryError(f"{self.path}: has no step {step}; {have}")
+        return records[step]
+
+    def totals(self) -> RunTotals:
+        """Return the sums over all committed steps."""
+        steps = self.steps()
+        return RunTotals(
+            num_steps=len(steps),
+            num_groups=sum(record.num_groups for record in steps),
+            num_samples=sum(record.num_samples for record in steps),
+            num_dropped=sum(record.num_dropped for record in steps),
+            response_tokens=sum(record.response_tokens for record in steps),
+            wasted_tokens=sum(sum(record.wasted_tokens.values()) for record in steps),
+        )
+
+    def ledger(self) -> LedgerCounts:
+        """Return where every prompt drawn so far is, as of the last commit."""
+        steps = self.steps()
+        return steps[-1].ledger if steps else LedgerCounts()
+
+    def batch(self, step: int) -> TrainBatch:
+        """Return the batch of a committed step, as it was delivered.
+
+        Raises:
+            RunDirectoryError: If the step is not committed, or its files are missing or damaged.
+        """
+        record = self.step(step)
+        timings = read_timings(step_file(self.path, TIMINGS, step))
+        return read_batch(step_file(self.path, BATCHES, step), metrics=record.metrics, timings=timings)
+
+    def dropped(self, step: int) -> tuple[DroppedGroup, ...]:
+        """Return the groups that a committed step dropped.
+
+        Raises:
+            RunDirectoryError: If the step is not committed, or its files are missing or damaged.
+        """
+        if not self.step(step).num_dropped:
+            return ()
+        timings = read_timings(step_file(self.path, TIMINGS, step))
+        return read_dropped(step_file(self.path, DROPPED, step), timings=timings)
+
+    def summaries(self, step: int) -> tuple[GroupSummary, ...]:
+        """Return the kept and the dropped groups of a committed step, by group index; no tokens are read.
+
+        Raises:
+            RunDirectoryError: If the step is not committed, or its files are missing or damaged.
+        """
+        record = self.step(step)
+        rows = read_columns(step_file(self.path, BATCHES, step), _SUMMARY_COLUMNS)
+        if record.num_dropped:
+            rows += read_columns(step_file(self.path, DROPPED, step), (*_SUMMARY_COLUMNS, "drop_reason"))
+        groups = [_group_summary(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"])]
+        return tuple(sorted(groups, key=lambda group: group.group_index))
+
+    def group(self, group_index: int, *, step: int | None = None) -> FoundGroup:
+        """Return one group whole; without ``step`` it is looked for in all steps.
+
+        Raises:
+            RunDirectoryError: If no committed step has it, or files are missing or damaged.
+        """
+        records = self.steps() if step is None else [self.step(step)]
+        for record in records:
+            if found := self._group_in(record, group_index):
+                return found
+        where = "no step has" if step is None else f"step {step} has no"
+        raise RunDirectoryError(f"{self.path}: {where} group {group_index}; `rollfeed show` lists the groups of a step")
+
+    def _group_in(self, record: StepRecord, group_index: int) -> FoundGroup | None:
+        step = record.step
+        timings = read_timings(step_file(self.path, TIMINGS, step), group_index=group_index)
+        if not timings:
+            return None
+        batch_file = step_file(self.path, BATCHES, step)
+        for group in read_groups(batch_file, group_index=group_index, timings=timings):
+            return FoundGroup(step=step, group=group, drop_reason=None)
+        dropped_file = step_file(self.path, DROPPED, step)
+        (dropped,) = read_dropped(dropped_file, group_index=group_index, timings=timings)
+        return FoundGroup(step=step, group=dropped.group, drop_reason=dropped.reason)
+
+
+def question_of(prompt: str, messages: Sequence[Message]) -> str:
+    """Return the text of the last user message, or the prompt without one."""
+    for message in reversed(messages):
+        content = message.get("content")
+        if message.get("role") == "user" and content:
+            return content if isinstance(content, str) else "\n".join(_text_parts(content))
+    return prompt
+
+
+def _text_parts(content: Sequence[Any]) -> list[str]:
+    return [str(part.get("text", f"[{part.get('type')}]")) if isinstance(part, dict) else str(part) for part in content]
+
+
+def _group_summary(rows: Sequence[dict[str, Any]]) -> GroupSummary:
+    first = rows[0]
+    return GroupSummary(
+        group_index=first["group_index"],
+        prompt_id=first["prompt_id"],
+        source=first["source"],
+        prompt=first["prompt"],
+        question=question_of(first["prompt"], json.loads(first["messages"] or "[]")),
+        members=tuple(_member_summary(row) for row in rows if row["rollout_id"] is not None),
+        drop_reason=first.get("drop_reason"),
+    )
+
+
+def _member_summary(row: dict[str, Any]) -> MemberSummary:
+    return MemberSummary(
+        rollout_id=row["rollout_id"],
+        index=row["index"],
+        reward=row["reward"],
+        correct=None if row["correct"] is None else Correct(row["correct"]),
+        status=SampleStatus(row["status"]),
+        response_length=row["response_length"] or 0,
+        error=row["error"],
+    )

@@ -1,0 +1,257 @@
+"""The directory a run writes to.
+
+What is committed is what was delivered: a step's files are written whole and flushed to disk,
+then its row and the run's next state enter the journal in one transaction. A process may be killed
+at any instant; the next :meth:`RunDirectory.open` removes what was not committed and goes on from
+the last commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rollfeed.errors import RunDirectoryError, RunFailedError
+from rollfeed.store.atomic import replace_file, sync_folder
+from rollfeed.store.codec import encode_state
+from rollfeed.store.journal import Journal, RunStatus, StepRecord, check_is_journal
+from rollfeed.store.layout import (
+    BATCHES,
+    DROPPED,
+    JOURNAL,
+    METRICS,
+    SETTINGS,
+    STEP_FOLDERS,
+    TIMINGS,
+    may_precede_journal,
+    remove_uncommitted,
+    step_file,
+)
+from rollfeed.store.lock import RunLock, held_message, is_held
+from rollfeed.store.metrics_file import MetricsFile
+from rollfeed.store.parquet import batch_table, dropped_table, timings_table, write_table
+from rollfeed.types import RunState, StepCommit
+
+
+class RunDirectory:
+    """A run directory that this process works on; made by :meth:`open`, a context manager.
+
+    Leaving it without :meth:`finish` or :meth:`fail` leaves an unfinished run, to be resumed.
+    """
+
+    def __init__(
+        self, path: Path, state: RunState | None, *, lock: RunLock, journal: Journal, metrics: MetricsFile
+    ) -> None:
+        self.path = path
+        self.state = state
+        """The state of the last commit; None before the first."""
+        self._lock = lock
+        self._journal = journal
+        self._metrics = metrics
+
+    @classmethod
+    def open(
+        cls, path: Path, *, settings: Mapping[str, Any], identity: Mapping[str, Any], overwrite: bool
+    ) -> RunDirectory:
+        """Start a run at ``path``, or go on with the unfinished one that is there.
+
+        Args:
+            path: Created with its parents where missing.
+            settings: The resolved settings, JSON values; stored for the reader.
+            identity: The settings that a run must share with the one it goes on with; JSON values.
+            overwrite: Replace the run that is there. Only files that rollfeed wrote are removed.
+
+        Raises:
+            RunDirectoryError: If the directory cannot be written, is worked on by another process, or
+                holds something else: other files, a finished run, or an unfinished one with another
+                identity. Nothing has been changed then.
+        """
+        if problem := cls.problem(path, identity=identity, overwrite=overwrite):
+            raise RunDirectoryError(problem)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as undo:
+                lock = RunLock(path)
+                undo.callback(lock.release)
+                # Once more, now that nobody else can change it.
+                if problem := _contents_problem(path, identity, overwrite):
+                    raise RunDirectoryError(problem)
+                if overwrite or not (path / JOURNAL).exists():
+                    Journal.create(path / JOURNAL, settings=settings, identity=identity)
+                journal = Journal(path / JOURNAL, read_only=False)
+                undo.callback(journal.close)
+                state = journal.state()
+                journal.start(settings=settings)
+                metrics = _restore_files(path, journal, settings)
+                undo.callback(metrics.close)
+                directory = cls(path, state, lock=lock, journal=journal, metrics=metrics)
+                undo.pop_all()
+                return directory
+        except (OSError, sqlite3.Error) as error:
+            raise RunDirectoryError(
+                f"{path}: cannot be written: {_reason(error)}; choose another --out, or make it writable"
+            ) from error
+
+    @staticmethod
+    def problem(path: Path, *, identity: Mapping[str, Any], overwrite: bool) -> str | None:
+        """Return the line with which :meth:`open` would refuse, or None; nothing is created or changed.
+
+        What only trying can tell (a full disk, a race) is not found.
+        """
+        existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+        if not existing.is_dir():
+            return f"{path}: {existing} is not a directory; choose another --out"
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return f"{path}: {existing} is not writable; choose another --out"
+        if existing != path:
+            return None
+        if is_held(path):
+            return held_message(path)
+        return _contents_problem(path, identity, overwrite)
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def steps(self) -> tuple[StepRecord, ...]:
+        """Return the committed steps, those of earlier processes included."""
+        return self._journal.steps()
+
+    def commit(self, commit: StepCommit, *, reward_key: str | None) -> None:
+        """Store a step and the state it leaves.
+
+        Blocks for the disk: call it in a thread, one commit at a time. When it returns, the step
+        survives a power cut; when it raises, the step is in the run whole or not at all.
+
+        Raises:
+            RunFailedError: If the disk refuses, or a label, metadata or message is not JSON.
+        """
+        batch = commit.batch
+        record = StepRecord(
+            step=batch.step,
+            policy_version=batch.policy_version,
+            num_groups=len(batch.groups),
+            num_samples=len(batch.samples),
+            num_dropped=len(commit.dropped),
+            response_tokens=sum(group.response_tokens for group in batch.groups),
+            metrics={name: float(value) for name, value in batch.metrics.items()},
+            drop_reasons=Counter(dropped.reason for dropped in commit.dropped),
+            wasted_tokens=commit.wasted_tokens,
+            ledger=commit.state.ledger,
+        )
+        with self._explained(f"step {batch.step} cannot be stored"):
+            self._write_step_files(commit, reward_key)
+            self._journal.commit(record, encode_state(commit.state))
+            self.state = commit.state
+            self._metrics.log(record.metrics, step=batch.step)
+
+    def finish(self) -> None:
+        """Say that the run has come to its end; it will not be resumed."""
+        with self._explained("the end of the run cannot be stored"):
+            self._journal.end(RunStatus.FINISHED)
+
+    def fail(self, cause: str) -> None:
+        """Say why the run stopped; it can be resumed."""
+        with self._explained("the end of the run cannot be stored"):
+            self._journal.end(RunStatus.FAILED, cause=cause)
+
+    def close(self) -> None:
+        """Close the files and let other processes work on the run; may be called twice."""
+        self._metrics.close()
+        self._journal.close()
+        self._lock.release()
+
+    def _write_step_files(self, commit: StepCommit, reward_key: str | None) -> None:
+        batch, step = commit.batch, commit.batch.step
+        tables = {
+            BATCHES: batch_table(batch, reward_key=reward_key),
+            TIMINGS: timings_table([*batch.groups, *(dropped.group for dropped in commit.dropped)]),
+        }
+        if commit.dropped:
+            tables[DROPPED] = dropped_table(
+                commit.dropped, step=step, policy_version=batch.policy_version, reward_key=reward_key
+            )
+        for folder, table in tables.items():
+            replace_file(step_file(self.path, folder, step), partial(write_table, table))
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise RunFailedError(
+                f"{self.path}: {what}: {_reason(error)}; committed steps stay readable, the same command resumes"
+            ) from error
+
+
+def _restore_files(path: Path, journal: Journal, settings: Mapping[str, Any]) -> MetricsFile:
+    for folder in STEP_FOLDERS:
+        (path / folder).mkdir(exist_ok=True)
+    sync_folder(path)
+    committed = journal.steps()
+    remove_uncommitted(path, frozenset(record.step for record in committed))
+    text = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
+    replace_file(path / SETTINGS, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+    return MetricsFile(path / METRICS, committed=committed)
+
+
+def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool) -> str | None:
+    """Return why what is in an existing, writable directory cannot become this run."""
+    if not (path / JOURNAL).exists():
+        foreign = sorted(name for name in os.listdir(path) if not may_precede_journal(name))
+        return f"{path}: holds {foreign[0]} but no run; choose another --out, or an empty one" if foreign else None
+    try:
+        if overwrite:
+            check_is_journal(path / JOURNAL)
+            return None
+        journal = Journal(path / JOURNAL, read_only=True)
+        try:
+            run = journal.run()
+        finally:
+            journal.close()
+    except RunDirectoryError as error:
+        return str(error)
+    if run.status is RunStatus.FINISHED:
+        return f"{path}: holds a finished run; choose another --out, or replace it with --overwrite"
+    if differences := _differences(run.identity, identity):
+        return (
+            f"{path}: holds an unfinished run with other settings: {'; '.join(differences)}; "
+            "choose another --out, or replace it with --overwrite"
+        )
+    return None
+
+
+def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    there, here = _flat(stored), _flat(given)
+    return [
+        f"{key} = {there.get(key, 'unset')} there, {here.get(key, 'unset')} here"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return leaves by dotted name, as JSON, so that a tuple and the list it was stored as are equal."""
+    leaves: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return leaves
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

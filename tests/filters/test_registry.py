@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rollfeed.errors import ConfigError
+from rollfeed.filters import RewardStd, build_filter, filter_names, filter_parameters
+
+REQUIRED = {"minimum_reward": {"minimum": 0.5}, "quality_and_diversity": {"minimum_reward": 0.5}}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "filters.md"
+
+
+@pytest.mark.parametrize("name", filter_names())
+def test_every_filter_can_be_built_by_name(name, scored) -> None:
+    group_filter = build_filter(name, REQUIRED.get(name, {}), n_samples_per_prompt=2, reward_key=None)
+    group_filter(scored([0.0, 1.0]))
+
+
+def test_parameters_size_and_reward_key_reach_the_filter() -> None:
+    rule = build_filter("reward_std", {"tolerance": 1}, n_samples_per_prompt=3, reward_key="score")
+    assert rule == RewardStd(n_samples_per_prompt=3, reward_key="score", tolerance=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("reward_sdt", {}, "filter 'reward_sdt': unknown filter; did you mean 'reward_std'?"),
+        ("zzzz", {}, "filter 'zzzz': unknown filter; use one of all_correct, all_wrong"),
+        ("reward_std", {"tolerence": 1.0}, "filter reward_std: tolerence: unknown parameter; did you mean 'tolerance'"),
+        ("complete_group", {"threshold": 1.0}, "filter complete_group: threshold: unknown parameter; this filter has"),
+        ("reward_std", {"reward_key": "x"}, "filter reward_std: reward_key: unknown parameter"),
+        ("reward_std", {"tolerance": "1"}, "filter reward_std: tolerance = '1': must be a number"),
+        ("reward_std", {"tolerance": True}, "filter reward_std: tolerance = True: must be a number"),
+        ("reward_std", {"tolerance": None}, "filter reward_std: tolerance = None: must be a number"),
+        ("reward_std", {"keep_when_short": 1}, "filter reward_std: keep_when_short = 1: must be true or false"),
+        ("response_length", {"minimum": 1.0}, "filter response_length: minimum = 1.0: must be a whole number"),
+        ("response_length", {"minimum": -1}, "filter response_length: minimum = -1: must be at least 0"),
+        (
+            "response_length",
+            {"minimum": 5, "maximum": 4},
+            "filter response_length: maximum = 4: must be at least",
+        ),
+        ("truncated_fraction", {"maximum": 1.5}, "filter truncated_fraction: maximum = 1.5: must be between 0 and 1"),
+        ("response_diversity", {"minimum": 0.0}, "filter response_diversity: minimum = 0.0: must be above 0"),
+        ("all_wrong", {"threshold": float("inf")}, "filter all_wrong: threshold = inf: must be a finite number"),
+        ("minimum_reward", {}, "filter minimum_reward: minimum is missing: it has no default, set it"),
+    ],
+)
+def test_a_wrong_filter_setting_is_refused_in_one_line(name, parameters, message) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as caught:
+        build_filter(name, parameters, n_samples_per_prompt=2, reward_key=None)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optional_bound_may_be_none() -> None:
+    build_filter("response_length", {"maximum": None}, n_samples_per_prompt=2, reward_key=None)
+
+
+def documented_default(default: object) -> str:
+    if default is ...:
+        return "(required)"
+    return {"True": "= true", "False": "= false", "None": "= none"}.get(str(default), f"= {default}")
+
+
+def test_the_document_lists_exactly_the_filters_and_their_parameters() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE)
+    expected = {
+        name: ", ".join(f"`{key}` {documented_default(value)}" for key, value in filter_parameters(name).items())
+        for name in filter_names()
+    }
+    assert {name: parameters.strip() for name, parameters in rows} == expected

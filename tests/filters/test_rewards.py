@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+
+from rollfeed.errors import ConfigError, RewardError
+from rollfeed.filters import AllCorrect, AllWrong, AtLeastHalfCorrect, MinimumReward, RewardStd
+from rollfeed.types import Drop, Keep
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 0.0, -1.0, 1e12 + 0.1, 1 / 3])
+def test_reward_std_drops_equal_rewards_in_spite_of_rounding(scored, reward) -> None:
+    assert RewardStd(n_samples_per_prompt=8)(scored([reward] * 8)) == Drop(f"zero_std_{reward:.1f}")
+
+
+def test_reward_std_keeps_one_success_among_failures(scored) -> None:
+    assert RewardStd(n_samples_per_prompt=8)(scored([0.0] * 7 + [1.0])) == Keep()
+
+
+def test_reward_std_drops_a_group_of_one_without_nan(scored) -> None:
+    assert RewardStd(n_samples_per_prompt=1)(scored([1.0])) == Drop("zero_std_1.0")
+
+
+def test_reward_std_drops_a_spread_within_the_tolerance(scored) -> None:
+    group = scored([0.0, 0.2])  # population standard deviation 0.1
+    assert RewardStd(n_samples_per_prompt=2, tolerance=0.11)(group) == Drop("zero_std_0.0")
+    assert RewardStd(n_samples_per_prompt=2, tolerance=0.09)(group) == Keep()
+
+
+def test_reward_std_reason_has_no_negative_zero(scored) -> None:
+    assert RewardStd(n_samples_per_prompt=2)(scored([-0.04, -0.04])) == Drop("zero_std_0.0")
+
+
+def test_reward_std_fallback_form_marks_the_group_usable(scored) -> None:
+    rule = RewardStd(n_samples_per_prompt=2, keep_when_short=True)
+    assert rule(scored([0.1, 0.1])) == Drop("zero_std_0.1", usable=True)
+    assert rule(scored([0.1, 0.1, 0.1])) == Drop("wrong_size")
+    assert rule(scored([0.1, None])) == Drop("unscored")
+
+
+def test_all_correct_drops_only_when_every_reward_is_above_the_threshold(scored) -> None:
+    rule = AllCorrect(n_samples_per_prompt=2)
+    assert rule(scored([1.0, 0.5])) == Drop("all_correct")
+    assert rule(scored([1.0, 0.0])) == Keep()
+    assert AllCorrect(n_samples_per_prompt=2, threshold=1.0)(scored([1.0, 2.0])) == Keep()
+
+
+def test_all_wrong_drops_only_when_no_reward_is_above_the_threshold(scored) -> None:
+    rule = AllWrong(n_samples_per_prompt=2)
+    assert rule(scored([0.0, -1.0])) == Drop("all_wrong")
+    assert rule(scored([0.0, 0.1])) == Keep()
+    assert AllWrong(n_samples_per_prompt=2, threshold=1.0)(scored([1.0, 1.0])) == Drop("all_wrong")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "drops"),
+    [
+        ([1.0, 0.0, 0.0], True),  # 3 // 2 == 1
+        ([0.0, 0.0, 0.0], False),
+        ([1.0, 1.0, 0.0, 0.0], True),
+        ([1.0, 0.0, 0.0, -1.0], False),
+        ([1.0], True),
+        ([0.0], False),
+    ],
+)
+def test_at_least_half_correct_rounds_half_down(scored, rewards, drops) -> None:
+    decision = AtLeastHalfCorrect(n_samples_per_prompt=len(rewards))(scored(rewards))
+    assert decision == (Drop("at_least_half_correct") if drops else Keep())
+
+
+def test_minimum_reward_looks_at_the_best_member(scored) -> None:
+    rule = MinimumReward(n_samples_per_prompt=3, minimum=0.5)
+    assert rule(scored([0.0, 0.5, 0.1])) == Keep()
+    assert rule(scored([0.0, 0.4, 0.1])) == Drop("low_reward")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RewardStd(n_samples_per_prompt=2),
+        AllCorrect(n_samples_per_prompt=2),
+        AllWrong(n_samples_per_prompt=2),
+        AtLeastHalfCorrect(n_samples_per_prompt=2),
+        MinimumReward(n_samples_per_prompt=2, minimum=-5.0),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_reward_filters_drop_wrong_sizes_first_and_unscored_members_next(scored, rule) -> None:
+    assert rule([]) == Drop("wrong_size")
+    assert rule(scored([None, 1.0, 1.0])) == Drop("wrong_size")
+    assert rule(scored([None, 1.0])) == Drop("unscored")
+
+
+def test_a_rollout_with_forks_counts_once(make_sample) -> None:
+    forks = [make_sample(0, reward=1.0, rollout_id=5), make_sample(1, reward=1.0, rollout_id=5)]
+    assert AllWrong(n_samples_per_prompt=2)([*forks, make_sample(2, reward=0.0, rollout_id=6)]) == Keep()
+    assert AllWrong(n_samples_per_prompt=2)(forks) == Drop("wrong_size")
+
+
+def test_forks_that_disagree_about_their_reward_are_an_error(make_sample) -> None:
+    forks = [make_sample(0, reward=1.0, rollout_id=5), make_sample(1, reward=0.0, rollout_id=5)]
+    with pytest.raises(RewardError, match="rollout 5 has samples with different rewards"):
+        RewardStd(n_samples_per_prompt=1)(forks)
+
+
+def test_a_reward_that_is_not_finite_is_an_error(scored) -> None:
+    with pytest.raises(RewardError, match="rollout 1 has reward nan"):
+        RewardStd(n_samples_per_prompt=2)(scored([0.0, float("nan")]))
+
+
+def test_reward_key_picks_the_number_from_a_dictionary(scored) -> None:
+    group = scored([{"score": 1.0, "format": 0.0}, {"score": 0.0, "format": 0.0}])
+    assert RewardStd(n_samples_per_prompt=2, reward_key="score")(group) == Keep()
+    assert RewardStd(n_samples_per_prompt=2, reward_key="format")(group) == Drop("zero_std_0.0")
+    with pytest.raises(RewardError, match="reward_key = 'scores'"):
+        RewardStd(n_samples_per_prompt=2, reward_key="scores")(group)
+
+
+@pytest.mark.parametrize("tolerance", [-1e-9, float("nan"), float("inf")])
+def test_a_tolerance_out_of_range_is_refused(tolerance) -> None:
+    with pytest.raises(ConfigError, match="tolerance = "):
+        RewardStd(n_samples_per_prompt=2, tolerance=tolerance)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollfeed.errors import RunDirectoryError, RunFailedError
+from rollfeed.store import decode_draw, decode_group, decode_state, encode_draw, encode_group, encode_state
+from rollfeed.types import Group, Prompt, PromptDraw, Rollout, RunState, Sample, SampleStatus, VersionSpan
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_group_comes_back_as_it_was(data, any_group, plain) -> None:
+    group = data.draw(any_group())
+    assert plain(decode_group(encode_group(group))) == plain(group)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_draw_comes_back_as_it_was(data, any_prompt, plain) -> None:
+    draw = PromptDraw(3, data.draw(any_prompt))
+    assert plain(decode_draw(encode_draw(draw))) == plain(draw)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_state_comes_back_as_it_was(data, any_state, plain) -> None:
+    state = data.draw(any_state)
+    assert plain(decode_state(encode_state(state))) == plain(state)
+
+
+def test_integers_of_any_size_survive(make_group, plain) -> None:
+    state = RunState(next_step=1, next_group_index=0, source={"seed": 2**200})
+    assert decode_state(encode_state(state)).source == {"seed": 2**200}
+
+
+def test_lone_surrogates_survive() -> None:
+    prompt = Prompt(prompt_id="p", source="s", text="\ud800", token_ids=np.zeros(0, np.int32), label={"a": "\udfff"})
+    decoded = decode_draw(encode_draw(PromptDraw(0, prompt))).prompt
+    assert (decoded.text, decoded.label) == ("\ud800", {"a": "\udfff"})
+
+
+def test_a_buffered_token_takes_at_most_16_bytes() -> None:
+    length = 10_000
+    sample = Sample(
+        token_ids=np.full(length, 49_000, np.int32),
+        response_length=length,
+        loss_mask=np.ones(length, np.float32),
+        logprobs=np.full(length, -0.1, np.float32),
+        version_spans=(VersionSpan(0, length, 0),),
+        status=SampleStatus.ABORTED,
+        group_index=0,
+        index=0,
+        rollout_id=0,
+    )
+    prompt = Prompt(prompt_id="p", source="s", text="", token_ids=np.zeros(0, np.int32))
+    group = Group(group_index=0, prompt=prompt, rollouts=(Rollout(rollout_id=0, samples=(sample,)),))
+    assert len(encode_group(group)) <= 16 * length
+
+
+@given(data=st.data())
+@settings(deadline=None)
+def test_a_damaged_byte_is_found(data, make_group) -> None:
+    encoded = bytearray(encode_group(make_group(0, [1.0, 0.0])))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(RunDirectoryError, match="stored group"):
+        decode_group(bytes(encoded))
+
+
+@given(length=st.integers(0, 200))
+@settings(deadline=None)
+def test_a_cut_state_is_refused(length) -> None:
+    encoded = encode_state(RunState(next_step=1, next_group_index=0, source={}))
+    with pytest.raises(RunDirectoryError, match="stored state is damaged"):
+        decode_state(encoded[: min(length, len(encoded) - 1)])
+
+
+def test_another_version_is_refused_by_number() -> None:
+    kind, _, checksum, body = msgspec.msgpack.decode(encode_state(RunState(next_step=1, next_group_index=0, source={})))
+    with pytest.raises(RunDirectoryError, match="stored state has version 2, this rollfeed reads 1"):
+        decode_state(msgspec.msgpack.encode([kind, 2, checksum, body]))
+
+
+def test_another_kind_is_refused(make_group) -> None:
+    with pytest.raises(RunDirectoryError, match="stored state is damaged: kind 'group'"):
+        decode_state(encode_group(make_group(0, [1.0])))
+
+
+def test_what_is_not_json_is_named(make_group) -> None:
+    state = RunState(next_step=1, next_group_index=0, source={"random": object()})
+    with pytest.raises(RunFailedError, match=r"the prompt source's state cannot be stored: .*use JSON values"):
+        encode_state(state)
+
+
+def test_a_prompt_with_metadata_that_is_not_json_is_named() -> None:
+    prompt = Prompt(prompt_id="p7", source="s", text="", token_ids=np.zeros(0, np.int32), metadata={"a": {1, 2}})
+    with pytest.raises(RunFailedError, match="prompt p7: metadata cannot be stored"):
+        encode_draw(PromptDraw(0, prompt))

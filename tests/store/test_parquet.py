@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollfeed.errors import RunDirectoryError
+from rollfeed.store.parquet import (
+    batch_table,
+    dropped_table,
+    read_batch,
+    read_columns,
+    read_dropped,
+    read_groups,
+    read_timings,
+    timings_table,
+    write_table,
+)
+from rollfeed.store.schema import BATCH_SCHEMA, DROPPED_SCHEMA, TIMINGS_SCHEMA
+from rollfeed.types import DroppedGroup, Group, Prompt, Rollout, Sample, SampleStatus, TrainBatch, VersionSpan
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "parquet.md"
+
+
+def written(table: pa.Table) -> bytes:
+    file = io.BytesIO()
+    write_table(table, file)
+    return file.getvalue()
+
+
+def put(path: Path, table: pa.Table) -> Path:
+    path.write_bytes(written(table))
+    return path
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_dropped_groups_of_every_shape_come_back(data, any_group, plain, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("parquet")
+    dropped = [
+        DroppedGroup(group=data.draw(any_group(index)), reason=data.draw(st.sampled_from(["zero_std_0.0", "failed"])))
+        for index in range(data.draw(st.integers(1, 3)))
+    ]
+    table = dropped_table(dropped, step=2, policy_version=3, reward_key=None)
+    path = put(folder / "d.parquet", table)
+    timings = read_timings(put(folder / "t.parquet", timings_table([drop.group for drop in dropped])))
+    assert plain(read_dropped(path, timings=timings)) == plain(dropped)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_batch_comes_back(data, any_group, plain, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("parquet")
+    groups = tuple(data.draw(any_group(index, at_least=1)) for index in range(data.draw(st.integers(1, 2))))
+    num_samples = sum(len(group.samples) for group in groups)
+    batch = TrainBatch(
+        step=4,
+        policy_version=9,
+        groups=groups,
+        advantages_S=np.linspace(-1, 1, num_samples, dtype=np.float32),
+        metrics={"rollout/reward_mean": 0.5},
+    )
+    path = put(folder / "b.parquet", batch_table(batch, reward_key=None))
+    timings = read_timings(put(folder / "t.parquet", timings_table(groups)))
+    assert plain(read_batch(path, metrics=batch.metrics, timings=timings)) == plain(batch)
+
+
+def test_the_same_records_give_the_same_bytes(make_commit) -> None:
+    first, second = make_commit(1), make_commit(1)
+    assert written(batch_table(first.batch, reward_key=None)) == written(batch_table(second.batch, reward_key=None))
+
+
+def test_times_and_cache_counters_do_not_reach_batch_files(make_commit) -> None:
+    fast, slow = make_commit(1, seconds=0.1), make_commit(1, seconds=9.0)
+    assert written(batch_table(fast.batch, reward_key=None)) == written(batch_table(slow.batch, reward_key=None))
+    tables = [dropped_table(commit.dropped, step=1, policy_version=7, reward_key=None) for commit in (fast, slow)]
+    assert written(tables[0]) == written(tables[1])
+
+
+def test_another_token_gives_other_bytes(make_group) -> None:
+    def table(response: str) -> pa.Table:
+        group = make_group(0, [1.0], response=response)
+        advantages = np.zeros(1, np.float32)
+        batch = TrainBatch(step=1, policy_version=0, groups=(group,), advantages_S=advantages, metrics={})
+        return batch_table(batch, reward_key=None)
+
+    assert written(table("four")) != written(table("five"))
+
+
+def test_one_group_is_read_without_the_others(make_commit, plain, tmp_path) -> None:
+    batch = make_commit(1).batch
+    path = put(tmp_path / "b.parquet", batch_table(batch, reward_key=None))
+    timings = read_timings(put(tmp_path / "t.parquet", timings_table(batch.groups)), group_index=1)
+    assert plain(read_groups(path, group_index=1, timings=timings)) == plain([batch.groups[1]])
+    assert read_groups(path, group_index=99, timings=timings) == ()
+
+
+def long_group(group_index: int, length: int) -> Group:
+    sample = Sample(
+        token_ids=np.zeros(length, np.int32),
+        response_length=length,
+        loss_mask=np.ones(length, np.float32),
+        logprobs=np.zeros(length, np.float32),
+        version_spans=(VersionSpan(0, length, 0),),
+        status=SampleStatus.TRUNCATED,
+        group_index=group_index,
+        index=group_index,
+        rollout_id=group_index,
+    )
+    prompt = Prompt(prompt_id="p", source="s", text="", token_ids=np.zeros(0, np.int32))
+    return Group(group_index=group_index, prompt=prompt, rollouts=(Rollout(rollout_id=group_index, samples=(sample,)),))
+
+
+def test_row_groups_end_with_groups_and_are_bounded_in_tokens() -> None:
+    groups = tuple(long_group(index, 100_000) for index in range(7))
+    batch = TrainBatch(step=1, policy_version=0, groups=groups, advantages_S=np.zeros(7, np.float32), metrics={})
+    metadata = pq.ParquetFile(io.BytesIO(written(batch_table(batch, reward_key=None)))).metadata
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [3, 3, 1]
+
+
+def test_reward_is_the_number_under_the_key_and_rewards_the_dictionary(make_group, tmp_path) -> None:
+    group = make_group(0, [1.0])
+    rollout = group.rollouts[0]
+    samples = [{**rollout.samples[0].to_dict(), "reward": {"score": 0.25, "format": 1.0}}]
+    group = Group(
+        group_index=0,
+        prompt=group.prompt,
+        rollouts=(Rollout(rollout_id=0, samples=tuple(Sample.from_dict(s) for s in samples)),),
+    )
+    dropped = [DroppedGroup(group=group, reason="x")]
+
+    def columns(reward_key: str | None) -> dict[str, object]:
+        table = dropped_table(dropped, step=1, policy_version=0, reward_key=reward_key)
+        (row,) = read_columns(put(tmp_path / "d.parquet", table), ["reward", "rewards"])
+        return row
+
+    assert columns("score") == {"reward": 0.25, "rewards": '{"score":0.25,"format":1.0}'}
+    assert columns(None) == {"reward": None, "rewards": '{"score":0.25,"format":1.0}'}
+    assert columns("missing") == {"reward": None, "rewards": '{"score":0.25,"format":1.0}'}
+
+
+def test_a_lone_surrogate_is_spelled_out(tmp_path) -> None:
+    prompt = Prompt(prompt_id="p", source="s", text="a\ud800", token_ids=np.zeros(0, np.int32), label="\udfff")
+    dropped = [DroppedGroup(group=Group(group_index=0, prompt=prompt, rollouts=()), reason="failed")]
+    path = put(tmp_path / "d.parquet", dropped_table(dropped, step=1, policy_version=0, reward_key=None))
+    (read,) = read_dropped(path, timings={})
+    assert (read.group.prompt.text, read.group.prompt.label) == ("a\\ud800", "\udfff")
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"b\.parquet: is missing"):
+        read_groups(tmp_path / "b.parquet", timings={})
+
+
+def test_a_damaged_file_is_one_line(make_commit, tmp_path) -> None:
+    path = put(tmp_path / "b.parquet", batch_table(make_commit(1).batch, reward_key=None))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RunDirectoryError, match=r"b\.parquet: is damaged") as caught:
+        read_groups(path, timings={})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_another_program_or_version_is_refused(tmp_path) -> None:
+    path = tmp_path / "b.parquet"
+    pq.write_table(pa.table({"step": [1]}), path)
+    with pytest.raises(RunDirectoryError, match=r"has no rollfeed\.schema, this rollfeed reads 1"):
+        read_groups(path, timings={})
+    pq.write_table(pa.table({"step": [1]}).replace_schema_metadata({"rollfeed.schema": "2"}), path)
+    with pytest.raises(RunDirectoryError, match=r"has rollfeed\.schema 2, this rollfeed reads 1"):
+        read_groups(path, timings={})
+
+
+@pytest.mark.parametrize(("heading", "schema"), [("## batch, dropped", DROPPED_SCHEMA), ("## timings", TIMINGS_SCHEMA)])
+def test_the_document_lists_exactly_the_columns_and_their_types(heading, schema) -> None:
+    section = DOCUMENT.read_text().split(f"\n{heading}\n")[1].split("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE)
+    actual = [(field.name, str(field.type).replace("element: ", "")) for field in schema]
+    assert documented == actual
+
+
+def test_dropped_files_have_the_columns_of_batch_files_and_the_reason() -> None:
+    assert DROPPED_SCHEMA.names == [*BATCH_SCHEMA.names, "drop_reason"]
