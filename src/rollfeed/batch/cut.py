@@ -1,0 +1,78 @@
+"""Cutting a batch: ordered groups, one advantage a sample, and the numbers that describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import AdvantageFn
+from rollfeed.types import Correct, Group, SampleStatus, TrainBatch
+
+
+def cut_batch(
+    groups: Sequence[Group],
+    *,
+    step: int,
+    policy_version: int,
+    reward_key: str | None,
+    advantage_fn: AdvantageFn,
+    metrics: Mapping[str, float],
+) -> TrainBatch:
+    """Return the batch of a step, groups ordered by index.
+
+    Raises:
+        ConfigError: If the advantage function returns another number of values than it was given, or
+            one that is not finite.
+    """
+    ordered = tuple(sorted(groups, key=lambda group: group.group_index))
+    advantages_S = [
+        value
+        for group in ordered
+        for value, rollout in zip(_advantages(group, reward_key, advantage_fn), group.rollouts, strict=True)
+        for _ in rollout.samples
+    ]
+    return TrainBatch(
+        step=step,
+        policy_version=policy_version,
+        groups=ordered,
+        advantages_S=np.array(advantages_S, np.float32),
+        metrics={**metrics, **batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version)},
+    )
+
+
+def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn) -> NDArray[np.float64]:
+    rewards_G = group.reward_values(reward_key)
+    advantages_G = np.asarray(advantage_fn(rewards_G), np.float64)
+    if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
+        raise ConfigError(
+            f"plugins.advantage: returned {advantages_G.tolist()} for rewards {rewards_G.tolist()}; it must return one "
+            "finite number a rollout"
+        )
+    return advantages_G
+
+
+def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_version: int) -> dict[str, float]:
+    """Return what a batch looks like, as flat ``rollout/...`` numbers; empty responses are legal."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = np.concatenate([group.reward_values(reward_key) for group in groups])
+    lengths = np.array([rollout.response_tokens for rollout in rollouts], np.float64)
+    judged = [r.verdict.correct for r in rollouts if r.verdict and r.verdict.correct is not Correct.UNDEFINED]
+    oldest = [v for group in groups for sample in group.samples if (v := sample.oldest_version) is not None]
+    metrics = {
+        "rollout/reward_mean": float(rewards.mean()),
+        "rollout/reward_std": float(rewards.std()),
+        "rollout/group_reward_std": float(np.mean([group.reward_values(reward_key).std() for group in groups])),
+        "rollout/response_length_mean": float(lengths.mean()),
+        "rollout/response_length_min": float(lengths.min()),
+        "rollout/response_length_max": float(lengths.max()),
+        "rollout/truncated_ratio": float(np.mean([r.status is SampleStatus.TRUNCATED for r in rollouts])),
+        "rollout/empty_ratio": float((lengths == 0).mean()),
+        "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for g in groups for sample in g.samples)),
+        "rollout/staleness_max": float(policy_version - min(oldest, default=policy_version)),
+    }
+    if judged:
+        metrics["rollout/correct_ratio"] = float(np.mean([value is Correct.YES for value in judged]))
+    return metrics

@@ -1,0 +1,116 @@
+"""The only place where tokens are appended to a sample.
+
+Invariant: token ids, loss mask, logprobs and version spans grow together, and sampled text is never
+tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.protocols import RolloutRequest
+from rollfeed.types import Completion, FinishKind, Sample, SampleStatus, VersionSpan
+
+STATUS_OF: dict[FinishKind, SampleStatus] = {
+    FinishKind.STOP: SampleStatus.COMPLETED,
+    FinishKind.LENGTH: SampleStatus.TRUNCATED,
+    FinishKind.ABORT: SampleStatus.ABORTED,
+}
+"""What an engine's finish reason makes of a sample."""
+
+
+class SampleBuilder:
+    """One sample in the making; starts from the prompt, or from what an aborted execution left.
+
+    Raises:
+        ValueError: If a partial sample does not begin with the request's prompt.
+    """
+
+    def __init__(self, request: RolloutRequest) -> None:
+        prompt_ids, partial = request.prompt.token_ids, request.partial
+        self._request = request
+        self._num_prompt_tokens = len(prompt_ids)
+        self._token_ids: list[NDArray[np.int32]] = [prompt_ids]
+        self._loss_mask: list[NDArray[np.float32]] = []
+        self._logprobs: list[NDArray[np.float32]] = []
+        self._spans: list[VersionSpan] = []
+        self._cached_tokens = 0
+        self.response_length = 0
+        if partial is not None:
+            if not np.array_equal(partial.token_ids[: partial.prompt_length], prompt_ids):
+                raise ValueError(
+                    f"partial sample {partial.index} does not begin with prompt {request.prompt.prompt_id}"
+                )
+            self._append(partial.response_token_ids, partial.loss_mask, partial.logprobs, partial.version_spans)
+            self._cached_tokens = partial.cached_tokens
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Prompt and response so far. ``(P + R,)``."""
+        return np.concatenate(self._token_ids)
+
+    @property
+    def remaining_budget(self) -> int:
+        """Tokens that may still be sampled: within the response length and the context, never negative."""
+        in_response = self._request.params.max_new_tokens - self.response_length
+        in_context = self._request.max_context_length - self._num_prompt_tokens - self.response_length
+        return max(0, min(in_response, in_context))
+
+    def append_completion(self, completion: Completion) -> None:
+        """Append what an engine sampled, with its logprobs and versions; all of it is trained on."""
+        mask = np.ones(len(completion.token_ids), np.float32)
+        self._append(completion.token_ids, mask, completion.logprobs, completion.version_spans)
+        self._cached_tokens += completion.cached_tokens
+
+    def append_inserted(self, token_ids: NDArray[np.int32], *, policy_version: int) -> None:
+        """Append tokens that were not sampled, such as a tool's output; they are not trained on."""
+        zeros = np.zeros(len(token_ids), np.float32)
+        spans = [VersionSpan(0, len(token_ids), policy_version)] if len(token_ids) else []
+        self._append(token_ids, zeros, zeros, spans)
+
+    def build(self, status: SampleStatus, *, response: str) -> Sample:
+        """Return the sample as it stands."""
+        request = self._request
+        return Sample(
+            token_ids=self.token_ids,
+            response_length=self.response_length,
+            loss_mask=np.concatenate([*self._loss_mask, np.empty(0, np.float32)]),
+            logprobs=np.concatenate([*self._logprobs, np.empty(0, np.float32)]),
+            version_spans=tuple(self._spans),
+            status=status,
+            group_index=request.group_index,
+            index=request.index,
+            rollout_id=request.rollout_id,
+            response=response,
+            label=request.prompt.label,
+            metadata=request.prompt.metadata,
+            images=request.prompt.images,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _append(
+        self,
+        token_ids: NDArray[np.int32],
+        loss_mask: NDArray[np.float32],
+        logprobs: NDArray[np.float32],
+        spans: Sequence[VersionSpan],
+    ) -> None:
+        if not len(token_ids) == len(loss_mask) == len(logprobs) == sum(span.end - span.start for span in spans):
+            raise ValueError(
+                f"{len(token_ids)} tokens, {len(loss_mask)} mask weights, {len(logprobs)} logprobs and spans "
+                f"{list(spans)} do not belong together"
+            )
+        self._token_ids.append(np.asarray(token_ids, np.int32))
+        self._loss_mask.append(np.asarray(loss_mask, np.float32))
+        self._logprobs.append(np.asarray(logprobs, np.float32))
+        for span in spans:
+            self._add_span(self.response_length + span.start, self.response_length + span.end, span.policy_version)
+        self.response_length += len(token_ids)
+
+    def _add_span(self, start: int, end: int, policy_version: int) -> None:
+        if self._spans and self._spans[-1].policy_version == policy_version:
+            start = self._spans.pop().start
+        self._spans.append(VersionSpan(start, end, policy_version))

@@ -1,0 +1,42 @@
+"""The default generate function: one question, one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rollfeed.generate.builder import STATUS_OF, SampleBuilder
+from rollfeed.protocols import Endpoint, GenerateFn, RolloutRequest, Tokenizer
+from rollfeed.types import Sample, SampleStatus
+
+
+async def single_turn(
+    request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
+) -> Sequence[Sample]:
+    """Answer the prompt once, or go on with what an aborted execution left.
+
+    A response that has no budget left is TRUNCATED without a call to the engine.
+    """
+    builder = SampleBuilder(request)
+    budget, resumed_at = builder.remaining_budget, builder.response_length
+    if budget == 0:
+        response = request.partial.response if request.partial is not None else ""
+        return [builder.build(SampleStatus.TRUNCATED, response=response)]
+    params = replace(
+        request.params,
+        max_new_tokens=budget,
+        min_new_tokens=min(budget, max(0, request.params.min_new_tokens - resumed_at)),
+    )
+    completion = await endpoint.generate(
+        builder.token_ids,
+        params,
+        request_id=f"step{request.step}-rollout{request.rollout_id}",
+        images=request.prompt.images,
+    )
+    builder.append_completion(completion)
+    response = completion.text
+    if resumed_at:
+        # A character may be split between the two executions, so the two texts cannot simply be joined.
+        response_ids = builder.token_ids[len(request.prompt.token_ids) :]
+        response = tokenizer.decode(response_ids, skip_special_tokens=params.skip_special_tokens)
+    return [builder.build(STATUS_OF[completion.finish_reason.kind], response=response)]

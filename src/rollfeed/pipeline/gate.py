@@ -1,0 +1,69 @@
+"""The way from generate functions to the engine, which the end of a step closes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.protocols import Engine
+from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, SamplingParams
+
+
+class EngineGate:
+    """An endpoint that holds a number of requests at the engine, and none once it is closed.
+
+    A closed gate answers at once with an empty completion that says ABORT, so that no request can
+    start after the step's abort, wherever in its turns a generate function is.
+    """
+
+    def __init__(self, engine: Engine, *, max_requests_in_flight: int | None) -> None:
+        self._engine = engine
+        self._permits = asyncio.Semaphore(max_requests_in_flight or 2 * engine.max_running_requests)
+        self._closed = False
+        self.num_at_engine = 0
+
+    @property
+    def policy_version(self) -> int:
+        """The engine's current version."""
+        return self._engine.policy_version
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+    ) -> Completion:
+        """As :meth:`rollfeed.protocols.Endpoint.generate`."""
+        async with self._permits:
+            if self._closed:
+                return self._aborted(len(token_ids))
+            self.num_at_engine += 1
+            try:
+                return await self._engine.generate(token_ids, params, request_id=request_id, images=images)
+            finally:
+                self.num_at_engine -= 1
+
+    def close(self) -> None:
+        """Let no further request through."""
+        self._closed = True
+
+    def open(self) -> None:
+        """Let requests through again, for the next step."""
+        self._closed = False
+
+    async def abort_all(self) -> None:
+        """Abort what is at the engine."""
+        await self._engine.abort()
+
+    def _aborted(self, num_prompt_tokens: int) -> Completion:
+        return Completion(
+            token_ids=np.empty(0, np.int32),
+            logprobs=np.empty(0, np.float32),
+            text="",
+            finish_reason=FinishReason(FinishKind.ABORT),
+            version_spans=(),
+            precision=self._engine.precision,
+            prompt_tokens=num_prompt_tokens,
+            cached_tokens=0,
+            timings=CompletionTimings(0.0, 0.0),
+        )

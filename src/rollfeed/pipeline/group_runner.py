@@ -1,0 +1,220 @@
+"""Answers one prompt n times and scores the answers.
+
+Invariants: a group leaves the runner whole or not at all; an exception in one rollout fails that
+rollout only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rollfeed.config import GroupFailurePolicy
+from rollfeed.errors import RollfeedError, RunFailedError
+from rollfeed.pipeline.failures import FailureBudget
+from rollfeed.protocols import (
+    Endpoint,
+    GenerateFn,
+    RolloutObserver,
+    RolloutRequest,
+    SampleHook,
+    Scorer,
+    Tokenizer,
+)
+from rollfeed.seeds import derive_seed
+from rollfeed.types import (
+    Group,
+    GroupResult,
+    GroupStatus,
+    Outcome,
+    PromptDraw,
+    Rollout,
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    Verdict,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """What every group of a run has in common."""
+
+    run_seed: int
+    n_samples_per_prompt: int
+    params: SamplingParams
+    """Without a seed; each rollout gets its own."""
+    max_context_length: int
+    rollout_timeout_seconds: float
+    failure_policy: GroupFailurePolicy
+    failure_retries: int
+
+
+class GroupRunner:
+    """Runs groups; any number of them at once."""
+
+    def __init__(
+        self,
+        *,
+        plan: GroupPlan,
+        endpoint: Endpoint,
+        tokenizer: Tokenizer,
+        generate_fn: GenerateFn,
+        default_generate_fn: GenerateFn,
+        scorer: Scorer,
+        sample_hook: SampleHook | None,
+        failures: FailureBudget,
+        observer: RolloutObserver,
+    ) -> None:
+        self._plan = plan
+        self._endpoint = endpoint
+        self._tokenizer = tokenizer
+        self._generate_fn = generate_fn
+        self._default_generate_fn = default_generate_fn
+        self._scorer = scorer
+        self._sample_hook = sample_hook
+        self._failures = failures
+        self._observer = observer
+        self._retries = plan.failure_retries if plan.failure_policy is GroupFailurePolicy.RETRY else 0
+        self.phases: dict[int, str] = {}
+        """What each running group is doing, by group index."""
+
+    async def run(self, draw: PromptDraw, *, step: int) -> GroupResult:
+        """Return the group with all its rollouts, however they ended.
+
+        Raises:
+            RunFailedError: If the failure budget is spent.
+        """
+        self.phases[draw.group_index] = "generating"
+        try:
+            rollouts = await self._generate_all(draw, step)
+            if all(_has_finished(rollout) for rollout in rollouts):
+                self.phases[draw.group_index] = "scoring"
+                rollouts = await self._score(rollouts, draw)
+        finally:
+            del self.phases[draw.group_index]
+        group = Group(group_index=draw.group_index, prompt=draw.prompt, rollouts=tuple(rollouts))
+        cause = next((rollout.error for rollout in rollouts if rollout.error is not None), None)
+        if cause is not None:
+            return GroupResult(group=group, status=GroupStatus.FAILED, cause=cause)
+        finished = all(_has_finished(rollout) for rollout in rollouts)
+        return GroupResult(group=group, status=GroupStatus.FINISHED if finished else GroupStatus.ABORTED)
+
+    async def _generate_all(self, draw: PromptDraw, step: int) -> list[Rollout]:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._rollout(draw, member, step), name=f"group {draw.group_index}.{member}")
+                    for member in range(self._plan.n_samples_per_prompt)
+                ]
+        except* RunFailedError as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in running]
+
+    async def _rollout(self, draw: PromptDraw, member: int, step: int) -> Rollout:
+        request = self._request(draw, member, step)
+        started = time.monotonic()
+        for attempt in range(1 + self._retries):
+            try:
+                async with asyncio.timeout(self._plan.rollout_timeout_seconds):
+                    samples = await self._answer(request)
+                rollout = Rollout(rollout_id=request.rollout_id, samples=samples, seconds=time.monotonic() - started)
+                break
+            except Exception as error:
+                # Failure isolation: whatever a generate function or hook raises fails its rollout only.
+                cause = self._describe(error, draw)
+                _log.warning("rollout %d failed (try %d): %s", request.rollout_id, attempt + 1, cause)
+                self._failures.record(cause)
+                rollout = _failed(request, cause)
+        self._observer.rollout_finished(rollout)
+        return rollout
+
+    def _request(self, draw: PromptDraw, member: int, step: int) -> RolloutRequest:
+        plan = self._plan
+        index = draw.group_index * plan.n_samples_per_prompt + member
+        # Depends on what is sampled, never on when: two runs of one seed ask for the same tokens.
+        seed = derive_seed(plan.run_seed, "rollout", step, draw.group_index, member)
+        return RolloutRequest(
+            prompt=draw.prompt,
+            params=replace(plan.params, seed=seed),
+            group_index=draw.group_index,
+            index=index,
+            rollout_id=index,
+            step=step,
+            max_context_length=plan.max_context_length,
+        )
+
+    async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
+        samples = await self._generate_fn(
+            request, default=self._default_generate_fn, endpoint=self._endpoint, tokenizer=self._tokenizer
+        )
+        if not isinstance(samples, Sequence) or not samples or not all(isinstance(s, Sample) for s in samples):
+            raise TypeError(f"generate returned {samples!r:.80}; it must return a list of at least one Sample")
+        if self._sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
+            return tuple(samples)
+        hooked = tuple(self._sample_hook(sample, request.prompt) for sample in samples)
+        if not all(isinstance(sample, Sample) for sample in hooked):
+            raise TypeError("sample_hook returned something that is not a Sample; return the sample to go on with")
+        return hooked
+
+    async def _score(self, rollouts: list[Rollout], draw: PromptDraw) -> list[Rollout]:
+        """Score the rollouts, trying those again whose grading failed; what still fails is a failed rollout."""
+        for _ in range(1 + self._retries):
+            verdicts = await self._scorer.score(rollouts, draw.prompt)
+            for verdict in verdicts:
+                if verdict.outcome is not Outcome.OK:
+                    self._failures.record(_reward_cause(verdict, draw))
+            scored = [_scored(rollout, verdict, draw) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
+            if all(verdict.outcome is Outcome.OK for verdict in verdicts):
+                return scored
+            rollouts = [new if new.error is None else old for new, old in zip(scored, rollouts, strict=True)]
+        return scored
+
+    def _describe(self, error: Exception, draw: PromptDraw) -> str:
+        where = f"prompt {draw.prompt.prompt_id}"
+        if isinstance(error, TimeoutError):
+            return f"{where}: not answered within rollout_timeout_seconds = {self._plan.rollout_timeout_seconds:g}"
+        if isinstance(error, RollfeedError):
+            return f"{where}: {error}"
+        return f"{where}: {type(error).__name__}: {error}"
+
+
+def _has_finished(rollout: Rollout) -> bool:
+    return rollout.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+
+
+def _scored(rollout: Rollout, verdict: Verdict, draw: PromptDraw) -> Rollout:
+    if verdict.outcome is Outcome.OK:
+        return rollout.with_reward(verdict)
+    samples = tuple(replace(sample, status=SampleStatus.FAILED) for sample in rollout.samples)
+    return replace(rollout, samples=samples, verdict=verdict, error=_reward_cause(verdict, draw))
+
+
+def _reward_cause(verdict: Verdict, draw: PromptDraw) -> str:
+    return f"prompt {draw.prompt.prompt_id}: reward {verdict.outcome.value}: {verdict.detail}"
+
+
+def _failed(request: RolloutRequest, cause: str) -> Rollout:
+    nothing = np.empty(0, np.float32)
+    sample = Sample(
+        token_ids=request.prompt.token_ids,
+        response_length=0,
+        loss_mask=nothing,
+        logprobs=nothing,
+        version_spans=(),
+        status=SampleStatus.FAILED,
+        group_index=request.group_index,
+        index=request.index,
+        rollout_id=request.rollout_id,
+        label=request.prompt.label,
+        metadata=request.prompt.metadata,
+        images=request.prompt.images,
+    )
+    return Rollout(rollout_id=request.rollout_id, samples=(sample,), error=cause)

@@ -1,0 +1,232 @@
+"""The rollout manager: owns source, engine and what is left over between steps.
+
+Invariants: leaving it ends every task it started; what is committed is what is delivered; a step
+that fails gives its prompts back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollfeed.config import RolloutSettings
+from rollfeed.pipeline.context import StepContext
+from rollfeed.pipeline.failures import FailureBudget
+from rollfeed.pipeline.gate import EngineGate
+from rollfeed.pipeline.group_runner import GroupPlan, GroupRunner
+from rollfeed.pipeline.ledger import Ledger, Place
+from rollfeed.pipeline.observers import Observers
+from rollfeed.pipeline.settlement import book, check_output, dropped_groups
+from rollfeed.pipeline.supply import PromptSupply
+from rollfeed.pipeline.watchdog import Watchdog, describe_phases
+from rollfeed.protocols import (
+    BatchCutter,
+    Engine,
+    GenerateFn,
+    GroupFilter,
+    PromptSource,
+    RolloutFn,
+    SampleHook,
+    Scorer,
+    Tokenizer,
+)
+from rollfeed.types import LedgerCounts, RolloutOutput, RunState, StepCommit, TrainBatch
+
+EMPTY_STATE = RunState(next_step=0, next_group_index=0, source={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutParts:
+    """The functions that make up a run, chosen or default."""
+
+    generate_fn: GenerateFn
+    default_generate_fn: GenerateFn
+    rollout_fn: RolloutFn
+    scorer: Scorer
+    group_filter: GroupFilter
+    cut_batch: BatchCutter
+    sample_hook: SampleHook | None
+
+
+class Rollouts:
+    """Makes batches, one at a time. Enter it with ``async with``; that starts the engine."""
+
+    def __init__(
+        self,
+        *,
+        settings: RolloutSettings,
+        plan: GroupPlan,
+        parts: RolloutParts,
+        source: PromptSource,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        state: RunState | None,
+        commit: Callable[[StepCommit], None] | None,
+        observers: Observers,
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._source = source
+        self._engine = engine
+        self._commit = commit
+        self._observers = observers
+        self._state = state or EMPTY_STATE
+        if state is not None:
+            source.load_state_dict(state.source)
+        self._ledger = Ledger(
+            self._state.ledger,
+            requeued=[draw.group_index for draw in self._state.requeued],
+            surplus=[group.group_index for group in self._state.surplus],
+        )
+        self._supply = PromptSupply(
+            source,
+            ledger=self._ledger,
+            next_group_index=self._state.next_group_index,
+            requeued=self._state.requeued,
+        )
+        self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
+        self._failures = FailureBudget(settings.failure_budget, spent=self._state.failures)
+        self._runner = GroupRunner(
+            plan=plan,
+            endpoint=self._gate,
+            tokenizer=tokenizer,
+            generate_fn=parts.generate_fn,
+            default_generate_fn=parts.default_generate_fn,
+            scorer=parts.scorer,
+            sample_hook=parts.sample_hook,
+            failures=self._failures,
+            observer=observers,
+        )
+
+    async def __aenter__(self) -> Rollouts:
+        await self._engine.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._engine.__aexit__(*exc_info)
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that :meth:`generate_batch` makes next."""
+        return self._state.next_step
+
+    @property
+    def ledger(self) -> LedgerCounts:
+        """Where every prompt drawn so far is."""
+        return self._ledger.counts()
+
+    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+        """Hand the engine new weights, by Hugging Face parameter name; see :class:`rollfeed.protocols.Engine`."""
+        await self._engine.update_weights(tensors, policy_version=policy_version)
+
+    async def generate_batch(self) -> TrainBatch:
+        """Make, store and return the next batch.
+
+        Raises:
+            RunFailedError: If the step cannot be completed; its prompts are requeued and nothing is stored.
+        """
+        step, started, tokens_before = self._state.next_step, time.monotonic(), self._observers.num_rollout_tokens
+        self._observers.step_started(step)
+        context = self._context(step)
+        self._gate.open()
+        try:
+            output = await self._make_step(context)
+            check_output(output, context)
+        except BaseException:
+            await context.close()
+            self._take_back(context)
+            raise
+        await context.close()
+        commit = self._settle(context, output, time.monotonic() - started, tokens_before)
+        await self._store(commit)
+        self._state = commit.state
+        self._observers.step_finished(commit)
+        return commit.batch
+
+    def _context(self, step: int) -> StepContext:
+        return StepContext(
+            step=step,
+            rollout_batch_size=self._settings.rollout_batch_size,
+            surplus=self._state.surplus,
+            supply=self._supply,
+            ledger=self._ledger,
+            runner=self._runner,
+            gate=self._gate,
+            group_filter=self._parts.group_filter,
+            observer=self._observers,
+            abort_grace_seconds=self._settings.abort_grace_seconds,
+        )
+
+    async def _make_step(self, context: StepContext) -> RolloutOutput:
+        def describe() -> str:
+            return describe_phases(self._runner.phases, num_at_engine=self._gate.num_at_engine)
+
+        watchdog = Watchdog(
+            quiet_seconds=self._settings.watchdog_seconds, describe=describe, report=self._observers.waiting
+        )
+        async with watchdog:
+            self._observers.on_rollout = watchdog.sign_of_life
+            return await self._parts.rollout_fn(context)
+
+    def _take_back(self, context: StepContext) -> None:
+        for group_index in context.draws:
+            if self._ledger.place(group_index) is not Place.REQUEUED:
+                self._ledger.move(group_index, Place.REQUEUED)
+        self._supply.requeue(context.draws.values())
+
+    def _settle(self, context: StepContext, output: RolloutOutput, seconds: float, tokens_before: int) -> StepCommit:
+        requeued, wasted_tokens = book(output, context, self._ledger)
+        self._supply.requeue(requeued)
+        counts = self._ledger.counts()
+        assert counts.balanced, f"the ledger does not balance: {counts}"
+        assert counts.in_flight == 0, f"prompts are in flight after the step: {counts}"
+        num_tokens = self._observers.num_rollout_tokens - tokens_before
+        metrics = {
+            **_step_metrics(output, num_submitted=len(context.draws), num_requeued=len(requeued)),
+            **{f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in wasted_tokens.items()},
+            **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
+            "rollout/generated_tokens": float(num_tokens),
+            "perf/step_seconds": seconds,
+            "perf/tokens_per_second": num_tokens / seconds,
+        }
+        batch = self._parts.cut_batch(
+            output.groups, step=context.step, policy_version=self._engine.policy_version, metrics=metrics
+        )
+        state = RunState(
+            next_step=context.step + 1,
+            next_group_index=self._supply.next_group_index,
+            source=self._source.state_dict(),
+            requeued=self._supply.requeued,
+            surplus=tuple(sorted(output.surplus, key=lambda group: group.group_index)),
+            ledger=counts,
+            failures=self._failures.spent,
+        )
+        return StepCommit(batch=batch, dropped=dropped_groups(output), wasted_tokens=wasted_tokens, state=state)
+
+    async def _store(self, commit: StepCommit) -> None:
+        """Store the step in a thread; a cancellation waits until it is stored or has failed."""
+        if self._commit is None:
+            return
+        storing = asyncio.create_task(asyncio.to_thread(self._commit, commit))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            await asyncio.wait([storing])
+            raise
+
+
+def _step_metrics(output: RolloutOutput, *, num_submitted: int, num_requeued: int) -> dict[str, float]:
+    reasons = Counter(dropped.reason for dropped in output.dropped)
+    return {
+        "rollout/groups_submitted": float(num_submitted),
+        "rollout/groups_dropped": float(len(output.dropped)),
+        "rollout/groups_failed": float(len(output.failed)),
+        "rollout/groups_surplus": float(len(output.surplus)),
+        "rollout/groups_discarded": float(len(output.discarded)),
+        "rollout/groups_requeued": float(num_requeued),
+        **{f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in reasons.items()},
+    }

@@ -1,0 +1,349 @@
+"""Contract checks for plug-in authors: call them from your own tests.
+
+Each raises AssertionError with a sentence that says which promise of the protocol is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import random as global_random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from rollfeed.protocols import (
+    AdvantageFn,
+    BatchedRewardFn,
+    Endpoint,
+    Engine,
+    Environment,
+    GenerateFn,
+    GroupFilter,
+    GroupRewardFn,
+    PromptSource,
+    RewardFn,
+    RolloutFn,
+    RolloutRequest,
+    SampleHook,
+    Tokenizer,
+    Tracker,
+)
+from rollfeed.testing.scripted import ScriptedEngine
+from rollfeed.testing.tokenizer import CharTokenizer
+from rollfeed.types import (
+    Completion,
+    Correct,
+    Drop,
+    FilterDecision,
+    FinishKind,
+    Group,
+    GroupResult,
+    GroupStatus,
+    Keep,
+    Prompt,
+    PromptDraw,
+    Rollout,
+    RolloutOutput,
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    Verdict,
+    VersionSpan,
+)
+
+
+def make_prompt(text: str = "2 + 2 =", *, label: Any = "4") -> Prompt:
+    """Return a prompt tokenised a character at a time."""
+    ids = CharTokenizer().encode(text, add_special_tokens=False)
+    return Prompt(prompt_id="made/0", source="made", text=text, token_ids=ids, label=label)
+
+
+def make_sample(
+    response: str = "4", *, reward: float | dict[str, float] | None = 1.0, member: int = 0, prompt: Prompt | None = None
+) -> Sample:
+    """Return a completed sample of group 0."""
+    prompt = prompt or make_prompt()
+    ids = CharTokenizer().encode(response, add_special_tokens=False)
+    return Sample(
+        token_ids=np.concatenate([prompt.token_ids, ids]),
+        response_length=len(ids),
+        loss_mask=np.ones(len(ids), np.float32),
+        logprobs=np.full(len(ids), -1.0, np.float32),
+        version_spans=(VersionSpan(0, len(ids), 0),) if len(ids) else (),
+        status=SampleStatus.COMPLETED,
+        group_index=0,
+        index=member,
+        rollout_id=member,
+        response=response,
+        label=prompt.label,
+        reward=reward,
+    )
+
+
+def make_group(rewards: Sequence[float | dict[str, float]], *, group_index: int = 0) -> Group:
+    """Return a scored group with one rollout a reward."""
+    prompt = make_prompt()
+    samples = [
+        replace(
+            make_sample(str(member), reward=reward, prompt=prompt),
+            group_index=group_index,
+            index=group_index * len(rewards) + member,
+            rollout_id=group_index * len(rewards) + member,
+        )
+        for member, reward in enumerate(rewards)
+    ]
+    rollouts = tuple(Rollout(rollout_id=s.rollout_id, samples=(s,), verdict=Verdict(reward=s.reward)) for s in samples)
+    return Group(group_index=group_index, prompt=prompt, rollouts=rollouts)
+
+
+async def check_prompt_source(make: Callable[[], PromptSource], *, count: int = 6) -> None:
+    """Check order, state and identity of a source; ``make`` returns a new one at its beginning."""
+    whole = [prompt.prompt_id for prompt in await make().draw(count)]
+    assert whole, "a new source has no prompt"
+    source, pieces = make(), []
+    for size in (1, 2, count - 3):
+        pieces += [prompt.prompt_id for prompt in await source.draw(size)]
+    assert pieces == whole, f"the order depends on how many are drawn at a time: {pieces} instead of {whole}"
+    source = make()
+    await source.draw(2)
+    state = json.loads(json.dumps(source.state_dict()))
+    rest = [prompt.prompt_id for prompt in await source.draw(count - 2)]
+    restored = make()
+    restored.load_state_dict(state)
+    again = [prompt.prompt_id for prompt in await restored.draw(count - 2)]
+    assert again == rest, f"after restoring its state the source hands out {again} instead of {rest}"
+
+
+async def check_generate(generate: GenerateFn) -> None:
+    """Check what a generate function returns for a plain prompt, and that it ends when a step is aborted."""
+    tokenizer, prompt = CharTokenizer(), make_prompt()
+    request = RolloutRequest(
+        prompt=prompt,
+        params=SamplingParams(max_new_tokens=8, seed=1),
+        group_index=7,
+        index=28,
+        rollout_id=28,
+        step=0,
+        max_context_length=1000,
+    )
+    async with ScriptedEngine() as engine:
+        samples = await generate(request, default=_one_answer, endpoint=engine, tokenizer=tokenizer)
+        assert samples, "no sample was returned"
+        assert all(isinstance(sample, Sample) for sample in samples), "something else than samples was returned"
+        assert {sample.group_index for sample in samples} == {7}, "group_index is not the request's"
+        assert {sample.rollout_id for sample in samples} == {28}, "rollout_id is not the request's: forks share it"
+        assert all(sample.status is not SampleStatus.PENDING for sample in samples), "a sample is still PENDING"
+        await generate(request, default=_one_answer, endpoint=_ClosedEndpoint(engine), tokenizer=tokenizer)
+
+
+class _ClosedEndpoint:
+    """Answers as an endpoint does after a step's abort."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._engine = engine
+        self.policy_version = 0
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Completion:
+        completion = await self._engine.generate(*args, **kwargs)
+        empty = np.empty(0, np.float32)
+        reason = completion.finish_reason._replace(kind=FinishKind.ABORT, matched=None)
+        return replace(
+            completion,
+            token_ids=completion.token_ids[:0],
+            logprobs=empty,
+            text="",
+            version_spans=(),
+            finish_reason=reason,
+        )
+
+
+async def _one_answer(
+    request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
+) -> Sequence[Sample]:
+    del default, tokenizer
+    completion = await endpoint.generate(request.prompt.token_ids, request.params, request_id="check")
+    aborted = completion.finish_reason.kind is FinishKind.ABORT
+    sample = make_sample(completion.text, reward=None, prompt=request.prompt)
+    return [
+        replace(
+            sample,
+            group_index=request.group_index,
+            index=request.index,
+            rollout_id=request.rollout_id,
+            status=SampleStatus.ABORTED if aborted else SampleStatus.COMPLETED,
+        )
+    ]
+
+
+async def check_reward(reward: RewardFn, *, sample: Sample | None = None, prompt: Prompt | None = None) -> None:
+    """Check that a reward function returns a reward for a sample, also for one with an empty response."""
+    prompt = prompt or make_prompt()
+    for each in (sample or make_sample(reward=None, prompt=prompt), make_sample("", reward=None, prompt=prompt)):
+        _check_reward_value(await _awaited(reward(each, prompt)))
+
+
+async def check_batched_reward(reward: BatchedRewardFn, *, prompt: Prompt | None = None) -> None:
+    """Check that a batched reward function returns one reward a sample."""
+    prompt = prompt or make_prompt()
+    samples = [make_sample(text, reward=None, member=i, prompt=prompt) for i, text in enumerate(["4", "5", ""])]
+    _check_reward_list(await _awaited(reward(samples, [prompt] * len(samples))), len(samples))
+
+
+async def check_group_reward(reward: GroupRewardFn, *, prompt: Prompt | None = None) -> None:
+    """Check that a group reward function returns one reward a member."""
+    prompt = prompt or make_prompt()
+    samples = [make_sample(text, reward=None, member=i, prompt=prompt) for i, text in enumerate(["4", "5", ""])]
+    _check_reward_list(await _awaited(reward(samples, prompt)), len(samples))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _check_reward_list(rewards: Any, count: int) -> None:
+    assert isinstance(rewards, Sequence), f"{rewards!r} is not a sequence of rewards"
+    assert len(rewards) == count, f"{len(rewards)} rewards for {count} samples"
+    for value in rewards:
+        _check_reward_value(value)
+
+
+def _check_reward_value(value: Any) -> None:
+    if isinstance(value, Verdict):
+        return
+    values = list(value.values()) if isinstance(value, Mapping) else [value]
+    assert values, "a reward dictionary is empty"
+    for number in values:
+        assert isinstance(number, int | float | np.number), f"{number!r} is not a number"
+        assert np.isfinite(float(number)), f"reward {number!r} is not finite"
+
+
+def check_group_filter(group_filter: GroupFilter) -> None:
+    """Check that a filter decides on groups with and without spread, and does not depend on the members' order."""
+    for rewards in ([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]):
+        samples = make_group(rewards).samples
+        decisions = [group_filter(samples), group_filter(tuple(reversed(samples)))]
+        assert all(isinstance(d, Keep | Drop) for d in decisions), f"{decisions[0]!r} is neither Keep nor Drop"
+        kinds = {type(decision) for decision in decisions}
+        assert len(kinds) == 1, f"the decision on {rewards} depends on the order of the samples"
+
+
+def check_sample_hook(hook: SampleHook) -> None:
+    """Check that a hook returns a sample of the same rollout."""
+    sample, prompt = make_sample(reward=None), make_prompt()
+    returned = hook(sample, prompt)
+    assert isinstance(returned, Sample), f"{returned!r} is not a Sample; return the sample to go on with"
+    assert returned.rollout_id == sample.rollout_id, "the hook changed rollout_id"
+
+
+class _InstantContext:
+    """Fits RolloutContext: groups finish at once, every third one fails the filter."""
+
+    step = 0
+    rollout_batch_size = 3
+    surplus: tuple[Group, ...] = ()
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, asyncio.Task[GroupResult]] = {}
+        self._num_drawn = 0
+
+    async def draw(self, count: int) -> list[PromptDraw]:
+        numbers = range(self._num_drawn, self._num_drawn + count)
+        self._num_drawn += count
+        return [PromptDraw(number, make_prompt()) for number in numbers]
+
+    def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
+        self.tasks[draw.group_index] = asyncio.create_task(self._run(draw))
+        return self.tasks[draw.group_index]
+
+    def decide(self, group: Group) -> FilterDecision:
+        return Drop("third") if group.group_index % 3 == 2 else Keep()
+
+    async def abort(self) -> None:
+        await asyncio.gather(*self.tasks.values())
+
+    async def _run(self, draw: PromptDraw) -> GroupResult:
+        await asyncio.sleep(0)
+        group = make_group([0.0, 1.0], group_index=draw.group_index)
+        return GroupResult(group=group, status=GroupStatus.FINISHED)
+
+
+async def check_rollout(rollout: RolloutFn) -> None:
+    """Check that a rollout function returns one whole batch, names no group twice and leaves nothing running."""
+    context = _InstantContext()
+    output = await rollout(context)
+    assert isinstance(output, RolloutOutput), f"{type(output).__name__} was returned; return a RolloutOutput"
+    assert len(output.groups) == 3, f"{len(output.groups)} groups were returned; the batch has 3"
+    named = [group.group_index for group in (*output.groups, *output.surplus, *output.discarded)]
+    named += [dropped.group.group_index for dropped in output.dropped]
+    named += [failed.group.group_index for failed in output.failed]
+    twice = sorted({index for index in named if named.count(index) > 1})
+    assert not twice, f"group {twice[0]} goes two ways"
+    unknown = set(named) - context.tasks.keys()
+    assert not unknown, f"groups {sorted(unknown)} were not submitted in this step"
+    assert all(task.done() for task in context.tasks.values()), "groups still run: await context.abort() at the end"
+
+
+def check_advantage(advantage: AdvantageFn) -> None:
+    """Check that an advantage function returns one finite number a rollout, also for equal rewards and one rollout."""
+    for rewards in ([0.0, 1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [1.0]):
+        rewards_G = np.array(rewards)
+        advantages_G = np.asarray(advantage(rewards_G.copy()))
+        assert advantages_G.shape == rewards_G.shape, f"{advantages_G.shape} advantages for {len(rewards)} rewards"
+        assert np.isfinite(advantages_G).all(), f"advantages of {rewards} are not finite: {advantages_G.tolist()}"
+
+
+def check_tracker(tracker: Tracker) -> None:
+    """Check that a tracker takes metrics of several steps and can be closed."""
+    for step in range(2):
+        tracker.log({"rollout/reward_mean": 0.5}, step=step)
+    tracker.close()
+
+
+async def check_engine(engine: Engine, *, token_ids: Sequence[int], max_new_tokens: int = 4) -> None:
+    """Check one completion, an abort of an unknown id, and the load of an engine that is not yet entered."""
+    async with engine:
+        await engine.health()
+        params = SamplingParams(max_new_tokens=max_new_tokens, seed=1)
+        completion = await engine.generate(np.array(token_ids, np.int32), params, request_id="check")
+        assert len(completion.token_ids) <= max_new_tokens, "more tokens than max_new_tokens"
+        assert (completion.logprobs <= 0).all(), "a logprob is above 0"
+        assert completion.finish_reason.kind is not FinishKind.ABORT, "a request nobody aborted says ABORT"
+        nothing = await engine.generate(
+            np.array(token_ids, np.int32), SamplingParams(max_new_tokens=0), request_id="nothing"
+        )
+        assert nothing.finish_reason.kind is FinishKind.LENGTH, "max_new_tokens = 0 must give an empty LENGTH"
+        await engine.abort("unknown")
+        load = await engine.load()
+        assert (load.running, load.waiting) == (0, 0), f"requests are left behind: {load}"
+
+
+def check_environment(
+    environment: Environment, *, levels: Sequence[int] = range(4), seeds: Sequence[int] = range(5)
+) -> None:
+    """Check that problems are reproducible, that right answers pass and that garbage does not."""
+    before = _global_random_state()
+    for level in levels:
+        for seed in seeds:
+            question, params, answer = environment.make(level, Random(seed))
+            again = environment.make(level, Random(seed))
+            assert (question, params, answer) == again, f"level {level}, seed {seed}: made differently a second time"
+            lossless = json.loads(json.dumps(params))
+            if answer is not None:
+                verdict = environment.verify(lossless, answer)
+                assert verdict.correct is Correct.YES, (
+                    f"level {level}, seed {seed}: {answer!r} is not accepted: {verdict}"
+                )
+            for garbage in ("", " ", "?!", question):
+                verdict = environment.verify(lossless, garbage)
+                assert verdict.correct is not Correct.YES, f"level {level}, seed {seed}: {garbage!r} is accepted"
+    assert before == _global_random_state(), "the global random state was touched; use the Random that make() is handed"
+
+
+def _global_random_state() -> tuple[Any, ...]:
+    numpy_state = np.random.get_state(legacy=False)
+    return global_random.getstate(), numpy_state["state"]["key"].tolist(), numpy_state["state"]["pos"]

@@ -1,0 +1,206 @@
+"""An engine that answers from a script: in a given or random order, with faults, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.errors import EngineUnavailableError
+from rollfeed.testing.tokenizer import END_OF_TURN, CharTokenizer
+from rollfeed.types import (
+    Completion,
+    CompletionTimings,
+    EngineLoad,
+    FinishKind,
+    FinishReason,
+    SamplingParams,
+    VersionSpan,
+)
+
+
+class Fault(StrEnum):
+    """What a scripted request does instead of answering."""
+
+    RAISE = "raise"
+    HANG = "hang"
+    """Never answers; an abort or a cancellation ends it."""
+    DEAF = "deaf"
+    """Never answers and ignores aborts; only a cancellation ends it."""
+
+
+@dataclass(slots=True)
+class ScriptedRequest:
+    """One request as the engine received it."""
+
+    request_id: str
+    token_ids: NDArray[np.int32]
+    params: SamplingParams
+    done: asyncio.Future[Completion]
+
+
+Answer = Callable[[ScriptedRequest], str]
+FaultOf = Callable[[ScriptedRequest], Fault | None]
+NextOf = Callable[[Sequence[ScriptedRequest]], int]
+
+
+def answer_by_seed(request: ScriptedRequest) -> str:
+    """Return one digit that depends on the prompt and the seed only."""
+    key = f"{request.params.seed}/{request.token_ids.tolist()}".encode()
+    return str(blake2b(key, digest_size=1).digest()[0] % 10)
+
+
+def in_arrival_order(waiting: Sequence[ScriptedRequest]) -> int:
+    """Answer the oldest request first."""
+    del waiting
+    return 0
+
+
+class ScriptedEngine:
+    """Fits :class:`rollfeed.protocols.Engine`.
+
+    One request is answered each time the event loop has nothing else to do, so that many are in
+    flight together; which one is ``next_of``'s choice.
+
+    Args:
+        answer: The text of a response, from the request.
+        next_of: Index of the waiting request that is answered next.
+        random_order: Seed of a random order; instead of ``next_of``.
+        fault_of: The fault of a request, or None.
+        max_running_requests: How many requests are considered for answering; later ones queue.
+    """
+
+    precision = "scripted"
+    context_length = 1_000_000
+
+    def __init__(
+        self,
+        *,
+        answer: Answer = answer_by_seed,
+        next_of: NextOf = in_arrival_order,
+        random_order: int | None = None,
+        fault_of: FaultOf | None = None,
+        max_running_requests: int = 64,
+    ) -> None:
+        self.max_running_requests = max_running_requests
+        self.requests: list[ScriptedRequest] = []
+        """Everything ever asked, in order of arrival."""
+        self.num_aborts = 0
+        self.policy_version = 0
+        self._answer = answer
+        self._fault_of = fault_of
+        self._waiting: list[ScriptedRequest] = []
+        self._tokenizer = CharTokenizer()
+        self._worker: asyncio.Task[None] | None = None
+        self._work = asyncio.Event()
+        self._running = asyncio.Event()
+        self._running.set()
+        random = Random(random_order)
+        self._next_of = next_of if random_order is None else lambda waiting: random.randrange(len(waiting))
+
+    async def __aenter__(self) -> ScriptedEngine:
+        self._worker = asyncio.create_task(self._answer_one_by_one(), name="scripted engine")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._worker is not None
+        self._worker.cancel()
+        await asyncio.gather(self._worker, return_exceptions=True)
+        self._worker = None
+        for request in self._waiting:
+            request.done.cancel()
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+    ) -> Completion:
+        """Answer from the script, when the request's turn comes."""
+        del images
+        if self._worker is None:
+            raise EngineUnavailableError("the scripted engine is not running; use it inside `async with`")
+        request = ScriptedRequest(request_id, token_ids, params, asyncio.get_running_loop().create_future())
+        self.requests.append(request)
+        if self._fault(request) is Fault.RAISE:
+            raise EngineUnavailableError(f"scripted fault for {request_id}")
+        self._waiting.append(request)
+        self._work.set()
+        try:
+            return await request.done
+        finally:
+            if request in self._waiting:
+                self._waiting.remove(request)
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """Abort one request or all; those that are deaf stay."""
+        self.num_aborts += 1
+        for request in list(self._waiting):
+            if request_id in (None, request.request_id) and self._fault(request) is not Fault.DEAF:
+                self._finish(request, "", FinishKind.ABORT)
+
+    async def pause(self) -> None:
+        """Answer nothing until :meth:`resume`."""
+        self._running.clear()
+
+    async def resume(self) -> None:
+        """Answer again."""
+        self._running.set()
+
+    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+        """Take the version; there are no weights."""
+        del tensors
+        self.policy_version = policy_version
+
+    async def load(self) -> EngineLoad:
+        """Return how many requests wait for their turn."""
+        running = min(len(self._waiting), self.max_running_requests)
+        return EngineLoad(running=running, waiting=len(self._waiting) - running)
+
+    async def health(self) -> None:
+        """Return while entered."""
+        if self._worker is None:
+            raise EngineUnavailableError("the scripted engine is not running")
+
+    def _fault(self, request: ScriptedRequest) -> Fault | None:
+        return self._fault_of(request) if self._fault_of is not None else None
+
+    async def _answer_one_by_one(self) -> None:
+        while True:
+            await self._work.wait()
+            await self._running.wait()
+            # Lets everything that is ready run first, so that requests pile up as they do at a busy engine.
+            await asyncio.sleep(0)
+            ready = [r for r in self._waiting[: self.max_running_requests] if self._fault(r) is None]
+            if not ready:
+                self._work.clear()
+                continue
+            request = ready[self._next_of(ready)]
+            self._finish(request, self._answer(request), FinishKind.STOP)
+
+    def _finish(self, request: ScriptedRequest, text: str, kind: FinishKind) -> None:
+        self._waiting.remove(request)
+        if request.done.done():
+            return
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if kind is FinishKind.STOP:
+            token_ids = np.append(token_ids, np.int32(END_OF_TURN))
+        if len(token_ids) > request.params.max_new_tokens:
+            token_ids, kind = token_ids[: request.params.max_new_tokens], FinishKind.LENGTH
+        spans = (VersionSpan(0, len(token_ids), self.policy_version),) if len(token_ids) else ()
+        completion = Completion(
+            token_ids=token_ids,
+            logprobs=np.full(len(token_ids), -1.0, np.float32),
+            text=self._tokenizer.decode(token_ids, skip_special_tokens=True),
+            finish_reason=FinishReason(kind, END_OF_TURN if kind is FinishKind.STOP else None),
+            version_spans=spans,
+            precision=self.precision,
+            prompt_tokens=len(request.token_ids),
+            cached_tokens=0,
+            timings=CompletionTimings(0.0, 0.0),
+        )
+        request.done.set_result(completion)

@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from rollfeed.generate import SampleBuilder
+from rollfeed.protocols import RolloutRequest
+from rollfeed.testing.contracts import make_prompt
+from rollfeed.types import (
+    Completion,
+    CompletionTimings,
+    FinishKind,
+    FinishReason,
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    VersionSpan,
+)
+
+
+def request(*, budget: int = 10, context: int = 1000, partial: Sample | None = None) -> RolloutRequest:
+    return RolloutRequest(
+        prompt=make_prompt("abc"),
+        params=SamplingParams(max_new_tokens=budget),
+        group_index=2,
+        index=9,
+        rollout_id=9,
+        step=0,
+        max_context_length=context,
+        partial=partial,
+    )
+
+
+def completion(ids: list[int], *, version: int = 0, kind: FinishKind = FinishKind.STOP) -> Completion:
+    return Completion(
+        token_ids=np.array(ids, np.int32),
+        logprobs=-np.array(ids, np.float32),
+        text="x" * len(ids),
+        finish_reason=FinishReason(kind),
+        version_spans=(VersionSpan(0, len(ids), version),) if ids else (),
+        precision="fp32",
+        prompt_tokens=3,
+        cached_tokens=1,
+        timings=CompletionTimings(0.0, 0.0),
+    )
+
+
+def test_ids_mask_logprobs_and_spans_grow_together() -> None:
+    builder = SampleBuilder(request())
+    builder.append_completion(completion([5, 6], version=3))
+    builder.append_inserted(np.array([70, 71, 72], np.int32), policy_version=3)
+    builder.append_completion(completion([7], version=4))
+    sample = builder.build(SampleStatus.COMPLETED, response="r")
+    assert sample.response_token_ids.tolist() == [5, 6, 70, 71, 72, 7]
+    assert sample.loss_mask.tolist() == [1, 1, 0, 0, 0, 1]
+    assert sample.logprobs.tolist() == [-5, -6, 0, 0, 0, -7]
+    assert sample.version_spans == (VersionSpan(0, 5, 3), VersionSpan(5, 6, 4))
+    assert sample.prompt_length == 3
+    assert (sample.group_index, sample.index, sample.rollout_id) == (2, 9, 9)
+
+
+def test_r09_a_resumed_sample_keeps_old_logprobs_and_names_each_version() -> None:
+    first = SampleBuilder(request())
+    first.append_completion(completion([1, 2, 3, 4], version=3, kind=FinishKind.ABORT))
+    first.append_completion(completion([], version=3, kind=FinishKind.ABORT))
+    partial = first.build(SampleStatus.ABORTED, response="")
+    second = SampleBuilder(request(partial=partial))
+    second.append_completion(completion([11, 12, 13, 14, 15, 16], version=4))
+    sample = second.build(SampleStatus.COMPLETED, response="")
+    assert sample.logprobs.tolist() == [-1, -2, -3, -4, -11, -12, -13, -14, -15, -16]
+    assert sample.version_spans == (VersionSpan(0, 4, 3), VersionSpan(4, 10, 4))
+
+
+def test_the_budget_is_within_response_and_context_and_never_negative() -> None:
+    builder = SampleBuilder(request(budget=10))
+    builder.append_completion(completion([1, 2, 3, 4]))
+    assert builder.remaining_budget == 6
+    assert SampleBuilder(request(budget=10, context=5)).remaining_budget == 2
+    assert SampleBuilder(request(budget=10, context=2)).remaining_budget == 0
+
+
+def test_a_partial_sample_of_another_prompt_is_refused() -> None:
+    builder = SampleBuilder(request())
+    builder.append_completion(completion([1]))
+    partial = builder.build(SampleStatus.ABORTED, response="")
+    other = RolloutRequest(
+        prompt=make_prompt("xyz"),
+        params=SamplingParams(max_new_tokens=10),
+        group_index=2,
+        index=9,
+        rollout_id=9,
+        step=0,
+        max_context_length=1000,
+        partial=partial,
+    )
+    with pytest.raises(ValueError, match="does not begin with prompt"):
+        SampleBuilder(other)
+
+
+def test_a_sample_holds_at_most_sixteen_bytes_a_token() -> None:
+    builder = SampleBuilder(request(budget=100_000, context=200_000))
+    builder.append_completion(completion(list(range(100_000))))
+    sample = builder.build(SampleStatus.COMPLETED, response="")
+    held = sample.token_ids.nbytes + sample.loss_mask.nbytes + sample.logprobs.nbytes
+    assert held <= 16 * 100_003

@@ -1,0 +1,171 @@
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from rollfeed.errors import RunFailedError
+from rollfeed.testing import Fault, ListSource, ScriptedEngine
+from rollfeed.types import Outcome, Prompt, Rollout, Sample, SampleStatus, StepCommit, Verdict
+
+
+def failing(*request_ids: str):
+    return lambda request: Fault.RAISE if request.request_id in request_ids else None
+
+
+async def test_one_failing_rollout_fails_its_group_only(make_rollouts) -> None:
+    commits: list[StepCommit] = []
+    engine = ScriptedEngine(fault_of=failing("step0-rollout3"))
+    async with make_rollouts(engine, commit=commits.append) as rollouts:
+        batch = await rollouts.generate_batch()
+    (dropped,) = commits[0].dropped
+    assert dropped.reason == "failed"
+    assert dropped.group.group_index == 1
+    assert [rollout.status for rollout in dropped.group.rollouts] == [SampleStatus.COMPLETED, SampleStatus.FAILED]
+    assert "scripted fault for step0-rollout3" in str(dropped.group.rollouts[1].error)
+    assert 1 not in [group.group_index for group in batch.groups]
+
+
+async def test_retrying_answers_a_failed_rollout_again(make_rollouts) -> None:
+    failures = {"step0-rollout3": 1}
+
+    async def generate(request, *, default, endpoint, tokenizer):
+        if failures.pop(f"step0-rollout{request.rollout_id}", 0):
+            raise ValueError("once")
+        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, group_failure="retry") as rollouts:
+        batch = await rollouts.generate_batch()
+    assert [group.group_index for group in batch.groups] == [0, 1, 2, 3]
+
+
+async def test_refill_replaces_a_failed_group_at_once_and_alone(make_rollouts) -> None:
+    engine = ScriptedEngine(fault_of=failing("step0-rollout3"))
+    async with make_rollouts(engine, group_failure="refill", over_sampling_batch_size=6) as rollouts:
+        await rollouts.generate_batch()
+        assert rollouts.ledger.drawn == 7
+
+
+async def test_the_failure_budget_stops_the_run_with_the_first_cause(make_rollouts) -> None:
+    def raising(sample_index: int):
+        raise ZeroDivisionError(f"rollout {sample_index}")
+
+    async def generate(request, *, default, endpoint, tokenizer):
+        raising(request.rollout_id)
+
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_budget=5) as rollouts:
+        with pytest.raises(
+            RunFailedError, match=r"6 rollouts failed, .*failure_budget = 5; .*ZeroDivisionError: rollout 0"
+        ):
+            await rollouts.generate_batch()
+    assert {task.get_name() for task in asyncio.all_tasks()} <= {asyncio.current_task().get_name()}
+
+
+async def test_a_rollout_that_takes_too_long_fails(make_rollouts) -> None:
+    engine = ScriptedEngine(fault_of=lambda r: Fault.DEAF if r.request_id == "step0-rollout0" else None)
+    commits: list[StepCommit] = []
+    async with make_rollouts(engine, rollout_timeout_seconds=0.05, commit=commits.append) as rollouts:
+        await rollouts.generate_batch()
+    (dropped,) = commits[0].dropped
+    assert "not answered within rollout_timeout_seconds = 0.05" in str(dropped.group.rollouts[0].error)
+
+
+async def test_a_generate_function_that_returns_no_sample_fails_its_rollout(make_rollouts) -> None:
+    async def generate(request, *, default, endpoint, tokenizer):
+        return []
+
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_budget=0) as rollouts:
+        with pytest.raises(RunFailedError, match="must return a list of at least one Sample"):
+            await rollouts.generate_batch()
+
+
+async def test_a_failed_reward_is_a_failed_rollout_and_never_a_zero(make_rollouts) -> None:
+    class Scorer:
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            bad = prompt.prompt_id == "list/2@e0"
+            return [
+                Verdict(reward=None, outcome=Outcome.TIMEOUT, detail="slow") if bad and i == 1 else Verdict(reward=1.0)
+                for i, _ in enumerate(rollouts)
+            ]
+
+    commits: list[StepCommit] = []
+    async with make_rollouts(ScriptedEngine(), scorer=Scorer(), commit=commits.append) as rollouts:
+        await rollouts.generate_batch()
+    (dropped,) = commits[0].dropped
+    failed = dropped.group.rollouts[1]
+    assert failed.status is SampleStatus.FAILED
+    assert failed.samples[0].reward is None
+    assert "reward timeout: slow" in str(failed.error)
+
+
+async def test_retrying_scores_only_what_failed_to_be_scored(make_rollouts) -> None:
+    seen: list[list[float | None]] = []
+
+    class Scorer:
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            seen.append([rollout.samples[0].reward for rollout in rollouts])
+            first = len(seen) == 1
+            return [
+                Verdict(reward=None, outcome=Outcome.ERROR, detail="flaky")
+                if first and i == 1
+                else Verdict(reward=float(i))
+                for i, _ in enumerate(rollouts)
+            ]
+
+    async with make_rollouts(
+        ScriptedEngine(), scorer=Scorer(), group_failure="retry", rollout_batch_size=1
+    ) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert seen == [[None, None], [0.0, None]]
+    assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
+
+
+async def test_aborted_groups_are_not_scored(make_rollouts) -> None:
+    class Scorer:
+        scored: list[str] = []  # noqa: RUF012
+
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            assert all(r.status is SampleStatus.COMPLETED for r in rollouts)
+            self.scored.append(prompt.prompt_id)
+            return [Verdict(reward=1.0) for _ in rollouts]
+
+    engine = ScriptedEngine(fault_of=lambda r: Fault.HANG if r.request_id == "step0-rollout0" else None)
+    async with make_rollouts(engine, over_sampling_batch_size=5, scorer=Scorer()) as rollouts:
+        await rollouts.generate_batch()
+    assert "list/0@e0" not in Scorer.scored
+
+
+async def test_the_sample_hook_sees_every_finished_sample_before_it_is_scored(make_rollouts) -> None:
+    def hook(sample: Sample, prompt: Prompt) -> Sample:
+        return replace(sample, response="7")
+
+    async with make_rollouts(ScriptedEngine(), sample_hook=hook) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert all(sample.reward == 7.0 for sample in batch.samples)
+
+
+async def test_r26_indices_are_unique_over_epochs(make_rollouts) -> None:
+    source = ListSource([f"prompt {n}" for n in range(5)], repeat=True)
+    async with make_rollouts(ScriptedEngine(), source=source, rollout_batch_size=5) as rollouts:
+        batches = [await rollouts.generate_batch() for _ in range(3)]
+    groups = [group for batch in batches for group in batch.groups]
+    samples = [sample for group in groups for sample in group.samples]
+    assert len({group.group_index for group in groups}) == 15
+    assert len({sample.index for sample in samples}) == 30
+    assert all(len(group.samples) == 2 for group in groups)
+
+
+async def test_seeds_depend_on_step_group_and_member_only(make_rollouts) -> None:
+    def seeds_of(engine: ScriptedEngine) -> dict[str, int | None]:
+        return {request.request_id: request.params.seed for request in engine.requests}
+
+    engines = [ScriptedEngine(random_order=order) for order in range(2)]
+    for engine in engines:
+        async with make_rollouts(engine) as rollouts:
+            await rollouts.generate_batch()
+    assert seeds_of(engines[0]) == seeds_of(engines[1])
+    assert len(set(seeds_of(engines[0]).values())) == 8
+    other = ScriptedEngine()
+    async with make_rollouts(other, seed=1) as rollouts:
+        await rollouts.generate_batch()
+    assert set(seeds_of(other).values()).isdisjoint(seeds_of(engines[0]).values())
