@@ -1,0 +1,25 @@
+"""The one place where objects are made: from settings to a run.
+
+Invariants: same settings, same seed and a deterministic engine give byte-identical batches; leaving
+a run, by error or by signal, leaves no task, thread, socket or half-written file.
+"""
+
+from rollfeed.app.model import Model, build_engine, load_model
+from rollfeed.app.rollouts import open_rollouts
+from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, run
+from rollfeed.app.sources import build_source, environment_source, source_names
+
+__all__ = [
+    "Model",
+    "PreparedRun",
+    "RunSummary",
+    "build_config",
+    "build_engine",
+    "build_source",
+    "environment_source",
+    "load_model",
+    "open_rollouts",
+    "prepare",
+    "run",
+    "source_names",
+]

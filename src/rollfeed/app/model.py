@@ -1,0 +1,59 @@
+"""The policy: its checkpoint, tokenizer and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollfeed.config import EngineSettings
+from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
+from rollfeed.errors import ConfigError
+from rollfeed.prompts import load_tokenizer
+from rollfeed.protocols import Engine, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A checkpoint on this machine, with its tokenizer."""
+
+    checkpoint: Path
+    """Folder in Hugging Face layout."""
+    tokenizer: Tokenizer
+
+
+def load_model(checkpoint: str = DEFAULT_MODEL, *, trust_remote_code: bool = False) -> Model:
+    """Find a checkpoint and load its tokenizer; the default model is converted on first use.
+
+    Args:
+        checkpoint: As ``model.checkpoint`` in a settings file.
+        trust_remote_code: Let the tokenizer run code that comes with the checkpoint.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.
+    """
+    folder = resolve_checkpoint(checkpoint)
+    return Model(checkpoint=folder, tokenizer=load_tokenizer(folder, trust_remote_code=trust_remote_code))
+
+
+def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:
+    """Return the embedded engine, checked and not yet started.
+
+    Raises:
+        ConfigError: If the checkpoint cannot be served with these settings.
+    """
+    try:
+        # Imported here because it brings torch, which other engines and commands do without.
+        from rollfeed.engine.local import create_local_engine
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the embedded engine needs {error.name}, which is not installed: pip install 'rollfeed[local]'"
+        ) from None
+    settings = settings or EngineSettings()
+    return create_local_engine(
+        checkpoint=model.checkpoint,
+        tokenizer=model.tokenizer,
+        threads=settings.threads,
+        num_slots=settings.num_slots,
+        context_length=settings.context_length,
+        deterministic=deterministic,
+    )

@@ -1,0 +1,153 @@
+"""From a :class:`RolloutConfig` and its parts to a rollout manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rollfeed import plugins
+from rollfeed.batch import cut_batch, group_advantages
+from rollfeed.config import RolloutConfig
+from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
+from rollfeed.environments import EnvironmentRegistry, environment_grader
+from rollfeed.errors import ConfigError
+from rollfeed.filters import compose
+from rollfeed.generate import single_turn
+from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, StepSynchronous
+from rollfeed.protocols import (
+    AdvantageFn,
+    BatchedRewardFn,
+    Engine,
+    GenerateFn,
+    Grader,
+    GroupFilter,
+    GroupRewardFn,
+    PromptSource,
+    RewardFn,
+    RolloutFn,
+    RolloutObserver,
+    SampleHook,
+    Tokenizer,
+)
+from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.types import RunState, SamplingParams, StepCommit
+
+
+def open_rollouts(
+    config: RolloutConfig,
+    *,
+    source: PromptSource,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    graders: Mapping[str, Grader] | None = None,
+    state: RunState | None = None,
+    commit: Callable[[StepCommit], None] | None = None,
+    observers: Sequence[RolloutObserver] = (),
+) -> Rollouts:
+    """Return a rollout manager; enter it with ``async with``, then call ``generate_batch()``.
+
+    Args:
+        config: Numbers and functions of the run.
+        source: Where prompts come from.
+        engine: Started and ended by the manager.
+        tokenizer: The policy's.
+        graders: Further graders by ``rm_type``.
+        state: Where an earlier run stopped; by default the beginning.
+        commit: Stores a step before it is delivered; called in a thread.
+        observers: Told what happens as it happens.
+
+    Raises:
+        ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
+    """
+    _check_functions(config, source)
+    max_context_length = config.sampling.rollout_max_context_len or engine.context_length
+    if max_context_length > engine.context_length:
+        raise ConfigError(
+            f"rollout_max_context_len = {max_context_length}: the engine takes {engine.context_length} tokens; lower it"
+        )
+    parts = RolloutParts(
+        generate_fn=config.generate or single_turn,
+        default_generate_fn=single_turn,
+        rollout_fn=config.rollout or _step_synchronous(config),
+        scorer=_reward_hub(config, graders or {}),
+        group_filter=compose(config.group_filters),
+        cut_batch=partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages),
+        sample_hook=config.sample_hook,
+    )
+    return Rollouts(
+        settings=config,
+        plan=_group_plan(config, max_context_length),
+        parts=parts,
+        source=source,
+        engine=engine,
+        tokenizer=tokenizer,
+        state=state,
+        commit=commit,
+        observers=Observers(observers),
+    )
+
+
+def _check_functions(config: RolloutConfig, source: PromptSource) -> None:
+    wanted: list[tuple[str, Any, type[Any]]] = [
+        ("generate", config.generate, GenerateFn),
+        ("rollout", config.rollout, RolloutFn),
+        ("reward", config.reward, RewardFn),
+        ("batched_reward", config.batched_reward, BatchedRewardFn),
+        ("group_reward", config.group_reward, GroupRewardFn),
+        ("sample_hook", config.sample_hook, SampleHook),
+        ("advantage", config.advantage, AdvantageFn),
+        *(("group_filters", each, GroupFilter) for each in config.group_filters),
+    ]
+    for name, function, protocol in wanted:
+        if function is not None:
+            plugins.check_fits(function, protocol, key=name)
+    plugins.check_methods(source, PromptSource, key="source")
+
+
+def _reward_hub(config: RolloutConfig, graders: Mapping[str, Grader]) -> RewardHub:
+    known = {**BUILTIN_GRADERS, ENVIRONMENT_RM_TYPE: environment_grader(EnvironmentRegistry()), **graders}
+    return RewardHub(
+        graders=known,
+        rm_type=config.rm_type,
+        reward_fn=config.reward,
+        batched_reward_fn=config.batched_reward,
+        group_reward_fn=config.group_reward,
+        reward_key=config.reward_key,
+        timeout_seconds=config.reward_timeout_seconds,
+    )
+
+
+def _step_synchronous(config: RolloutConfig) -> StepSynchronous:
+    return StepSynchronous(
+        refill=config.refill,
+        deterministic=config.deterministic,
+        surplus=config.surplus,
+        requeue_aborted=config.requeue_aborted,
+        group_failure=config.group_failure,
+        max_draws_per_batch=config.max_draws_per_batch,
+    )
+
+
+def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:
+    sampling = config.sampling
+    params = SamplingParams(
+        max_new_tokens=sampling.rollout_max_response_len,
+        temperature=sampling.rollout_temperature,
+        top_p=sampling.rollout_top_p,
+        top_k=sampling.rollout_top_k,
+        min_new_tokens=sampling.min_new_tokens,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=sampling.rollout_stop,
+        stop_token_ids=sampling.rollout_stop_token_ids,
+        skip_special_tokens=sampling.rollout_skip_special_tokens,
+    )
+    return GroupPlan(
+        run_seed=config.seed,
+        n_samples_per_prompt=config.n_samples_per_prompt,
+        params=params,
+        max_context_length=max_context_length,
+        rollout_timeout_seconds=config.rollout_timeout_seconds,
+        failure_policy=config.group_failure,
+        failure_retries=config.failure_retries,
+    )

@@ -1,0 +1,209 @@
+"""A whole run: prepared and checked first, then made step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollfeed import plugins
+from rollfeed.app.model import Model, build_engine, load_model
+from rollfeed.app.rollouts import open_rollouts
+from rollfeed.app.sources import build_source
+from rollfeed.batch import group_advantages
+from rollfeed.config import FilterSettings, RolloutConfig, Settings
+from rollfeed.errors import ConfigError, RollfeedError
+from rollfeed.filters import build_filter
+from rollfeed.protocols import (
+    AdvantageFn,
+    BatchedRewardFn,
+    Engine,
+    GenerateFn,
+    GroupFilter,
+    GroupRewardFn,
+    PromptSource,
+    RewardFn,
+    RolloutFn,
+    RolloutObserver,
+    SampleHook,
+    Tracker,
+)
+from rollfeed.store import RunDirectory
+from rollfeed.types import LedgerCounts, StepCommit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """Everything a run is made of, checked and not yet started."""
+
+    settings: Settings
+    config: RolloutConfig
+    source: PromptSource
+    engine: Engine
+    model: Model
+    tracker: Tracker | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a finished run has done."""
+
+    directory: Path
+    num_steps: int
+    num_resumed_steps: int
+    """Of these, how many an earlier process had done."""
+    ledger: LedgerCounts
+
+
+def prepare(settings: Settings, *, folders: Sequence[Path] = ()) -> PreparedRun:
+    """Make and check everything a run needs, without starting an engine or writing a file.
+
+    Args:
+        settings: The whole tree.
+        folders: Where data files and plug-in modules are looked for, in this order.
+
+    Raises:
+        ConfigError: If anything is wrong that can be known before the engine starts.
+    """
+    config = build_config(settings, folders=folders)
+    _check_combination(settings, config)
+    model = load_model(settings.model.checkpoint, trust_remote_code=settings.model.trust_remote_code)
+    source = build_source(settings, model.tokenizer, folders=folders)
+    engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    open_rollouts(config, source=source, engine=engine, tokenizer=model.tokenizer)
+    tracker_path = settings.plugins.tracker
+    tracker = None
+    if tracker_path is not None:
+        tracker = plugins.load_factory(tracker_path, Tracker, key="plugins.tracker", folders=folders)
+    return PreparedRun(settings=settings, config=config, source=source, engine=engine, model=model, tracker=tracker)
+
+
+async def run(
+    prepared: PreparedRun, *, out: Path, overwrite: bool = False, observers: Sequence[RolloutObserver] = ()
+) -> RunSummary:
+    """Make all steps of a run, or those that an earlier process left to do.
+
+    Raises:
+        RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
+        RollfeedError: If the run fails; finished steps stay readable, and the same call resumes it.
+    """
+    settings = prepared.settings
+    directory = RunDirectory.open(
+        out, settings=settings.model_dump(mode="json"), identity=settings.identity(), overwrite=overwrite
+    )
+    with directory:
+        try:
+            return await _run_in(directory, prepared, observers)
+        except RollfeedError as error:
+            directory.fail(str(error))
+            raise
+
+
+async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]) -> RunSummary:
+    settings, tracker = prepared.settings, prepared.tracker
+
+    def commit(step: StepCommit) -> None:
+        directory.commit(step, reward_key=settings.reward.reward_key)
+        if tracker is not None:
+            tracker.log(step.batch.metrics, step=step.batch.step)
+
+    rollouts = open_rollouts(
+        prepared.config,
+        source=prepared.source,
+        engine=prepared.engine,
+        tokenizer=prepared.model.tokenizer,
+        state=directory.state,
+        commit=commit,
+        observers=observers,
+    )
+    resumed = rollouts.next_step
+    try:
+        async with rollouts:
+            while rollouts.next_step < settings.rollout.num_rollout:
+                await rollouts.generate_batch()
+        directory.finish()
+    finally:
+        if tracker is not None:
+            tracker.close()
+    return RunSummary(
+        directory=directory.path,
+        num_steps=rollouts.next_step,
+        num_resumed_steps=resumed,
+        ledger=rollouts.ledger,
+    )
+
+
+def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> RolloutConfig:
+    """Turn settings into a :class:`RolloutConfig`: plug-ins are imported, filters made.
+
+    Raises:
+        ConfigError: If a plug-in or filter does not exist or does not fit.
+    """
+
+    def load(name: str, protocol: type[Any]) -> Any:
+        path = getattr(settings.plugins, name)
+        return None if path is None else plugins.load_plugin(path, protocol, key=f"plugins.{name}", folders=folders)
+
+    own_filters = tuple(
+        plugins.load_plugin(path, GroupFilter, key="plugins.group_filters", folders=folders)
+        for path in settings.plugins.group_filters
+    )
+    builtin = tuple(_builtin_filter(each, settings) for each in settings.filters.dynamic_sampling)
+    return RolloutConfig(
+        **settings.rollout.model_dump(),
+        seed=settings.seed,
+        sampling=settings.sampling,
+        generate=load("generate", GenerateFn),
+        rollout=load("rollout", RolloutFn),
+        reward=load("reward", RewardFn),
+        batched_reward=load("batched_reward", BatchedRewardFn),
+        group_reward=load("group_reward", GroupRewardFn),
+        rm_type=settings.reward.rm_type,
+        reward_key=settings.reward.reward_key,
+        reward_timeout_seconds=settings.reward.timeout_seconds,
+        group_filters=(*builtin, *own_filters),
+        sample_hook=load("sample_hook", SampleHook),
+        advantage=load("advantage", AdvantageFn)
+        or partial(group_advantages, divide_by_std=settings.advantage.divide_by_std),
+    )
+
+
+def _builtin_filter(chosen: FilterSettings, settings: Settings) -> GroupFilter:
+    try:
+        return build_filter(
+            chosen.name,
+            chosen.parameters,
+            n_samples_per_prompt=settings.rollout.n_samples_per_prompt,
+            reward_key=settings.reward.reward_key,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"filters.dynamic_sampling: {error}") from None
+
+
+def _check_combination(settings: Settings, config: RolloutConfig) -> None:
+    """Refuse what each section allows and the whole cannot do.
+
+    Raises:
+        ConfigError: With what does not fit, and what to change.
+    """
+    has_function = any((config.reward, config.batched_reward, config.group_reward))
+    for dataset in settings.prompts.datasets:
+        if has_function or dataset.metadata_key is not None:
+            continue
+        if config.rm_type is None:
+            raise ConfigError(
+                f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
+            )
+        if dataset.label_key is None:
+            raise ConfigError(
+                f"prompts.datasets: reward.rm_type = {config.rm_type!r} needs labels, and {dataset.path} has none: "
+                "set its label_key"
+            )
+    names = [each.name for each in settings.filters.dynamic_sampling]
+    if settings.rollout.n_samples_per_prompt == 1 and "reward_std" in names:
+        raise ConfigError(
+            "filters.dynamic_sampling: reward_std drops every group of one rollout: raise "
+            "rollout.n_samples_per_prompt or remove the filter"
+        )

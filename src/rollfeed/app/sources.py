@@ -1,0 +1,108 @@
+"""Prompt sources, from settings or one by one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollfeed import plugins
+from rollfeed.config import DatasetSettings, Settings
+from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
+from rollfeed.protocols import PromptSource, Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+def environment_source(environment_id: str, *, level: int, seed: int, tokenizer: Tokenizer) -> PromptSource:
+    """Return a built-in or registered environment as a prompt source.
+
+    Raises:
+        ConfigError: If there is no such environment or level.
+    """
+    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None)
+    return EnvironmentSource(EnvironmentRegistry().get(environment_id), level=level, seed=seed, renderer=renderer)
+
+
+def build_source(settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[Path] = ()) -> PromptSource:
+    """Return the prompt source that the settings describe, read and checked.
+
+    Raises:
+        ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
+    """
+    path = settings.plugins.prompt_source
+    if path is not None:
+        return plugins.load_factory(path, PromptSource, tokenizer, key="plugins.prompt_source", folders=folders)
+    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=settings.max_prompt_length)
+    sources: list[tuple[str, float, PromptSource]] = []
+    registry = EnvironmentRegistry()
+    for environment in settings.prompts.environments:
+        made = EnvironmentSource(
+            registry.get(environment.id), level=environment.level, seed=settings.seed, renderer=renderer
+        )
+        sources.append((made.name, environment.weight, made))
+    for dataset in settings.prompts.datasets:
+        read = _dataset_source(dataset, settings, renderer, folders)
+        _tell_what_was_left_out(read, settings)
+        sources.append((read.name, dataset.weight, read))
+    return MixtureSource(sources, seed=settings.seed)
+
+
+def find_file(path: str, folders: Sequence[Path]) -> Path:
+    """Return the first of ``folders`` with such a file; a slice ``@[a:b]`` behind the name does not count.
+
+    A file that is nowhere is returned as given, for its reader to complain of.
+    """
+    for folder in folders:
+        for name in (path, path.rpartition("@[")[0]):
+            if name and (folder / name).exists():
+                return folder / path
+    return Path(path)
+
+
+def _dataset_source(
+    dataset: DatasetSettings, settings: Settings, renderer: ChatRenderer, folders: Sequence[Path]
+) -> DatasetSource:
+    return DatasetSource(
+        str(find_file(dataset.path, folders)),
+        name=dataset.name,
+        renderer=renderer,
+        keys=ColumnKeys(
+            input_key=dataset.input_key,
+            label_key=dataset.label_key,
+            metadata_key=dataset.metadata_key,
+            tools_key=dataset.tools_key,
+            image_key=dataset.image_key,
+        ),
+        apply_chat_template=dataset.apply_chat_template,
+        rollout_shuffle=settings.prompts.rollout_shuffle,
+        seed=settings.seed,
+        num_epoch=settings.prompts.num_epoch,
+        skip_bad_rows=settings.prompts.skip_bad_rows,
+    )
+
+
+def _tell_what_was_left_out(dataset: DatasetSource, settings: Settings) -> None:
+    if dataset.num_over_length:
+        _log.warning(
+            "%d prompts of %s are over rollout_max_prompt_len = %d tokens and are left out",
+            dataset.num_over_length,
+            dataset.name,
+            settings.max_prompt_length,
+        )
+    if dataset.num_bad_rows:
+        _log.warning(
+            "%d rows of %s cannot be read and are left out, the first: %s",
+            dataset.num_bad_rows,
+            dataset.name,
+            dataset.first_bad_row,
+        )
+
+
+def source_names(settings: Settings) -> list[str]:
+    """Return what a run draws its prompts from, for people."""
+    if settings.plugins.prompt_source is not None:
+        return [settings.plugins.prompt_source]
+    environments = [f"{each.id}@{each.level}" for each in settings.prompts.environments]
+    return environments + [dataset.name or dataset.path for dataset in settings.prompts.datasets]

@@ -1,0 +1,32 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rollfeed.config import Settings, load_settings
+
+
+def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the settings file and its overrides."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="settings file (TOML)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a setting, for example rollout.num_rollout=3; may be given several times",
+    )
+
+
+def settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path]]:
+    """Return the settings, and the folders in which data files and plug-ins are looked for.
+
+    Raises:
+        ConfigError: If the file or an override is wrong.
+    """
+    settings = load_settings(arguments.file, arguments.overrides)
+    folders = [arguments.file.resolve().parent, Path.cwd()]
+    return settings, list(dict.fromkeys(folders))

@@ -1,0 +1,79 @@
+"""The ``rollfeed`` command.
+
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from rollfeed.cli import check, env, run, show
+from rollfeed.errors import ConfigError, RollfeedError
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+_COMMANDS = (run, check, show, env)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parsed = build_parser().parse_args(arguments)
+    log = logging.getLogger("rollfeed")
+    log.handlers = [_StderrHandler()]
+    log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
+    try:
+        code: int = parsed.run(parsed)
+    except ConfigError as error:
+        _complain(error)
+        code = EXIT_USAGE
+    except RollfeedError as error:
+        _complain(error)
+        code = EXIT_FAILED
+    except KeyboardInterrupt:
+        print("rollfeed: interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, as with `| head`; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILED
+    return code
+
+
+class _StderrHandler(logging.Handler):
+    """Prints to what standard error is at that moment: a live display puts itself in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="rollfeed",
+        description="Rollouts for reinforcement learning of language models, and their way to the trainer.",
+        epilog="example: rollfeed run examples/demo/demo.toml",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.register(commands)
+    return parser
+
+
+def entry_point() -> None:
+    """Run the command line and leave the process, also when a user's function still holds a thread."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+        os._exit(code)
+    sys.exit(code)
+
+
+def _complain(error: RollfeedError) -> None:
+    for line in str(error).splitlines():
+        print(f"rollfeed: {line}", file=sys.stderr)

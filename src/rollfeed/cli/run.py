@@ -1,0 +1,89 @@
+"""``rollfeed run``: make all steps of a run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rollfeed import app
+from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.cli.progress import ProgressReporter
+from rollfeed.errors import RunDirectoryError
+from rollfeed.store import RunDirectory
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "run",
+        help="generate rollouts as a settings file says",
+        description="Generate rollouts, step after step, into a run directory. An unfinished run is continued.",
+        epilog="example: rollfeed run examples/demo/demo.toml --out runs/first --set rollout.num_rollout=3",
+    )
+    add_settings_arguments(parser)
+    parser.add_argument("--out", metavar="DIR", type=Path, help="run directory (default: runs/<file>-<date>-<time>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in --out")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run, and say where the result is.
+
+    Raises:
+        ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
+        RollfeedError: If the run fails.
+    """
+    settings, folders = settings_of(arguments)
+    out = arguments.out or default_directory(arguments.file)
+    problem = RunDirectory.problem(out, identity=settings.identity(), overwrite=arguments.overwrite)
+    if problem is not None:
+        raise RunDirectoryError(problem)
+    prepared = app.prepare(settings, folders=folders)
+    console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
+    reporter = ProgressReporter(console, settings.rollout, reward_key=settings.reward.reward_key)
+    console.print(f"run directory: {out}")
+    with reporter:
+        making = app.run(prepared, out=out, overwrite=arguments.overwrite, observers=[reporter])
+        summary = asyncio.run(_until_signal(making, resumable=out))
+    if arguments.json:
+        record = {**asdict(summary), "directory": str(summary.directory)}
+        print(json.dumps(record))
+    else:
+        resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
+        print(
+            f"{summary.num_steps} steps{resumed} in {summary.directory}; look with: rollfeed show {summary.directory}"
+        )
+    return 0
+
+
+def default_directory(file: Path) -> Path:
+    """Return a new directory below ``runs``, named after the settings file and the time."""
+    return Path("runs") / f"{file.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+async def _until_signal(making: Any, *, resumable: Path) -> app.RunSummary:
+    """Await the run; SIGINT and SIGTERM cancel it once, and what is finished stays."""
+    task = asyncio.ensure_future(making)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        summary: app.RunSummary = await task
+        return summary
+    except asyncio.CancelledError:
+        print(f"rollfeed: stopped; the same command with --out {resumable} goes on", file=sys.stderr)
+        raise KeyboardInterrupt from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,213 @@
+"""What ``rollfeed show`` prints for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rollfeed.store import FoundGroup, GroupSummary, MemberSummary, RunReader, RunRecord, StepRecord
+from rollfeed.types import Correct, Rollout, Sample, SampleStatus
+
+_PIPE_WIDTH = 170  # of a file or pipe, which has no width of its own
+_QUESTION_CHARACTERS = 100
+_STEPS_WITH_GROUPS = 3  # without --step, the groups of so many last steps are listed
+
+_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("model.checkpoint", "model"),
+    ("rollout.rollout_batch_size", "groups a step"),
+    ("rollout.n_samples_per_prompt", "samples a prompt"),
+    ("sampling.rollout_temperature", "temperature"),
+    ("sampling.rollout_max_response_len", "response tokens at most"),
+    ("rollout.deterministic", "deterministic"),
+    ("seed", "seed"),
+)
+
+_STEP_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("reward", "rollout/reward_mean", ".3f"),
+    ("correct", "rollout/correct_ratio", ".0%"),
+    ("length", "rollout/response_length_mean", ".1f"),
+    ("cut off", "rollout/truncated_ratio", ".0%"),
+    ("tok/s", "perf/tokens_per_second", ".0f"),
+)
+
+
+def print_run(reader: RunReader, *, step: int | None) -> None:
+    """Print a run: its settings, steps, drop reasons, waste, ledger, and the groups of its last steps or of one."""
+    console = _console()
+    record, steps = reader.run(), reader.steps()
+    shown = steps[-_STEPS_WITH_GROUPS:] if step is None else (reader.step(step),)
+    for line in _run_lines(reader, record):
+        _print(console, line)
+    if not steps:
+        _print(console, "no step is committed yet")
+        return
+    console.print(_step_table(steps if step is None else shown))
+    for line in _sum_lines(steps if step is None else shown):
+        _print(console, line)
+    _print(console, _ledger_line(reader))
+    for committed in shown:
+        console.print()
+        console.print(_group_table(committed, reader.summaries(committed.step)))
+    if len(shown) < len(steps) and step is None:
+        _print(console, f"groups of steps 1 to {shown[0].step - 1}: --step N")
+    _print(console, "one group with its responses: --group G")
+
+
+def print_group(found: FoundGroup) -> None:
+    """Print one group whole: the prompt and every response, with reward, verdict and length."""
+    console = _console()
+    group, prompt = found.group, found.group.prompt
+    fate = "kept" if found.drop_reason is None else f"dropped: {found.drop_reason}"
+    _print(console, f"group {group.group_index} of step {found.step}, {fate}", style="bold")
+    _print(console, f"source {prompt.source}, prompt {prompt.prompt_id}, {len(prompt.token_ids)} tokens")
+    _print(console, f"label {_json(prompt.label)}")
+    if prompt.metadata:
+        _print(console, f"metadata {_json(dict(prompt.metadata))}")
+    _section(console, "prompt", prompt.text)
+    for rollout in group.rollouts:
+        for sample in rollout.samples or (None,):
+            _section(console, _sample_title(rollout, sample), sample.response if sample else "")
+        if rollout.verdict is not None and rollout.verdict.detail:
+            _print(console, f"detail: {rollout.verdict.detail}")
+        if rollout.error is not None:
+            _print(console, f"error: {rollout.error}", style="red")
+
+
+def _run_lines(reader: RunReader, record: RunRecord) -> Iterator[str]:
+    totals = reader.totals()
+    cause = f" ({record.cause})" if record.cause else ""
+    yield (
+        f"{reader.path}: {reader.status()}{cause}; {_count(totals.num_steps, 'step')}, "
+        f"{_count(totals.num_groups, 'group')} kept, {totals.num_dropped:,} dropped; "
+        f"{_count(totals.response_tokens, 'token')} to train on, {totals.wasted_tokens:,} wasted"
+    )
+    found = [(words, _setting(record.settings, key)) for key, words in _SETTINGS]
+    yield ", ".join(f"{words} {value}" for words, value in found if value is not None)
+
+
+def _sum_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
+    reasons: Counter[str] = Counter()
+    wasted: Counter[str] = Counter()
+    for record in steps:
+        reasons.update(record.drop_reasons)
+        wasted.update(record.wasted_tokens)
+    yield "dropped groups: " + (_counts(reasons) or "none")
+    yield "wasted tokens: " + (_counts(wasted) or "none")
+
+
+def _ledger_line(reader: RunReader) -> str:
+    counts = asdict(reader.ledger())
+    drawn = counts.pop("drawn")
+    parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+    return f"prompts: {drawn:,} drawn = {parts or '0'}"
+
+
+def _step_table(steps: Sequence[StepRecord]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("step", "kept", "dropped", *(name for name, _, _ in _STEP_COLUMNS), "wasted"):
+        table.add_column(name, justify="right", overflow="fold")
+    for record in steps:
+        metrics = [_metric(record.metrics.get(key), form) for _, key, form in _STEP_COLUMNS]
+        wasted = f"{sum(record.wasted_tokens.values()):,}"
+        table.add_row(str(record.step), str(record.num_groups), str(record.num_dropped), *metrics, wasted)
+    return table
+
+
+def _group_table(record: StepRecord, groups: Sequence[GroupSummary]) -> Table:
+    title = f"step {record.step}, policy version {record.policy_version}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table.add_column("group", justify="right")
+    for name in ("source", "question", "rewards", "tokens", "fate"):
+        table.add_column(name, overflow="fold")
+    for group in groups:
+        kept = group.drop_reason is None
+        table.add_row(
+            str(group.group_index),
+            Text(_visible(group.source)),
+            Text(_shortened(group.question)),
+            " ".join(_member_reward(member) for member in group.members) or "-",
+            " ".join(str(member.response_length) for member in group.members) or "-",
+            Text("kept" if kept else f"dropped: {_visible(group.drop_reason or '')}", style="green" if kept else "red"),
+        )
+    return table
+
+
+def _sample_title(rollout: Rollout, sample: Sample | None) -> str:
+    verdict = rollout.verdict
+    parts = [f"rollout {rollout.rollout_id}", (sample.status if sample else SampleStatus.FAILED).value]
+    if sample:
+        parts = [f"sample {sample.index}", *parts, _count(sample.response_length, "token")]
+        parts.append("not scored" if sample.reward is None else f"reward {_json(sample.reward)}")
+    if verdict and verdict.correct is not Correct.UNDEFINED:
+        parts.append("correct" if verdict.correct is Correct.YES else "wrong")
+    if verdict and verdict.extracted is not None:
+        parts.append(f"extracted {_json(verdict.extracted)}")
+    return ", ".join(parts)
+
+
+def _member_reward(member: MemberSummary) -> str:
+    if member.reward is not None:
+        return f"{member.reward:.3g}"
+    return "failed" if member.status is SampleStatus.FAILED else "-"
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
+
+
+def _print(console: Console, text: str, *, style: str = "") -> None:
+    # Soft: the terminal wraps long lines, rich does not cut them.
+    console.print(Text(_visible(text), style=style), soft_wrap=True)
+
+
+def _section(console: Console, title: str, text: str) -> None:
+    console.print()
+    _print(console, f"-- {title}", style="bold")
+    _print(console, text)
+
+
+def _visible(text: str) -> str:
+    """Return text whose control characters, which could command a terminal, are spelled out."""
+    return "".join(
+        character if character in "\n\t" or unicodedata.category(character) != "Cc" else f"\\x{ord(character):02x}"
+        for character in text
+    )
+
+
+def _shortened(text: str) -> str:
+    words = _visible(" ".join(text.split()))
+    return words if len(words) <= _QUESTION_CHARACTERS else words[: _QUESTION_CHARACTERS - 1] + "…"
+
+
+def _setting(settings: Mapping[str, Any], dotted_key: str) -> Any:
+    value: Any = settings
+    for key in dotted_key.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _metric(value: float | None, form: str) -> str:
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
