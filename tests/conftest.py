@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import rollfeed.engine.local  # noqa: F401 - before torch, which it tells not to spin on a busy machine
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

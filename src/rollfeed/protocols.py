@@ -313,10 +313,8 @@ class AdvantageFn(Protocol):
 class BatchCutter(Protocol):
     """Orders the kept groups of a step and gives every sample its advantage."""
 
-    def __call__(
-        self, groups: Sequence[Group], *, step: int, policy_version: int, metrics: Mapping[str, float]
-    ) -> TrainBatch:
-        """Return the batch, its own metrics added to ``metrics``."""
+    def __call__(self, groups: Sequence[Group], *, step: int, policy_version: int) -> TrainBatch:
+        """Return the batch, with the metrics that its groups alone give."""
 
 
 class Tracker(Protocol):

@@ -28,14 +28,14 @@ def test_advantage_functions_keep_their_contract() -> None:
 
 
 def cut(groups, advantage_fn=group_advantages):
-    return cut_batch(groups, step=3, policy_version=2, reward_key=None, advantage_fn=advantage_fn, metrics={"a": 1.0})
+    return cut_batch(groups, step=3, policy_version=2, reward_key=None, advantage_fn=advantage_fn)
 
 
 def test_a_batch_is_ordered_by_index_with_one_advantage_a_sample() -> None:
     batch = cut([make_group([0.0, 1.0], group_index=5), make_group([4.0, 0.0], group_index=2)])
     assert [group.group_index for group in batch.groups] == [2, 5]
     assert batch.advantages_S.tolist() == [2.0, -2.0, -0.5, 0.5]
-    assert (batch.step, batch.policy_version, batch.metrics["a"]) == (3, 2, 1.0)
+    assert (batch.step, batch.policy_version) == (3, 2)
 
 
 @pytest.mark.parametrize("wrong", [lambda rewards: rewards[:1], lambda rewards: rewards / 0.0])

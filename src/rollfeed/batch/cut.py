@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ def cut_batch(
     policy_version: int,
     reward_key: str | None,
     advantage_fn: AdvantageFn,
-    metrics: Mapping[str, float],
 ) -> TrainBatch:
     """Return the batch of a step, groups ordered by index.
 
@@ -39,7 +38,7 @@ def cut_batch(
         policy_version=policy_version,
         groups=ordered,
         advantages_S=np.array(advantages_S, np.float32),
-        metrics={**metrics, **batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version)},
+        metrics=batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version),
     )
 
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rollfeed.config import RolloutSettings
@@ -128,6 +128,7 @@ class Rollouts:
 
         Raises:
             RunFailedError: If the step cannot be completed; its prompts are requeued and nothing is stored.
+                An error from storing it leaves the manager unusable: make a new one from the last stored state.
         """
         step, started, tokens_before = self._state.next_step, time.monotonic(), self._observers.num_rollout_tokens
         self._observers.step_started(step)
@@ -136,12 +137,13 @@ class Rollouts:
         try:
             output = await self._make_step(context)
             check_output(output, context)
+            batch = self._parts.cut_batch(output.groups, step=step, policy_version=self._engine.policy_version)
         except BaseException:
             await context.close()
             self._take_back(context)
             raise
         await context.close()
-        commit = self._settle(context, output, time.monotonic() - started, tokens_before)
+        commit = self._settle(context, output, batch, time.monotonic() - started, tokens_before)
         await self._store(commit)
         self._state = commit.state
         self._observers.step_finished(commit)
@@ -178,7 +180,9 @@ class Rollouts:
                 self._ledger.move(group_index, Place.REQUEUED)
         self._supply.requeue(context.draws.values())
 
-    def _settle(self, context: StepContext, output: RolloutOutput, seconds: float, tokens_before: int) -> StepCommit:
+    def _settle(
+        self, context: StepContext, output: RolloutOutput, batch: TrainBatch, seconds: float, tokens_before: int
+    ) -> StepCommit:
         requeued, wasted_tokens = book(output, context, self._ledger)
         self._supply.requeue(requeued)
         counts = self._ledger.counts()
@@ -186,6 +190,7 @@ class Rollouts:
         assert counts.in_flight == 0, f"prompts are in flight after the step: {counts}"
         num_tokens = self._observers.num_rollout_tokens - tokens_before
         metrics = {
+            **batch.metrics,
             **_step_metrics(output, num_submitted=len(context.draws), num_requeued=len(requeued)),
             **{f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in wasted_tokens.items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
@@ -193,9 +198,6 @@ class Rollouts:
             "perf/step_seconds": seconds,
             "perf/tokens_per_second": num_tokens / seconds,
         }
-        batch = self._parts.cut_batch(
-            output.groups, step=context.step, policy_version=self._engine.policy_version, metrics=metrics
-        )
         state = RunState(
             next_step=context.step + 1,
             next_group_index=self._supply.next_group_index,
@@ -205,7 +207,12 @@ class Rollouts:
             ledger=counts,
             failures=self._failures.spent,
         )
-        return StepCommit(batch=batch, dropped=dropped_groups(output), wasted_tokens=wasted_tokens, state=state)
+        return StepCommit(
+            batch=replace(batch, metrics=metrics),
+            dropped=dropped_groups(output),
+            wasted_tokens=wasted_tokens,
+            state=state,
+        )
 
     async def _store(self, commit: StepCommit) -> None:
         """Store the step in a thread; a cancellation waits until it is stored or has failed."""

@@ -61,3 +61,10 @@ def test_repeating_every_line_is_not_copying_the_one_asked_for() -> None:
 def test_label_of_the_line_may_be_repeated() -> None:
     assert copy("B: apple river stone", label="B").correct is Correct.YES
     assert copy('B: "apple river stone"', label="B").correct is Correct.YES
+
+
+def test_a_text_that_is_quoted_only_to_be_talked_about_is_not_repeated() -> None:
+    params = {"text": "cake", "label": ""}
+    talk = 'The "cake" allegedly originates from a speculative fact about a fictional dessert.'
+    assert CopyText().verify(params, talk).correct is Correct.NO
+    assert CopyText().verify(params, 'Here is the text: "cake".').correct is Correct.YES

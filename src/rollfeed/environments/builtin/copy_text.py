@@ -14,6 +14,8 @@ from rollfeed.types import Verdict
 
 _FIRST_LEVEL_WITH_LINES = 8
 _MAX_COMPARED_WORDS = 64
+_MAX_WORDS_AROUND_QUOTE = 8
+"""With more words around it, a quoted text is talked about, not repeated."""
 _WORD = re.compile(r"\w+")
 
 
@@ -42,7 +44,7 @@ class CopyText:
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
         """Compare the answer with the text, exactly but for white space, surrounding quotes and a final full stop.
 
-        Where nothing is marked, the answer is the only quoted text, or else the last line. A wrong one is worth twice
+        Where nothing is marked, the answer is the only quoted text with few words around it, or else the last line. A wrong one is worth twice
         the number of words it has in the same order, over the words of both.
         """
         copied = _copied_text(params["label"], response)
@@ -64,8 +66,14 @@ def _copied_text(label: str, response: str) -> str | None:
         return None
     text, quoted = answer.text, find_quoted(answer.text)
     if not answer.marked:
-        text = quoted[0] if len(quoted) == 1 else text.strip().splitlines()[-1]
+        text = quoted[0] if _is_repeated(quoted, text) else text.strip().splitlines()[-1]
     return clean(clean(text).removeprefix(f"{label}:") if label else text)
+
+
+def _is_repeated(quoted: Sequence[str], text: str) -> bool:
+    if len(quoted) != 1:
+        return False
+    return len(_WORD.findall(text)) - len(_WORD.findall(quoted[0])) <= _MAX_WORDS_AROUND_QUOTE
 
 
 def _common_words(first: Sequence[str], second: Sequence[str]) -> int:

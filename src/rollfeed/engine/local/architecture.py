@@ -1,0 +1,133 @@
+"""Which models the embedded engine computes itself, and their dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3")
+_DEFAULT_SLIDING_WINDOW = 4096
+"""What transformers takes for a Mistral config without the key."""
+_QWEN3_HEAD_DIM = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding, as ``config.json`` describes it."""
+
+    theta: float
+    kind: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The dimensions and switches of a Llama-like decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    query_key_norm: bool
+    tied_head: bool
+    rope: Rope
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
+        """Read a ``config.json`` for which :func:`unsupported_reason` returned None."""
+        model_type = config["model_type"]
+        num_heads = config["num_attention_heads"]
+        attention_bias = bool(config.get("attention_bias", False)) and model_type in ("llama", "qwen3")
+        default_head_dim = _QWEN3_HEAD_DIM if model_type == "qwen3" else config["hidden_size"] // num_heads
+        return cls(
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            head_dim=config.get("head_dim") or default_head_dim,
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            qkv_bias=attention_bias or model_type == "qwen2",
+            output_bias=attention_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)) and model_type == "llama",
+            query_key_norm=model_type == "qwen3",
+            tied_head=bool(config.get("tie_word_embeddings", False)),
+            rope=_rope(config),
+        )
+
+
+def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the places where the versions of transformers keep the rope settings."""
+    return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
+def _rope_kind(values: Mapping[str, Any]) -> str:
+    return str(values.get("rope_type") or values.get("type") or "default")
+
+
+def _rope(config: Mapping[str, Any]) -> Rope:
+    values = _rope_values(config)
+    return Rope(
+        theta=float(values.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        kind=_rope_kind(values),
+        factor=float(values.get("factor", 1.0)),
+        low_freq_factor=float(values.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(values.get("high_freq_factor", 4.0)),
+        original_context_length=int(
+            values.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0
+        ),
+    )
+
+
+def unsupported_reason(config: Mapping[str, Any], *, context_length: int) -> str | None:
+    """Return why the embedded engine cannot compute this model itself, or None when it can."""
+    model_type = config.get("model_type")
+    if model_type not in _MODEL_TYPES:
+        return f"model_type {model_type!r} is not one of {', '.join(_MODEL_TYPES)}"
+    if config.get("quantization_config"):
+        return "its weights are quantised"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"its activation is {config['hidden_act']!r}, not 'silu'"
+    rope = _rope_values(config)
+    if _rope_kind(rope) not in _ROPE_TYPES:
+        return f"its rope type is {_rope_kind(rope)!r}"
+    if float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
+        return "it rotates only a part of each head"
+    window = _sliding_window(config)
+    if window is not None and window < context_length:
+        return f"its attention slides over {window} tokens, fewer than context_length = {context_length}"
+    return None
+
+
+def _sliding_window(config: Mapping[str, Any]) -> int | None:
+    """Return over how many tokens some layer's attention slides; None when all of it is full."""
+    if config["model_type"] == "mistral":
+        window: int | None = config.get("sliding_window", _DEFAULT_SLIDING_WINDOW)
+        return window
+    if config["model_type"] == "llama" or not config.get("use_sliding_window", False):
+        return None
+    window = config.get("sliding_window", _DEFAULT_SLIDING_WINDOW)
+    return window

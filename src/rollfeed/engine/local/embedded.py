@@ -1,0 +1,244 @@
+"""The embedded engine: a causal language model inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollfeed.engine.checkpoint import read_config, read_eos_token_ids, weight_files
+from rollfeed.engine.cores import num_physical_cores
+from rollfeed.engine.local.architecture import Architecture, unsupported_reason
+from rollfeed.engine.local.batching import ContinuousBatcher
+from rollfeed.engine.local.loop import Backend, EngineThread
+from rollfeed.engine.local.requests import Request
+from rollfeed.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import Engine, Tokenizer
+from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedEngine(Engine):
+    """Serves requests from a backend that computes in a thread of its own.
+
+    Entering it loads the weights; leaving it ends the thread, and what is pending fails.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        context_length: int,
+    ) -> None:
+        self.precision = backend.precision
+        self.max_running_requests = backend.num_slots
+        self.context_length = context_length
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._thread = EngineThread(backend, name="rollfeed-engine")
+        self._entered = False
+        self._num_requests = 0
+
+    async def __aenter__(self) -> EmbeddedEngine:
+        self._entered = True
+        await self._thread.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._thread.close()
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights; 0 are the checkpoint's."""
+        return self._backend.policy_version
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        images: Sequence[str] = (),
+    ) -> Completion:
+        """Sample one response; see :class:`rollfeed.protocols.Engine`.
+
+        With ``params.seed`` the draws depend on the seed and the number of the token within this
+        call: give a request that continues an aborted one another seed.
+        """
+        self._check_open()
+        prompt_ids = np.asarray(token_ids, np.int32)
+        self._check_request(prompt_ids, images)
+        request = Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            eos_token_ids=self._eos_token_ids,
+            context_length=self.context_length,
+        )
+        if request.max_new_tokens == 0:
+            request.finish(FinishReason(FinishKind.LENGTH), self._tokenizer, precision=self.precision)
+            return request.reply.result()
+        self._num_requests += 1
+        try:
+            self._thread.submit(request)
+            return await asyncio.wrap_future(request.reply)
+        except asyncio.CancelledError:
+            self._thread.drop(request)
+            raise
+        finally:
+            self._num_requests -= 1
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """Abort the requests of this id, or all; they have been answered when this returns."""
+        self._check_open()
+        await self._thread.call(
+            lambda: self._backend.abort(lambda request: request_id is None or request.request_id == request_id)
+        )
+
+    async def pause(self) -> None:
+        """Stop decoding between two steps; requests stay where they are."""
+        self._check_open()
+        await self._thread.set_paused(True)
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self._check_open()
+        await self._thread.set_paused(False)
+
+    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+        """Replace weights in place between two steps, all of the named ones or none.
+
+        Args:
+            tensors: numpy or torch tensors by the checkpoint's names; they may not change meanwhile.
+            policy_version: The version of the tokens sampled from now on.
+
+        Raises:
+            EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
+        """
+        self._check_open()
+        await self._thread.call(lambda: self._backend.update_weights(tensors, policy_version))
+
+    async def load(self) -> EngineLoad:
+        """Return how many requests run and wait."""
+        running = min(self._backend.num_running, self._num_requests)
+        return EngineLoad(running, self._num_requests - running)
+
+    async def health(self) -> None:
+        """Return when the engine's thread is there to serve."""
+        try:
+            self._check_open()
+        except EngineError as error:
+            raise EngineUnavailableError(str(error)) from error
+
+    def _check_open(self) -> None:
+        if not self._entered:
+            raise EngineUnavailableError("the engine is not started: enter it with 'async with'")
+        self._thread.check()
+
+    def _check_request(self, token_ids: NDArray[np.int32], images: Sequence[str]) -> None:
+        if images:
+            raise EngineProtocolError("the embedded engine takes text only, no images")
+        if len(token_ids) == 0:
+            raise EngineProtocolError("the input has no tokens")
+        if len(token_ids) > self.context_length:
+            raise EngineProtocolError(
+                f"The input ({len(token_ids)} tokens) is longer than the model's context length"
+                f" ({self.context_length} tokens)."
+            )
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._backend.vocab_size:
+            raise EngineProtocolError(
+                f"the input has token ids outside the model's vocabulary of {self._backend.vocab_size}"
+            )
+
+
+def create_local_engine(
+    *,
+    checkpoint: Path,
+    tokenizer: Tokenizer,
+    threads: int,
+    num_slots: int,
+    context_length: int,
+    deterministic: bool,
+    device: str = "cpu",
+) -> Engine:
+    """Return an engine for a folder in Hugging Face layout; nothing is loaded before it is entered.
+
+    Llama, Mistral, Qwen2 and Qwen3 models are computed here, others through transformers.
+
+    Args:
+        checkpoint: The folder.
+        tokenizer: The model's; for stop strings and the text of completions.
+        threads: Of torch, for the engine; 0 takes the physical cores open to this process.
+        num_slots: How many requests run at once.
+        context_length: Of prompt and response together; memory for keys and values is kept for
+            ``num_slots`` times as many tokens.
+        deterministic: Compute each request so that the others do not change a bit of it. The same
+            bits come out again on the same machine with the same threads and num_slots.
+        device: ``cpu`` (float32) or a CUDA device of torch (bfloat16).
+
+    Raises:
+        CheckpointError: If the folder is not a causal language model.
+        ConfigError: If a number is out of its range.
+    """
+    config = read_config(checkpoint)
+    weight_files(checkpoint)
+    _check_settings(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
+    target = torch.device(device)
+    if deterministic and target.type != "cpu":
+        raise ConfigError(f"deterministic = true: holds on the CPU only, not on {device}")
+    common: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "tokenizer": tokenizer,
+        "threads": threads or num_physical_cores(),
+        "device": target,
+        "dtype": torch.float32 if target.type == "cpu" else torch.bfloat16,
+    }
+    reason = unsupported_reason(config, context_length=context_length)
+    if reason is None:
+        backend: Backend = ContinuousBatcher(
+            architecture=Architecture.from_config(config),
+            num_slots=num_slots,
+            context_length=context_length,
+            deterministic=deterministic,
+            **common,
+        )
+    else:
+        logger.warning("%s: generated through transformers, which is slower: %s", checkpoint, reason)
+        backend = _fallback(config, num_slots=1 if deterministic else num_slots, **common)
+    return EmbeddedEngine(
+        backend,
+        tokenizer=tokenizer,
+        eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_eos_token_ids(checkpoint)}),
+        context_length=context_length,
+    )
+
+
+def _fallback(config: Mapping[str, Any], **options: Any) -> Backend:
+    # Its import takes seconds, which models that are computed here need not wait for.
+    from rollfeed.engine.local.fallback import TransformersBackend
+
+    return TransformersBackend(vocab_size=int(config.get("vocab_size", 0)), **options)
+
+
+def _check_settings(
+    config: Mapping[str, Any], checkpoint: Path, *, threads: int, num_slots: int, context_length: int
+) -> None:
+    if threads < 0:
+        raise ConfigError(f"threads = {threads}: must be at least 1, or 0 for the machine's cores")
+    if num_slots < 1:
+        raise ConfigError(f"num_slots = {num_slots}: must be at least 1")
+    if context_length < 2:
+        raise ConfigError(f"context_length = {context_length}: must be at least 2")
+    limit = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(limit, int) and context_length > limit:
+        raise ConfigError(f"context_length = {context_length}: the model in {checkpoint} allows at most {limit}")

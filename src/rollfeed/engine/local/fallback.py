@@ -1,0 +1,199 @@
+"""Generation through transformers, for architectures that the embedded engine does not compute itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers.utils import logging as transformers_logging
+
+from rollfeed.engine.local.requests import Request
+from rollfeed.engine.local.sampling import Sampler
+from rollfeed.engine.local.weights import replace_in_place
+from rollfeed.errors import CheckpointError, EngineError
+from rollfeed.protocols import Tokenizer
+from rollfeed.types import FinishKind, FinishReason
+
+
+class TransformersBackend:
+    """Answers requests with the same prompt together, and other prompts one after the other.
+
+    transformers' ``generate()`` runs the model; the tokens are chosen by our sampler, so that seeds
+    and log-probabilities mean the same as in the other backend.
+    """
+
+    policy_version = 0
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Path,
+        vocab_size: int,
+        tokenizer: Tokenizer,
+        threads: int,
+        num_slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.precision = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+        self.num_slots = num_slots
+        self._checkpoint = checkpoint
+        self._tokenizer = tokenizer
+        self._threads = threads
+        self._device = device
+        self._dtype = dtype
+        self._waiting: deque[Request] = deque()
+        self._rows: list[Request | None] = []
+        """The requests of the present call of ``generate()``; None where one has been answered."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return sum(request is not None for request in self._rows)
+
+    def start(self) -> None:
+        torch.set_num_threads(self._threads)
+        try:
+            with _no_progress_bar():
+                model: Any = AutoModelForCausalLM.from_pretrained(
+                    str(self._checkpoint), dtype=self._dtype, local_files_only=True
+                )
+        except Exception as error:  # every way loading can fail means the same to the user
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"{self._checkpoint}: transformers cannot load it ({reason})") from error
+        self._model = model.to(self._device).eval()
+        # The checkpoint's own generation settings would add processors to ours.
+        self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+        self._sampler = Sampler(num_rows=self.num_slots, vocab_size=self.vocab_size, device=self._device)
+
+    def add(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def abort(self, chosen: Callable[[Request], bool]) -> None:
+        for request in [request for request in self._waiting if chosen(request)]:
+            self._finish(request, FinishReason(FinishKind.ABORT))
+            self._waiting.remove(request)
+        for row, running in enumerate(self._rows):
+            if running is not None and chosen(running):
+                self._finish(running, FinishReason(FinishKind.ABORT))
+                self._rows[row] = None
+
+    def fail_all(self, failure: Callable[[], EngineError]) -> None:
+        for request in (*self._rows, *self._waiting):
+            if request is not None:
+                request.fail(failure())
+        self._rows.clear()
+        self._waiting.clear()
+
+    def update_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+        replace_in_place(self._model.state_dict(), tensors)
+        self.policy_version = policy_version
+
+    def step(self, between_tokens: Callable[[], None]) -> None:
+        requests = self._take_equal_prompts()
+        self._rows.extend(requests)
+        for row, request in enumerate(requests):
+            request.start()
+            self._sampler.assign(
+                row, request.params, seed=request.seed, prompt_ids=request.prompt_ids, stop_ids=request.stop_ids
+            )
+        prompt_ids = torch.from_numpy(requests[0].prompt_ids.astype(np.int64)).to(self._device)
+        input_ids = prompt_ids.repeat(len(requests), 1)
+        self._model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                max_new_tokens=max(request.max_new_tokens for request in requests), do_sample=False, pad_token_id=0
+            ),
+            logits_processor=LogitsProcessorList([_Choose(self._choose)]),
+            stopping_criteria=StoppingCriteriaList([_Ended(self._ended, between_tokens)]),
+        )
+        self._rows.clear()
+
+    def _take_equal_prompts(self) -> list[Request]:
+        first = self._waiting[0]
+        equal = [request for request in self._waiting if np.array_equal(request.prompt_ids, first.prompt_ids)]
+        taken = equal[: self.num_slots]
+        for request in taken:
+            self._waiting.remove(request)
+        return taken
+
+    def _choose(self, scores_MV: Tensor) -> Tensor:
+        """Sample for the rows that go on; return the token of each row, 0 for the others."""
+        chosen = torch.zeros(len(self._rows), dtype=torch.long, device=scores_MV.device)
+        rows = np.array([row for row, request in enumerate(self._rows) if request is not None], np.int64)
+        if not len(rows):
+            return chosen
+        num_new_tokens = np.array([request.num_new_tokens for request in self._rows if request is not None], np.int64)
+        draws = self._sampler.sample(scores_MV[torch.from_numpy(rows)].float(), rows, num_new_tokens)
+        for row, token_id, logprob, finite in zip(rows, *(column.tolist() for column in draws), strict=True):
+            request = self._rows[row]
+            assert request is not None
+            chosen[row] = token_id
+            if not finite:
+                request.fail(
+                    EngineError(
+                        f"request {request.request_id}: the model's output is not finite"
+                        f" (policy version {self.policy_version})"
+                    )
+                )
+                self._rows[row] = None
+                continue
+            request.append(token_id, logprob, policy_version=self.policy_version)
+            reason = request.finish_reason(self._tokenizer)
+            if reason is not None:
+                self._finish(request, reason)
+                self._rows[row] = None
+        return chosen
+
+    def _ended(self) -> list[bool]:
+        return [request is None for request in self._rows]
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.finish(reason, self._tokenizer, precision=self.precision)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+class _Choose(LogitsProcessor):
+    """Leaves only the token that our sampler drew."""
+
+    def __init__(self, choose: Callable[[Tensor], Tensor]) -> None:
+        self._choose = choose
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        chosen = self._choose(scores)
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
+
+
+class _Ended(StoppingCriteria):
+    """Lets the engine carry out commands, then says which rows have been answered."""
+
+    def __init__(self, ended: Callable[[], list[bool]], between_tokens: Callable[[], None]) -> None:
+        self._ended = ended
+        self._between_tokens = between_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        self._between_tokens()
+        return torch.tensor(self._ended(), device=input_ids.device)

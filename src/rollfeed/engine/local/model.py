@@ -1,0 +1,223 @@
+"""The forward pass of Llama-like decoders: Llama, Mistral, Qwen2, Qwen3.
+
+One pass takes rows of two sorts. *Decode rows* are the newest token of a request each and are
+computed together; *segments* are runs of tokens of one slot, such as a chunk of a prompt.
+
+Axes: R rows (tokens of this step), N slots looked at together, T rows of a segment, S positions
+attended to, K key/value heads, G query heads that share one, J = T * G, D head dimension. Keys and values are
+never repeated for the query heads that share them: those heads are more rows of one product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rollfeed.engine.local.architecture import Architecture, Rope
+from rollfeed.engine.local.kernels import Kernels
+from rollfeed.engine.local.weights import LayerWeights, Weights
+
+
+@dataclass(slots=True, kw_only=True)
+class KeyValues:
+    """Keys and values of all slots, ``(layers, slots, K, capacity, D)`` each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeRows:
+    """The first rows of a pass, attending together to the first N slots."""
+
+    slots: Tensor
+    """The slot of each of these rows. ``(rows,)``."""
+    fills_slots: bool
+    """Whether the rows are exactly slots 0 to N - 1, in order."""
+    num_slots: int
+    length: int
+    """S: positions of the longest of them."""
+    mask: Tensor
+    """0 where a slot holds a key, minus infinity elsewhere. ``(N, 1, 1, S)``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """Rows ``start`` to ``end`` of a pass: consecutive positions of one slot, up to ``length``."""
+
+    start: int
+    end: int
+    slot: int
+    length: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Pass:
+    """What one forward pass computes."""
+
+    token_ids: Tensor
+    """``(R,)``."""
+    positions: Tensor
+    """``(R,)``."""
+    written_rows: Tensor | None
+    """Rows whose keys and values are kept; None for all."""
+    written_slots: Tensor
+    """The slot of each of those rows."""
+    written_positions: Tensor
+    decode: DecodeRows | None
+    segments: Sequence[Segment] = field(default_factory=tuple)
+
+
+class Model:
+    """A decoder over :class:`Weights`; holds no state of any request."""
+
+    def __init__(self, architecture: Architecture, weights: Weights, *, kernels: Kernels, context_length: int) -> None:
+        self.architecture = architecture
+        self._weights = weights
+        self._kernels = kernels
+        cos, sin = rotary_tables(architecture.rope, head_dim=architecture.head_dim, context_length=context_length)
+        self._cos = cos.to(weights.embedding)
+        self._sin = sin.to(weights.embedding)
+
+    def forward(self, step: Pass, cache: KeyValues) -> Tensor:
+        """Write the rows' keys and values and return their hidden states, before the last norm. ``(R, hidden)``."""
+        hidden_R = functional.embedding(step.token_ids, self._weights.embedding)
+        cos_R1D, sin_R1D = self._cos[step.positions, None], self._sin[step.positions, None]
+        masks = [_causal_mask(segment, hidden_R) for segment in step.segments]
+        eps = self.architecture.rms_norm_eps
+        for index, layer in enumerate(self._weights.layers):
+            normed_R = self._kernels.rms_norm(hidden_R, layer.attention_norm, eps)
+            query_RKGD, key_RKD, value_RKD = self._project(layer, normed_R, cos_R1D, sin_R1D)
+            keys_NKSD, values_NKSD = cache.keys[index], cache.values[index]
+            _write(keys_NKSD, key_RKD, step)
+            _write(values_NKSD, value_RKD, step)
+            attended_R = _attend(step, masks, query_RKGD, keys_NKSD, values_NKSD)
+            hidden_R = hidden_R + self._kernels.linear(attended_R, layer.output, layer.output_bias)
+            hidden_R = hidden_R + self._mlp(layer, self._kernels.rms_norm(hidden_R, layer.mlp_norm, eps))
+        return hidden_R
+
+    def logits(self, hidden_R: Tensor) -> Tensor:
+        """Return float32 logits ``(R, vocabulary)`` for hidden states of :meth:`forward`."""
+        normed_R = self._kernels.rms_norm(hidden_R, self._weights.norm, self.architecture.rms_norm_eps)
+        return self._kernels.linear(normed_R, self._weights.head, None).float()
+
+    def _project(
+        self, layer: LayerWeights, normed_R: Tensor, cos_R1D: Tensor, sin_R1D: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = self.architecture
+        num_rows = normed_R.shape[0]
+        qkv_R = self._kernels.linear(normed_R, layer.qkv, layer.qkv_bias)
+        rotated_size = sizes.query_size + sizes.kv_size
+        rotated_RHD = qkv_R[:, :rotated_size].reshape(num_rows, -1, sizes.head_dim)
+        value_RKD = qkv_R[:, rotated_size:].reshape(num_rows, sizes.num_kv_heads, sizes.head_dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query_RHD, key_RKD = torch.split(rotated_RHD, [sizes.num_heads, sizes.num_kv_heads], dim=1)
+            normed = [self._head_norm(query_RHD, layer.query_norm), self._head_norm(key_RKD, layer.key_norm)]
+            rotated_RHD = torch.cat(normed, dim=1)
+        rotated_RHD = _rotate(rotated_RHD, cos_R1D, sin_R1D)
+        query_RHD, key_RKD = torch.split(rotated_RHD, [sizes.num_heads, sizes.num_kv_heads], dim=1)
+        query_RKGD = query_RHD.reshape(num_rows, sizes.num_kv_heads, -1, sizes.head_dim)
+        return query_RKGD, key_RKD, value_RKD
+
+    def _head_norm(self, heads_RHD: Tensor, weight_D: Tensor) -> Tensor:
+        flat = heads_RHD.reshape(-1, heads_RHD.shape[-1])
+        return self._kernels.rms_norm(flat, weight_D, self.architecture.rms_norm_eps).view(heads_RHD.shape)
+
+    def _mlp(self, layer: LayerWeights, normed_R: Tensor) -> Tensor:
+        gate_R, up_R = self._kernels.linear(normed_R, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return self._kernels.linear(self._kernels.gate(gate_R, up_R), layer.down, layer.down_bias)
+
+
+def _rotate(rows_RHD: Tensor, cos_R1D: Tensor, sin_R1D: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + D/2) of each head; the tables hold D/2 columns."""
+    first, second = rows_RHD.chunk(2, dim=-1)
+    return torch.cat([first * cos_R1D - second * sin_R1D, second * cos_R1D + first * sin_R1D], dim=-1)
+
+
+def _write(cache_NKSD: Tensor, rows_RKD: Tensor, step: Pass) -> None:
+    if step.written_rows is not None:
+        rows_RKD = rows_RKD[step.written_rows]
+    cache_NKSD[step.written_slots, :, step.written_positions] = rows_RKD
+
+
+def _attend(
+    step: Pass, masks: Sequence[Tensor | None], query_RKGD: Tensor, keys_NKSD: Tensor, values_NKSD: Tensor
+) -> Tensor:
+    # Rows without a request stay 0: a fixed number of rows is computed in deterministic mode.
+    attended_RKGD = torch.zeros_like(query_RKGD)
+    if step.decode is not None:
+        num_rows = step.decode.slots.shape[0]
+        attended_RKGD[:num_rows] = _attend_together(step.decode, query_RKGD[:num_rows], keys_NKSD, values_NKSD)
+    for segment, mask_TS in zip(step.segments, masks, strict=True):
+        attended_RKGD[segment.start : segment.end] = _attend_alone(
+            query_RKGD[segment.start : segment.end],
+            keys_NKSD[segment.slot, :, : segment.length],
+            values_NKSD[segment.slot, :, : segment.length],
+            mask_TS,
+        )
+    return attended_RKGD.flatten(1)
+
+
+def _attend_together(decode: DecodeRows, query_RKGD: Tensor, keys_NKSD: Tensor, values_NKSD: Tensor) -> Tensor:
+    query_NKGD = query_RKGD
+    if not decode.fills_slots:
+        query_NKGD = query_RKGD.new_zeros(decode.num_slots, *query_RKGD.shape[1:])
+        query_NKGD[decode.slots] = query_RKGD
+    keys_NKSD = keys_NKSD[: decode.num_slots, :, : decode.length]
+    values_NKSD = values_NKSD[: decode.num_slots, :, : decode.length]
+    attended_NKGD = _attention(query_NKGD, keys_NKSD, values_NKSD, decode.mask)
+    return attended_NKGD if decode.fills_slots else attended_NKGD[decode.slots]
+
+
+def _attend_alone(query_TKGD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, mask_TS: Tensor | None) -> Tensor:
+    num_rows, num_kv_heads, num_shared, head_dim = query_TKGD.shape
+    # A copy of its own: where a row lies in memory changes the last bits of a product (MKL).
+    query_KTGD = query_TKGD.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    query_KJD = query_KTGD.view(num_kv_heads, num_rows * num_shared, head_dim)
+    mask_JS = None if mask_TS is None else mask_TS.repeat_interleave(num_shared, dim=0)
+    attended_KJD = _attention(query_KJD[None], keys_KSD[None], values_KSD[None], mask_JS)[0]
+    return attended_KJD.view(num_kv_heads, num_rows, num_shared, head_dim).transpose(0, 1)
+
+
+def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return softmax(query keys^T / sqrt(D) + mask) values; the leading axes are slots and key/value heads."""
+    if query.is_cuda:
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    # On the CPU this is as fast as the fused form, whose rows are not independent of each other.
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(-1, -2))
+    if mask is not None:
+        scores.add_(mask)
+    return torch.matmul(scores.softmax(dim=-1), values)
+
+
+def _causal_mask(segment: Segment, like: Tensor) -> Tensor | None:
+    num_rows = segment.end - segment.start
+    if num_rows == 1:
+        return None
+    positions_T = torch.arange(segment.length - num_rows, segment.length, device=like.device)
+    hidden_TS = torch.arange(segment.length, device=like.device) > positions_T[:, None]
+    return torch.zeros(hidden_TS.shape, device=like.device, dtype=like.dtype).masked_fill_(hidden_TS, -math.inf)
+
+
+def rotary_tables(rope: Rope, *, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
+    """Return float32 cosines and sines ``(context_length, head_dim / 2)``.
+
+    Sources: RoFormer (arXiv:2104.09864); linear scaling is position interpolation
+    (arXiv:2306.15595); ``llama3`` keeps high frequencies, divides low ones by ``factor`` and blends
+    between (The Llama 3 Herd of Models, arXiv:2407.21783).
+    """
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.kind == "linear":
+        frequencies = frequencies / rope.factor
+    elif rope.kind == "llama3":
+        turns = rope.original_context_length * frequencies / (2 * math.pi)
+        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        kept = kept.clamp(0.0, 1.0)
+        frequencies = (1.0 - kept) * frequencies / rope.factor + kept * frequencies
+    angles = torch.arange(context_length, dtype=torch.float32)[:, None] * frequencies
+    return angles.cos(), angles.sin()

@@ -1,0 +1,106 @@
+"""Every example runs, with the real model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollfeed.testing import (
+    CharTokenizer,
+    check_advantage,
+    check_batched_reward,
+    check_generate,
+    check_group_filter,
+    check_group_reward,
+    check_prompt_source,
+    check_reward,
+    check_rollout,
+    check_sample_hook,
+    check_tracker,
+    make_prompt,
+    make_sample,
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def plugins():
+    from rollfeed.plugins import import_object
+
+    def load(name: str):
+        return import_object(f"plugins:{name}", key="example", folders=[EXAMPLES / "plugins"])
+
+    yield load
+    sys.modules.pop("plugins", None)
+
+
+@pytest.mark.model
+def test_the_demo_keeps_groups_with_spread_and_shows_what_it_dropped(rollfeed, tmp_path: Path) -> None:
+    ran = rollfeed("run", EXAMPLES / "demo" / "demo.toml", "--out", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    shown = rollfeed("show", tmp_path / "run", "--json").json
+    assert len(shown["steps"]) == 2
+    kept = [group for step in shown["steps"] for group in step["groups"]]
+    dropped = [group for step in shown["steps"] for group in step["dropped"]]
+    assert len(kept) == 8
+    assert all(len(set(group["rewards"])) > 1 for group in kept)
+    assert len({group["source"] for group in kept + dropped}) >= 3
+    assert dropped
+    assert all(group["drop_reason"].startswith("zero_std") for group in dropped)
+    assert "dropped group" in ran.out
+    assert "zero_std" in ran.out
+
+
+@pytest.mark.model
+def test_word_problems_run_on_a_reward_function_of_their_own(rollfeed, tmp_path: Path) -> None:
+    settings = EXAMPLES / "word_problems" / "word_problems.toml"
+    ran = rollfeed("run", settings, "--out", tmp_path / "run", "--json", "--set", "rollout.num_rollout=1")
+    assert ran.code == 0, ran.err
+    assert ran.json["ledger"]["trained"] == 4
+
+
+def test_the_word_problems_are_sixty_at_least_and_all_different() -> None:
+    lines = (EXAMPLES / "word_problems" / "problems.jsonl").read_text().splitlines()
+    assert len(set(lines)) == len(lines) >= 60
+
+
+def test_the_word_problem_reward_is_what_it_says() -> None:
+    from rollfeed.plugins import import_object
+
+    closeness = import_object("rewards:closeness", key="example", folders=[EXAMPLES / "word_problems"])
+    sys.modules.pop("rewards", None)
+    prompt = make_prompt("7 + 1?", label="8")
+    for response, reward in (("It is 8.", 1.0), ("7 + 1 = 9", 0.25), ("many", 0.0)):
+        assert closeness(make_sample(response, prompt=prompt), prompt).reward == reward
+
+
+@pytest.mark.model
+def test_the_plug_in_example_runs(rollfeed, tmp_path: Path) -> None:
+    ran = rollfeed("run", EXAMPLES / "plugins" / "plugins.toml", "--out", tmp_path / "run", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["num_steps"] == 1
+    assert '"reward"' in ran.err
+
+
+@pytest.mark.model
+def test_the_library_example_runs_without_a_settings_file() -> None:
+    program = EXAMPLES / "library" / "library.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 * 2 * 4
+
+
+async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
+    await check_prompt_source(lambda: plugins("CountrySource")(CharTokenizer()))
+    await check_generate(plugins("shorter_for_later_members"))
+    await check_rollout(plugins("one_wave"))
+    await check_reward(plugins("brevity"))
+    await check_batched_reward(plugins("brevity_batched"))
+    await check_group_reward(plugins("rank_by_length"))
+    check_group_filter(plugins("distinct_answers"))
+    check_sample_hook(plugins("strip_response"))
+    check_advantage(plugins("rank_advantages"))
+    check_tracker(plugins("PrintTracker")())
