@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -33,9 +32,7 @@ class ProgressReporter:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._live.stop()
 
     def step_started(self, step: int) -> None:

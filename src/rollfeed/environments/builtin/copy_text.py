@@ -44,8 +44,8 @@ class CopyText:
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
         """Compare the answer with the text, exactly but for white space, surrounding quotes and a final full stop.
 
-        Where nothing is marked, the answer is the only quoted text with few words around it, or else the last line. A wrong one is worth twice
-        the number of words it has in the same order, over the words of both.
+        Where nothing is marked, the answer is the only quoted text with few words around it, or else the last line.
+        A wrong one is worth twice the number of words it has in the same order, over the words of both.
         """
         copied = _copied_text(params["label"], response)
         if copied is None:
