@@ -15,6 +15,9 @@ RollfeedError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -27,6 +30,7 @@ __all__ = [
     "RollfeedError",
     "RunDirectoryError",
     "RunFailedError",
+    "suggestion",
 ]
 
 
@@ -72,3 +76,12 @@ class RewardError(RollfeedError):
 
 class RunFailedError(RollfeedError):
     """The run cannot go on; what was committed stays readable and can be resumed."""
+
+
+def suggestion(word: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
+    """Return what to tell who wrote ``word``: the nearest known one, else ``otherwise``, else all that are known."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if nearest:
+        return f"did you mean {nearest[0]}?"
+    return otherwise if otherwise is not None else f"known here: {', '.join(names) or 'none'}"

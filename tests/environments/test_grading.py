@@ -27,7 +27,7 @@ def test_response_is_handed_to_the_verifier(grade: Grader) -> None:
 @pytest.mark.parametrize(
     ("changes", "detail"),
     [
-        ({"environment": "my/parrity"}, "did you mean 'my/parity'"),
+        ({"environment": "my/parrity"}, "did you mean my/parity"),
         ({"environment": None}, "no environment and params"),
         ({"params": "odd"}, "no environment and params"),
         ({"version": 2}, "the prompt is of version 2, installed is 3"),

@@ -26,10 +26,10 @@ def test_parameters_size_and_reward_key_reach_the_filter() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("reward_sdt", {}, "filter 'reward_sdt': unknown filter; did you mean 'reward_std'?"),
-        ("zzzz", {}, "filter 'zzzz': unknown filter; use one of all_correct, all_wrong"),
-        ("reward_std", {"tolerence": 1.0}, "filter reward_std: tolerence: unknown parameter; did you mean 'tolerance'"),
-        ("complete_group", {"threshold": 1.0}, "filter complete_group: threshold: unknown parameter; this filter has"),
+        ("reward_sdt", {}, "filter 'reward_sdt': unknown filter; did you mean reward_std?"),
+        ("zzzz", {}, "filter 'zzzz': unknown filter; known here: all_correct, all_wrong"),
+        ("reward_std", {"tolerence": 1.0}, "filter reward_std: tolerence: unknown parameter; did you mean tolerance"),
+        ("complete_group", {"threshold": 1.0}, "filter complete_group: threshold: unknown parameter; known here: none"),
         ("reward_std", {"reward_key": "x"}, "filter reward_std: reward_key: unknown parameter"),
         ("reward_std", {"tolerance": "1"}, "filter reward_std: tolerance = '1': must be a number"),
         ("reward_std", {"tolerance": True}, "filter reward_std: tolerance = True: must be a number"),

@@ -237,9 +237,7 @@ def test_column_that_no_row_has_is_an_error_with_the_nearest(
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
     path = f"{tmp_path}/train.{suffix}"
     message = refusal(make_source, path, label_key="anwser", skip_bad_rows=True)
-    assert (
-        message == f"{path}: label_key = 'anwser': no such column; the file has prompt, answer: did you mean 'answer'?"
-    )
+    assert message == f"{path}: label_key = 'anwser': no such column; the file has prompt, answer: did you mean answer?"
     assert refusal(make_source, path, input_key="zzz").endswith(
         "the file has prompt, answer: set input_key to one of them"
     )
@@ -247,8 +245,8 @@ def test_column_that_no_row_has_is_an_error_with_the_nearest(
 
 def test_missing_file_names_the_nearest(make_source: Make, write_jsonl: Write, tmp_path: Path) -> None:
     write_jsonl(TEN)
-    assert refusal(make_source, f"{tmp_path}/trian.jsonl").endswith("no such file; did you mean 'train.jsonl'?")
-    assert refusal(make_source, f"{tmp_path}/trian.jsonl@[0:2]").endswith("no such file; did you mean 'train.jsonl'?")
+    assert refusal(make_source, f"{tmp_path}/trian.jsonl").endswith("no such file; did you mean train.jsonl?")
+    assert refusal(make_source, f"{tmp_path}/trian.jsonl@[0:2]").endswith("no such file; did you mean train.jsonl?")
     assert "does not exist either" in refusal(make_source, f"{tmp_path}/no/train.jsonl")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rollfeed.config.settings import Settings
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, suggestion
 
 
 def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -98,7 +97,7 @@ def describe(details: ErrorDetails, root: type[BaseModel]) -> str:
     kind, given = details["type"], details["input"]
     if kind == "extra_forbidden":
         known = _fields_at(root, details["loc"][:-1])
-        return f"{key}: unknown setting; {_suggestion(str(details['loc'][-1]), known)}"
+        return f"{key}: unknown setting; {suggestion(str(details['loc'][-1]), known)}"
     if kind == "missing":
         return f"{key}: is required; add it"
     message = details["msg"].removeprefix("Value error, ")
@@ -107,13 +106,6 @@ def describe(details: ErrorDetails, root: type[BaseModel]) -> str:
     message = message[0].lower() + message[1:]
     shown = repr(given) if not isinstance(given, dict | list) else f"a {'table' if isinstance(given, dict) else 'list'}"
     return f"{key} = {shown}: {message}"
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if nearest:
-        return f"did you mean {nearest[0]}?"
-    return f"known here: {', '.join(known)}"
 
 
 def _fields_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:

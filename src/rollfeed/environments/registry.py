@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
-from rollfeed.errors import ConfigError, PluginError
+from rollfeed.errors import ConfigError, PluginError, suggestion
 from rollfeed.protocols import Environment
 
 ENTRY_POINT_GROUP = "rollfeed.environments"
@@ -99,7 +98,5 @@ class EnvironmentRegistry:
 
     def _suggestion(self, environment_id: str) -> str:
         ids = self.ids()
-        nearest = difflib.get_close_matches(environment_id, ids, n=1, cutoff=0.5)
         by_name = [known for known in ids if known.partition("/")[2] == environment_id]
-        found = by_name or nearest
-        return f"did you mean {found[0]!r}?" if found else f"known: {', '.join(ids)}"
+        return suggestion(environment_id, by_name or ids)

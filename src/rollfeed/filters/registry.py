@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_type_hints
 
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, suggestion
 from rollfeed.filters.group_rule import GroupRule
 from rollfeed.filters.responses import (
     AnySuccess,
@@ -72,7 +71,7 @@ def build_filter(
     known = filter_parameters(name)
     for key, value in parameters.items():
         if key not in known:
-            raise ConfigError(f"filter {name}: {key}: unknown parameter; {_nearest(key, list(known))}")
+            raise ConfigError(f"filter {name}: {key}: unknown parameter; {suggestion(key, list(known))}")
         _check_type(name, key, value, get_type_hints(rule)[key])
     missing = [key for key, default in known.items() if default is ... and key not in parameters]
     if missing:
@@ -85,15 +84,8 @@ def build_filter(
 
 def _lookup(name: str) -> type[GroupRule]:
     if name not in FILTERS:
-        raise ConfigError(f"filter {name!r}: unknown filter; {_nearest(name, list(FILTERS))}")
+        raise ConfigError(f"filter {name!r}: unknown filter; {suggestion(name, list(FILTERS))}")
     return FILTERS[name]
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    if not known:
-        return "this filter has none, remove it"
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(sorted(known))}"
 
 
 def _check_type(name: str, key: str, value: object, hint: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -10,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollfeed.errors import DataError
+from rollfeed.errors import DataError, suggestion
 
 _BOUND = "(?:-?[0-9]{1,18})?"
 _SLICE = re.compile(rf"(?P<path>.*)@\[(?P<start>{_BOUND}):(?P<stop>{_BOUND})\]", re.DOTALL)
@@ -79,8 +78,7 @@ def parse_json_row(content: bytes) -> dict[str, Any]:
 
 def missing_column(path: Path, key: str, value: str, columns: Sequence[str]) -> DataError:
     """Return the error for a setting ``key`` that names a column no row has."""
-    nearest = difflib.get_close_matches(value, columns, n=1, cutoff=0.5)
-    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"set {key} to one of them"
+    remedy = suggestion(value, columns, otherwise=f"set {key} to one of them")
     return DataError(
         f"{path}: {key} = {value!r}: no such column; the file has {', '.join(columns) or 'none'}: {remedy}"
     )
@@ -122,8 +120,7 @@ def _missing_file_remedy(path: Path) -> str:
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist either"
     siblings = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix in _SUFFIXES)
-    nearest = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]!r}?" if nearest else "check the path"
+    return suggestion(path.name, siblings, otherwise="check the path")
 
 
 def _read_lines(path: Path) -> list[tuple[int, bytes]]:

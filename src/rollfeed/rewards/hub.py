@@ -7,13 +7,12 @@ TIMEOUT or ERROR verdict, never a reward of 0; a rollout that carries a reward k
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, suggestion
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn
 from rollfeed.rewards.calls import call_within
 from rollfeed.rewards.results import to_verdict
@@ -53,7 +52,7 @@ class RewardHub:
         if sum(function is not None for function in (reward_fn, batched_reward_fn, group_reward_fn)) > 1:
             raise ConfigError("reward_fn, batched_reward_fn and group_reward_fn all score rollouts: set one of them")
         if rm_type is not None and rm_type not in graders:
-            raise ConfigError(f"rm_type = {rm_type!r}: no such grader; {_suggestion(rm_type, graders)}")
+            raise ConfigError(f"rm_type = {rm_type!r}: no such grader; {suggestion(rm_type, graders)}")
         self._graders = dict(graders)
         self._rm_type = rm_type
         self._reward_fn = reward_fn
@@ -135,8 +134,8 @@ class RewardHub:
         if rm_type is None:
             return _error("no rm_type: name a grader in the prompt's metadata or in the settings")
         if not isinstance(rm_type, str) or rm_type not in self._graders:
-            suggestion = _suggestion(str(rm_type), self._graders)
-            return _error(f"rm_type {rm_type!r:.80} of the prompt's metadata: no such grader; {suggestion}")
+            remedy = suggestion(str(rm_type), self._graders)
+            return _error(f"rm_type {rm_type!r:.80} of the prompt's metadata: no such grader; {remedy}")
         return self._graders[rm_type]
 
 
@@ -159,9 +158,3 @@ def _error(detail: str) -> Verdict:
 def _not_a_list(results: Any, rollouts: Sequence[Rollout]) -> Verdict:
     got = f"{len(results)} results" if isinstance(results, Sequence | np.ndarray) else f"a {type(results).__name__}"
     return _error(f"it returned {got} for {len(rollouts)} rollouts; it must return a list with one result each")
-
-
-def _suggestion(name: str, known: Mapping[str, Any]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    known_names = f"known: {', '.join(sorted(known))}"
-    return f"did you mean {nearest[0]!r}? {known_names}" if nearest else known_names

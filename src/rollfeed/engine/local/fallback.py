@@ -194,6 +194,6 @@ class _Ended(StoppingCriteria):
         self._ended = ended
         self._between_tokens = between_tokens
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_kwargs: Any) -> Tensor:
         self._between_tokens()
         return torch.tensor(self._ended(), device=input_ids.device)
