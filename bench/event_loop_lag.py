@@ -16,11 +16,11 @@ import platform
 import shlex
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
@@ -149,7 +149,7 @@ def main() -> None:
             "cores": os.cpu_count(),
             "cpu": cpu_name(),
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": version("torch"),
         },
     }
     text = json.dumps(result, indent=2) + "\n"

@@ -65,11 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def entry_point() -> None:
-    """Run the command line and leave the process, also when a user's function still holds a thread."""
+    """Run the command line and leave the process, also when a thread still computes or a user's function hangs."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+    if threading.active_count() > 1:
         os._exit(code)
     sys.exit(code)
 

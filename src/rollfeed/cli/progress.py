@@ -46,7 +46,7 @@ class ProgressReporter:
         self._num_tokens += rollout.response_tokens
         if not self._live.is_started and time.monotonic() - self._last_plain_line > _PLAIN_LINE_SECONDS:
             self._last_plain_line = time.monotonic()
-            self._console.print(self._line())
+            self._console.print(self._line().plain.replace("\n ", ";"))
 
     def group_decided(self, group: Group, decision: FilterDecision) -> None:
         self._in_flight.discard(group.group_index)
@@ -97,8 +97,8 @@ class ProgressReporter:
         return Text(
             f"step {self._step + 1}/{self._settings.num_rollout}: "
             f"kept {self._num_kept}/{self._settings.rollout_batch_size}, "
-            f"dropped {self._drops.total()}{f' ({drops})' if drops else ''}, in flight {len(self._in_flight)} groups; "
-            f"{self._num_rollouts} rollouts, {self._num_tokens / seconds:.0f} tokens/s, mean reward {reward}"
+            f"dropped {self._drops.total()}{f' ({drops})' if drops else ''}, in flight {len(self._in_flight)} groups\n"
+            f"  {self._num_rollouts} rollouts, {self._num_tokens / seconds:.0f} tokens/s, mean reward {reward}"
         )
 
     def _print_rollout(self, name: str, group: Group, rollout: Rollout) -> None:

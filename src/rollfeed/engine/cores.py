@@ -46,3 +46,12 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def wait_without_spinning() -> None:
+    """Make torch's threads sleep while they wait for each other; call it before torch is imported.
+
+    By default they spin, and on a machine with other work two spinning threads decode ten times
+    slower than one. A policy set by the user stays; torch reads it only when it is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -22,6 +22,8 @@ from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableE
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 1.0
+
 
 class Backend(Protocol):
     """What computes. Its methods are called on the engine's thread only; its numbers are read from others."""
@@ -71,6 +73,12 @@ class Backend(Protocol):
             EngineProtocolError: If they do not fit.
         """
 
+    def retract(self) -> None:
+        """Put what runs back to the front of those that wait, with its tokens but without its keys and values."""
+
+    def weight(self, name: str) -> Any | None:
+        """Return the tensor of a checkpoint's name, which updates write to; None if there is none."""
+
 
 class EngineClosing(Exception):  # noqa: N818 - a signal, not an error
     """Ends a step of several tokens because the engine is being closed."""
@@ -113,11 +121,14 @@ class EngineThread:
             raise
 
     async def close(self) -> None:
-        """End the thread after the present step and wait for that; what is pending fails."""
+        """End the thread after the present step and wait for that, a second at most; what is pending fails.
+
+        On a machine that is busy otherwise a step may take longer; the thread then ends by itself.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
-        await asyncio.shield(asyncio.to_thread(self._thread.join))
+        await asyncio.shield(asyncio.to_thread(self._thread.join, _CLOSE_SECONDS))
 
     def submit(self, request: Request) -> None:
         """Hand over a request.
@@ -154,10 +165,12 @@ class EngineThread:
         self._post(_Command(run, reply.set_exception))
         await asyncio.wrap_future(reply)
 
-    async def set_paused(self, paused: bool) -> None:
-        """Hold between two steps, or go on."""
+    async def set_paused(self, paused: bool, *, first: Callable[[], None] | None = None) -> None:
+        """Hold between two steps, or go on; ``first`` is carried out at the same point."""
 
         def action() -> None:
+            if first is not None:
+                first()
             self._paused = paused
 
         await self.call(action)
