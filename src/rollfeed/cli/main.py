@@ -12,12 +12,12 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rollfeed.cli import check, env, run, show
+from rollfeed.cli import bench, check, env, run, serve, show
 from rollfeed.errors import ConfigError, RollfeedError
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-_COMMANDS = (run, check, show, env)
+_COMMANDS = (run, check, show, env, serve, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -135,27 +135,41 @@ class ContinuousBatcher:
             if request.num_new_tokens == 0:
                 request.cached_tokens = 0
 
+    def retract(self) -> None:
+        for slot, request in reversed(self._running.items()):
+            self._slots.release(slot)
+            request.num_retractions += 1
+            self._waiting.appendleft(request)
+        self._running.clear()
+
+    def weight(self, name: str) -> Tensor | None:
+        return self._weights.by_name.get(name)
+
     @torch.inference_mode()
     def step(self, between_tokens: Callable[[], None]) -> None:
         self._admit()
         prefills = self._plan_prefills()
-        decoding = sorted(slot for slot in self._running if self._slots.prefill_remaining(slot) <= 0)
-        if self._deterministic:
-            logits_MV = self._compute_fixed(prefills, decoding)
-        else:
-            logits_MV = self._compute_together(prefills, decoding)
-        for slot, count in [*prefills, *((slot, 1) for slot in decoding)]:
-            self._slots.advance(slot, count)
-        if decoding:
-            self._sample(logits_MV, decoding)
+        ready = [slot for slot in self._running if self._slots.prefill_remaining(slot) <= 0]
+        decoding = sorted(slot for slot in ready if self._running[slot].max_new_tokens > 0)
+        if prefills or decoding:
+            compute = self._compute_fixed if self._deterministic else self._compute_together
+            logits_MV = compute(prefills, decoding)
+            for slot, count in [*prefills, *((slot, 1) for slot in decoding)]:
+                self._slots.advance(slot, count)
+            if decoding:
+                self._sample(logits_MV, decoding)
+        self._finish_scored()
 
     def _admit(self) -> None:
         while self._waiting and self._slots.has_free():
             request = self._waiting[0]
-            slot, request.cached_tokens = self._slots.occupy(request.prompt_ids)
+            token_ids = request.all_token_ids
+            slot, kept = self._slots.occupy(token_ids, reuse=not request.needs_scoring)
+            if request.num_new_tokens == 0:
+                request.cached_tokens = kept
             self._running[slot] = self._waiting.popleft()
             self._sampler.assign(
-                slot, request.params, seed=request.seed, prompt_ids=request.prompt_ids, stop_ids=request.stop_ids
+                slot, request.params, seed=request.seed, prompt_ids=token_ids, stop_ids=request.stop_ids
             )
             request.start()
 
@@ -170,11 +184,16 @@ class ContinuousBatcher:
         for slot, request in self._running.items():
             if self._slots.prefill_remaining(slot) <= 0:
                 continue
-            request.cached_tokens += self._slots.copy_longest_prefix(slot)
+            # What is copied has no hidden states, and those are what a prompt is scored by.
+            if not request.needs_scoring:
+                copied = self._slots.copy_longest_prefix(slot)
+                request.cached_tokens += copied if request.num_new_tokens == 0 else 0
             remaining = self._slots.prefill_remaining(slot)
             if remaining == 0:
                 continue
-            shared = any(self._slots.shares_unfinished_prefill(slot, earlier) for earlier in unfinished)
+            shared = not request.needs_scoring and any(
+                self._slots.shares_unfinished_prefill(slot, earlier) for earlier in unfinished
+            )
             unfinished.append(slot)
             count = min(remaining, _PREFILL_TOKENS if self._deterministic else budget)
             fits = count <= budget or not prefills
@@ -191,13 +210,15 @@ class ContinuousBatcher:
         prefill_spans = [(slot, self._slots.num_computed(slot), count) for slot, count in prefills]
         segments += _segments(prefill_spans, first_row=len(decoding))
         hidden_R = self._model.forward(self._pass([*spans, *prefill_spans], decode, segments), self._slots.cache)
+        self._score(prefills, hidden_R[len(decoding) :])
         return self._model.logits(hidden_R[: len(decoding)])
 
     def _compute_fixed(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> Tensor:
         """Run one pass a prompt and one over all slots; return the logits of the decoding slots."""
         for slot, count in prefills:
             spans = [(slot, self._slots.num_computed(slot), count)]
-            self._model.forward(self._pass(spans, None, _segments(spans, first_row=0)), self._slots.cache)
+            hidden_R = self._model.forward(self._pass(spans, None, _segments(spans, first_row=0)), self._slots.cache)
+            self._score([(slot, count)], hidden_R)
         token_ids_N, positions_N = np.zeros(self.num_slots, np.int64), np.zeros(self.num_slots, np.int64)
         segments = []
         for slot in decoding:
@@ -270,9 +291,36 @@ class ContinuousBatcher:
             request.append(token_id, logprob, policy_version=self.policy_version)
             self._slots.append(slot, request.num_tokens - 1, token_id)
             reason = request.finish_reason(self._tokenizer)
-            if reason is not None:
+            if reason is None:
+                request.publish()
+            else:
                 self._finish(request, reason)
                 self._leave(slot)
+
+    def _score(self, prefills: Sequence[tuple[int, int]], hidden_R: Tensor) -> None:
+        """Give requests that ask for it the log-probabilities of prompt tokens; call it before the slots advance."""
+        row = 0
+        for slot, count in prefills:
+            request, start = self._running[slot], self._slots.num_computed(slot)
+            if request.needs_scoring and request.score_from is not None:
+                end = start + count + 1
+                first = min(max(start, request.score_from) + 1, end)
+                logits_TV = self._model.logits(hidden_R[row + first - start - 1 : row + count])
+                targets_T = self._tensor(self._slots.token_ids(slot, first, end).astype(np.int64))
+                logprobs_T = logits_TV.log_softmax(dim=-1).gather(1, targets_T[:, None])[:, 0]
+                request.prompt_logprobs[first:end] = logprobs_T.cpu().numpy()
+            row += count
+
+    def _finish_scored(self) -> None:
+        """Answer requests that ask for nothing but the scores of their prompt."""
+        for slot, request in list(self._running.items()):
+            if request.max_new_tokens > 0 or self._slots.prefill_remaining(slot) > 0:
+                continue
+            if np.isfinite(request.prompt_logprobs[(request.score_from or 0) + 1 :]).all():
+                self._finish(request, FinishReason(FinishKind.LENGTH))
+                self._leave(slot)
+            else:
+                self._fail_not_finite(slot, request)
 
     def _fail_not_finite(self, slot: int, request: Request) -> None:
         request.fail(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,49 @@ class EmbeddedEngine(Engine):
         call: give a request that continues an aborted one another seed.
         """
         self._check_open()
+        if images:
+            raise EngineProtocolError("the embedded engine takes text only, no images")
+        return await self.run(self.new_request(token_ids, params, request_id=request_id))
+
+    def new_request(
+        self,
+        token_ids: NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        ignore_eos: bool = False,
+        score_from: int | None = None,
+        on_progress: Callable[[], None] | None = None,
+    ) -> Request:
+        """Return a request for :meth:`run`, whose progress can be read meanwhile.
+
+        Args:
+            token_ids: The prompt. ``(P,)``.
+            params: How to sample.
+            request_id: For :meth:`abort`.
+            ignore_eos: Let the model's end-of-sequence ids be tokens like others.
+            score_from: Also compute the log-probabilities of the prompt tokens behind this one.
+            on_progress: Called on the engine's thread when there are new tokens; must not raise.
+
+        Raises:
+            EngineProtocolError: If the request can never be served.
+        """
         prompt_ids = np.asarray(token_ids, np.int32)
-        self._check_request(prompt_ids, images)
-        request = Request(
+        self._check_request(prompt_ids)
+        return Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
             params=params,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=() if ignore_eos else self._eos_token_ids,
             context_length=self.context_length,
+            score_from=score_from,
+            on_progress=on_progress,
         )
-        if request.max_new_tokens == 0:
+
+    async def run(self, request: Request) -> Completion:
+        """Answer a request of :meth:`new_request`; when this is cancelled, the request is dropped."""
+        self._check_open()
+        if request.max_new_tokens == 0 and request.score_from is None:
             request.finish(FinishReason(FinishKind.LENGTH), self._tokenizer, precision=self.precision)
             return request.reply.result()
         self._num_requests += 1
@@ -100,33 +133,78 @@ class EmbeddedEngine(Engine):
 
     async def abort(self, request_id: str | None = None) -> None:
         """Abort the requests of this id, or all; they have been answered when this returns."""
+        await self.abort_where(lambda known: request_id is None or known == request_id)
+
+    async def abort_where(self, chosen: Callable[[str], bool]) -> None:
+        """Abort the requests with chosen ids at one point; they have been answered when this returns."""
         self._check_open()
-        await self._thread.call(
-            lambda: self._backend.abort(lambda request: request_id is None or request.request_id == request_id)
-        )
+        await self._thread.call(lambda: self._backend.abort(lambda request: chosen(request.request_id)))
 
     async def pause(self) -> None:
         """Stop decoding between two steps; requests stay where they are."""
         self._check_open()
         await self._thread.set_paused(True)
 
+    async def pause_retracted(self) -> None:
+        """Pause, with what runs back to waiting: it computes its keys and values again when it goes on."""
+        self._check_open()
+        await self._thread.set_paused(True, first=self._backend.retract)
+
+    async def pause_aborted(self) -> None:
+        """Pause, and answer everything that runs or waits with what it has."""
+        self._check_open()
+        await self._thread.set_paused(True, first=lambda: self._backend.abort(lambda _: True))
+
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
         self._check_open()
         await self._thread.set_paused(False)
 
-    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+    async def update_weights(
+        self, tensors: Mapping[str, Any], *, policy_version: int, abort_running: bool = False
+    ) -> None:
         """Replace weights in place between two steps, all of the named ones or none.
 
         Args:
             tensors: numpy or torch tensors by the checkpoint's names; they may not change meanwhile.
             policy_version: The version of the tokens sampled from now on.
+            abort_running: Abort all requests at the same point, if the weights fit.
 
         Raises:
             EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
         """
         self._check_open()
-        await self._thread.call(lambda: self._backend.update_weights(tensors, policy_version))
+
+        def action() -> None:
+            self._backend.update_weights(tensors, policy_version)
+            if abort_running:
+                self._backend.abort(lambda _: True)
+
+        await self._thread.call(action)
+
+    async def read_weight(self, name: str, *, num_rows: int) -> list[Any]:
+        """Return the first rows of a weight as nested lists of float32 values.
+
+        Raises:
+            EngineProtocolError: If there is no weight of this name.
+        """
+        self._check_open()
+        rows: list[Any] = []
+
+        def action() -> None:
+            tensor = self._backend.weight(name)
+            if tensor is None:
+                raise EngineProtocolError(f"weight {name!r}: the model has no weight of this name")
+            rows.append(tensor[:num_rows].float().cpu().clone())
+
+        await self._thread.call(action)
+        values: list[Any] = rows[0].tolist()
+        return values
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return self._backend.num_running
 
     async def load(self) -> EngineLoad:
         """Return how many requests run and wait."""
@@ -145,9 +223,7 @@ class EmbeddedEngine(Engine):
             raise EngineUnavailableError("the engine is not started: enter it with 'async with'")
         self._thread.check()
 
-    def _check_request(self, token_ids: NDArray[np.int32], images: Sequence[str]) -> None:
-        if images:
-            raise EngineProtocolError("the embedded engine takes text only, no images")
+    def _check_request(self, token_ids: NDArray[np.int32]) -> None:
         if len(token_ids) == 0:
             raise EngineProtocolError("the input has no tokens")
         if len(token_ids) > self.context_length:
@@ -170,7 +246,7 @@ def create_local_engine(
     context_length: int,
     deterministic: bool,
     device: str = "cpu",
-) -> Engine:
+) -> EmbeddedEngine:
     """Return an engine for a folder in Hugging Face layout; nothing is loaded before it is entered.
 
     Llama, Mistral, Qwen2 and Qwen3 models are computed here, others through transformers.

@@ -101,6 +101,14 @@ class TransformersBackend:
         replace_in_place(self._model.state_dict(), tensors)
         self.policy_version = policy_version
 
+    def retract(self) -> None:
+        # What generate() has begun it alone can go on with: those requests stay where they are.
+        pass
+
+    def weight(self, name: str) -> Tensor | None:
+        tensor: Tensor | None = self._model.state_dict().get(name)
+        return tensor
+
     def step(self, between_tokens: Callable[[], None]) -> None:
         requests = self._take_equal_prompts()
         self._rows.extend(requests)
@@ -110,6 +118,10 @@ class TransformersBackend:
                 row, request.params, seed=request.seed, prompt_ids=request.prompt_ids, stop_ids=request.stop_ids
             )
         prompt_ids = torch.from_numpy(requests[0].prompt_ids.astype(np.int64)).to(self._device)
+        self._score(prompt_ids)
+        if self.num_running == 0:
+            self._rows.clear()
+            return
         input_ids = prompt_ids.repeat(len(requests), 1)
         self._model.generate(
             input_ids,
@@ -129,6 +141,21 @@ class TransformersBackend:
         for request in taken:
             self._waiting.remove(request)
         return taken
+
+    def _score(self, prompt_ids: Tensor) -> None:
+        """Give requests that ask for it the log-probabilities of the prompt; answer those that ask for no more."""
+        if not any(request is not None and request.needs_scoring for request in self._rows):
+            return
+        with torch.inference_mode():
+            logits_PV = self._model(prompt_ids[None]).logits[0].float()
+            logprobs_P = logits_PV[:-1].log_softmax(dim=-1).gather(1, prompt_ids[1:, None])[:, 0].cpu().numpy()
+        for row, request in enumerate(self._rows):
+            if request is None or request.score_from is None:
+                continue
+            request.prompt_logprobs[request.score_from + 1 :] = logprobs_P[request.score_from :]
+            if request.max_new_tokens == 0:
+                self._finish(request, FinishReason(FinishKind.LENGTH))
+                self._rows[row] = None
 
     def _choose(self, scores_MV: Tensor) -> Tensor:
         """Sample for the rows that go on; return the token of each row, 0 for the others."""
@@ -153,7 +180,9 @@ class TransformersBackend:
                 continue
             request.append(token_id, logprob, policy_version=self.policy_version)
             reason = request.finish_reason(self._tokenizer)
-            if reason is not None:
+            if reason is None:
+                request.publish()
+            else:
                 self._finish(request, reason)
                 self._rows[row] = None
         return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -38,7 +38,20 @@ class Request:
         params: SamplingParams,
         eos_token_ids: Iterable[int],
         context_length: int,
+        score_from: int | None = None,
+        on_progress: Callable[[], None] | None = None,
     ) -> None:
+        """Take a prompt to continue.
+
+        Args:
+            request_id: For aborts; need not be unique.
+            prompt_ids: At least one. ``(P,)``.
+            params: How to sample.
+            eos_token_ids: Ids that end the response, besides ``params.stop_token_ids``.
+            context_length: Most tokens of prompt and response together.
+            score_from: Also compute the log-probabilities of the prompt tokens behind this one.
+            on_progress: Called on the engine's thread after each token that does not end the response.
+        """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.params = params
@@ -50,6 +63,13 @@ class Request:
         # A cancelled future could not be given a result; cancellation goes through the engine instead.
         self.reply.set_running_or_notify_cancel()
         self.num_new_tokens = 0
+        self.num_published = 0
+        """Sampled tokens that are known not to have ended the response; never more than ``num_new_tokens``."""
+        self.num_retractions = 0
+        self.score_from = score_from
+        self.prompt_logprobs = np.full(0 if score_from is None else len(prompt_ids), np.nan, np.float32)
+        """Of each prompt token after ``score_from``, untempered; NaN for the others. ``(P,)`` when it was asked for."""
+        self._on_progress = on_progress
         self.cached_tokens = 0
         self._token_ids_R = np.empty(self.max_new_tokens, np.int32)
         self._logprobs_R = np.empty(self.max_new_tokens, np.float32)
@@ -67,6 +87,26 @@ class Request:
         """Prompt and sampled tokens."""
         return len(self.prompt_ids) + self.num_new_tokens
 
+    @property
+    def all_token_ids(self) -> NDArray[np.int32]:
+        """Prompt and sampled tokens. ``(P + R,)``."""
+        return np.concatenate([self.prompt_ids, self.token_ids])
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """The log-probabilities of the sampled ids, a view. ``(R,)``."""
+        return self._logprobs_R[: self.num_new_tokens]
+
+    @property
+    def needs_scoring(self) -> bool:
+        """Whether the log-probabilities of the prompt are still to be computed."""
+        return self.score_from is not None and self.num_new_tokens == 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the engine has begun to work on it."""
+        return self._started_at is not None
+
     def start(self) -> None:
         """Note that the engine has begun to work on it."""
         self._started_at = time.monotonic()
@@ -81,6 +121,12 @@ class Request:
             self._spans[-1] = self._spans[-1]._replace(end=position + 1)
         else:
             self._spans.append(VersionSpan(position, position + 1, policy_version))
+
+    def publish(self) -> None:
+        """Let the caller see the tokens so far: the newest one did not end the response."""
+        self.num_published = self.num_new_tokens
+        if self._on_progress is not None:
+            self._on_progress()
 
     def finish_reason(self, tokenizer: Tokenizer) -> FinishReason | None:
         """Return why it ends after its newest token, or None when it goes on."""

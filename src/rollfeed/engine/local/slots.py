@@ -62,16 +62,17 @@ class Slots:
         """Whether a request can be admitted."""
         return not self._occupied_N.all()
 
-    def occupy(self, prompt_ids: NDArray[np.int32]) -> tuple[int, int]:
+    def occupy(self, prompt_ids: NDArray[np.int32], *, reuse: bool = True) -> tuple[int, int]:
         """Take a free slot for a prompt; return it and how many prompt tokens it already holds.
 
         The lowest free slot, except that a free slot of which the prompt repeats most is taken as it is.
+        Without ``reuse`` every token is to be computed.
         """
         free = np.flatnonzero(~self._occupied_N)
         common_N = self._common_prefixes(prompt_ids)
         best = int(free[common_N[free].argmax()])
         slot = best if 2 * common_N[best] >= self._computed_N[best] and common_N[best] > 0 else int(free[0])
-        kept = int(common_N[slot])
+        kept = int(common_N[slot]) if reuse else 0
         self._token_ids_NC[slot, : len(prompt_ids)] = prompt_ids
         self._computed_N[slot] = kept
         self._prefill_N[slot] = len(prompt_ids) - 1

@@ -1,0 +1,263 @@
+"""``rollfeed serve``: a model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from rollfeed.app import load_model
+from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
+from rollfeed.errors import ConfigError, RollfeedError
+
+logger = logging.getLogger("rollfeed.serve")
+
+_DEFAULT_PORT = 30000
+_DEFAULT_CONTEXT_LENGTH = 2048
+_EXIT_SECONDS = 1.4
+"""After this a process that was told to end does so, whatever it is doing."""
+_SPARE_SECONDS = 0.2
+"""What several workers get beyond that before they are killed."""
+_EXIT_DONE, _EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What one process serves, and where."""
+
+    model: str
+    host: str
+    port: int
+    """0 takes a free one."""
+    threads: int
+    num_slots: int
+    context_length: int
+    """0 takes the model's, up to 2048."""
+    max_waiting: int
+
+
+def register(commands: Any) -> None:
+    """Add the command and its subcommand to the parser."""
+    parser = commands.add_parser("serve", help="serve a model over HTTP")
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    engine = actions.add_parser(
+        "engine",
+        help="serve the embedded engine, to SGLang and OpenAI clients",
+        description="Serve the embedded engine with SGLang's endpoints and OpenAI's.",
+        epilog="example: rollfeed serve engine --model smollm2-135m-instruct --port 30000",
+    )
+    engine.add_argument(
+        "--model", metavar="M", default=DEFAULT_MODEL, help=f"folder, .gguf file or hub name (default {DEFAULT_MODEL})"
+    )
+    engine.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    engine.add_argument("--port", metavar="P", type=int, default=_DEFAULT_PORT, help="first port (default 30000)")
+    engine.add_argument(
+        "--workers", metavar="N", type=int, default=1, help="processes, on ports P, P+1, ... (default 1)"
+    )
+    engine.add_argument(
+        "--threads", metavar="N", type=int, default=0, help="CPU threads of each process (default: all cores, shared)"
+    )
+    engine.add_argument("--num-slots", metavar="N", type=int, default=32, help="responses decoded at once (default 32)")
+    engine.add_argument(
+        "--context-length", metavar="N", type=int, default=0, help="most tokens of prompt and response (default 2048)"
+    )
+    engine.add_argument(
+        "--max-waiting", metavar="N", type=int, default=1024, help="requests that may wait; more get 429 (default 1024)"
+    )
+    engine.set_defaults(run=run_engine)
+
+
+def run_engine(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C; both end it within two seconds.
+
+    Raises:
+        ConfigError: If the model cannot be served with these settings, or the port is taken.
+    """
+    _check(arguments)
+    # Converted or fetched here, once, before several processes look for it.
+    folder = resolve_checkpoint(arguments.model)
+    options = ServeOptions(
+        model=str(folder),
+        host=arguments.host,
+        port=arguments.port,
+        threads=arguments.threads,
+        num_slots=arguments.num_slots,
+        context_length=arguments.context_length,
+        max_waiting=arguments.max_waiting,
+    )
+    if arguments.workers == 1:
+        return serve_one(options, name=_served_name(arguments.model))
+    return serve_several(options, num_workers=arguments.workers, name=_served_name(arguments.model))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    last_port = arguments.port + arguments.workers - 1
+    checks = [
+        (arguments.workers >= 1, f"--workers {arguments.workers}: must be at least 1"),
+        (arguments.port >= 0 and last_port <= 65535, f"--port {arguments.port}: ports must be within 0 and 65535"),
+        (arguments.port > 0 or arguments.workers == 1, "--port 0: several workers need a port to count from"),
+        (arguments.max_waiting >= 0, f"--max-waiting {arguments.max_waiting}: must be at least 0"),
+        (arguments.threads >= 0, f"--threads {arguments.threads}: must be at least 1, or 0 for all cores"),
+        (arguments.context_length >= 0, f"--context-length {arguments.context_length}: must be at least 2"),
+    ]
+    for holds, message in checks:
+        if not holds:
+            raise ConfigError(message)
+
+
+def serve_one(options: ServeOptions, *, name: str) -> int:
+    """Serve in this process and return the exit code."""
+    return asyncio.run(_serve(options, name))
+
+
+async def _serve(options: ServeOptions, name: str) -> int:
+    try:
+        from rollfeed.engine.local import create_local_engine
+        from rollfeed.engine.server import ServedModel, Service, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the embedded engine needs {error.name}, which is not installed: pip install 'rollfeed[local]'"
+        ) from None
+    from rollfeed.engine.checkpoint import read_config
+
+    model = load_model(options.model)
+    config = read_config(model.checkpoint)
+    engine = create_local_engine(
+        checkpoint=model.checkpoint,
+        tokenizer=model.tokenizer,
+        threads=options.threads,
+        num_slots=options.num_slots,
+        context_length=options.context_length or _context_length(config),
+        deterministic=False,
+    )
+    served = ServedModel(
+        model_path=options.model, name=name, created=int(time.time()), config=config, max_waiting=options.max_waiting
+    )
+    told, received = _on_signals()
+    async with (
+        engine,
+        serve(
+            Service(engine, tokenizer=model.tokenizer, model=served), host=options.host, port=options.port
+        ) as address,
+    ):
+        logger.info("serving %s at %s", name, address)
+        await told.wait()
+        _exit_later(_exit_code(received))
+    return _exit_code(received)
+
+
+def _on_signals() -> tuple[asyncio.Event, list[signal.Signals]]:
+    told = asyncio.Event()
+    received: list[signal.Signals] = []
+
+    def note(number: signal.Signals) -> None:
+        received.append(number)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, note, number)
+    return told, received
+
+
+def _exit_code(received: list[signal.Signals]) -> int:
+    return _EXIT_INTERRUPTED if received[0] is signal.SIGINT else _EXIT_DONE
+
+
+def _exit_later(code: int) -> None:
+    """See that the process ends in time, also when a step of the model takes longer."""
+    timer = threading.Timer(_EXIT_SECONDS, lambda: os._exit(code))
+    timer.daemon = True
+    timer.start()
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    limit = config.get("max_position_embeddings", config.get("n_positions"))
+    return min(limit, _DEFAULT_CONTEXT_LENGTH) if isinstance(limit, int) else _DEFAULT_CONTEXT_LENGTH
+
+
+def _served_name(model: str) -> str:
+    return Path(model).name.removesuffix(".gguf") or model
+
+
+def serve_several(options: ServeOptions, *, num_workers: int, name: str) -> int:
+    """Serve in processes of their own, on consecutive ports, until told to end or one of them has ended."""
+    threads = options.threads or max(1, _num_cores() // num_workers)
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(
+            target=_worker, args=(replace(options, port=options.port + index, threads=threads), name), daemon=True
+        )
+        for index in range(num_workers)
+    ]
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    received: list[signal.Signals] = []
+    with reader, writer:
+        signal.set_wakeup_fd(writer.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _frame: received.append(signal.Signals(got)))
+        for worker in workers:
+            worker.start()
+        connection.wait([reader, *(worker.sentinel for worker in workers)])
+        signal.set_wakeup_fd(-1)
+    codes = _end(workers)
+    if received:
+        return _exit_code(received)
+    logger.error("a worker has ended; the others were ended too")
+    return next((code for code in codes if code == _EXIT_USAGE), _EXIT_FAILED)
+
+
+def _end(workers: list[SpawnProcess]) -> list[int | None]:
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + _EXIT_SECONDS + _SPARE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+    return [worker.exitcode for worker in workers]
+
+
+def _worker(options: ServeOptions, name: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("rollfeed").setLevel(logging.INFO)
+    # The parent tells its workers; Ctrl-C reaches them as well and would be one signal too many.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = _EXIT_FAILED
+    try:
+        code = serve_one(options, name=name)
+    except ConfigError as error:
+        print(f"rollfeed: {error}", file=sys.stderr)
+        code = _EXIT_USAGE
+    except RollfeedError as error:
+        print(f"rollfeed: {error}", file=sys.stderr)
+    sys.stderr.flush()
+    # Taking the interpreter down in order takes seconds while a thread waits for the parent.
+    os._exit(code)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _num_cores() -> int:
+    from rollfeed.engine.cores import num_physical_cores
+
+    return num_physical_cores()

@@ -1,0 +1,7 @@
+"""The embedded engine as a server that speaks SGLang's protocol, and OpenAI's."""
+
+from rollfeed.engine.server.application import create_application, serve
+from rollfeed.engine.server.service import Service
+from rollfeed.engine.server.state import ServedModel
+
+__all__ = ["ServedModel", "Service", "create_application", "serve"]

@@ -1,0 +1,301 @@
+"""The engine behind the server: who is inside, who may come in, and which weights are served."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from rollfeed.engine.checkpoint import weight_files
+from rollfeed.engine.local import EmbeddedEngine
+from rollfeed.engine.local.requests import Request
+from rollfeed.engine.local.weights import CheckpointTensors
+from rollfeed.engine.server.metrics import Counters, Throughput
+from rollfeed.engine.server.state import Job, RequestError, ServedModel, Usage
+from rollfeed.engine.server.versions import WeightVersions
+from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import Tokenizer
+from rollfeed.types import Completion
+
+
+class Answer:
+    """A job inside the engine, and its completion once there is one."""
+
+    def __init__(self, job: Job, request: Request, run: Coroutine[Any, Any, Completion]) -> None:
+        self.job = job
+        self.request = request
+        self.task = asyncio.ensure_future(run)
+        self._received_at = time.monotonic()
+        self._ended_at: float | None = None
+        self.task.add_done_callback(self._end)
+
+    @property
+    def completion(self) -> Completion:
+        """The completion of an answer that has ended well.
+
+        Raises:
+            EngineError: If it has not.
+        """
+        return self.task.result()
+
+    @property
+    def finish(self) -> str:
+        """How it has ended: stop, length, abort or error."""
+        if self.task.cancelled():
+            return "abort"
+        return "error" if self.task.exception() is not None else self.completion.finish_reason.kind.value
+
+    @property
+    def seconds(self) -> float:
+        """From its arrival to its end, or to now."""
+        return (time.monotonic() if self._ended_at is None else self._ended_at) - self._received_at
+
+    def _end(self, _task: object) -> None:
+        self._ended_at = time.monotonic()
+
+
+class Service:
+    """Runs jobs on an entered engine; belongs to one event loop.
+
+    At most ``max_running_requests + max_waiting`` requests are inside, so that memory is bounded;
+    they start in the order in which they came.
+    """
+
+    def __init__(self, engine: EmbeddedEngine, *, tokenizer: Tokenizer, model: ServedModel) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model = model
+        self.model_path = model.model_path
+        """Where the weights came from last."""
+        self.versions = WeightVersions()
+        self.counters = Counters()
+        self.is_paused = False
+        self._inside: dict[Answer, None] = {}
+        self._throughput = Throughput()
+        self._control = asyncio.Lock()
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    @property
+    def capacity(self) -> int:
+        """Most requests inside at once."""
+        return self.engine.max_running_requests + self.model.max_waiting
+
+    @property
+    def weight_version(self) -> str:
+        """The version that the next token will be sampled by."""
+        return self.versions.name(self.engine.policy_version)
+
+    def start(self, jobs: Sequence[Job], *, on_progress: Callable[[], None] | None = None) -> list[Answer]:
+        """Let jobs in, all or none; to be followed by :meth:`wait` or :meth:`drop`.
+
+        Args:
+            jobs: At least one.
+            on_progress: Called on this event loop after new tokens and after each end.
+
+        Raises:
+            RequestError: If too many wait (429), or the jobs are more than can ever be inside (400).
+            EngineProtocolError: If one can never be served.
+        """
+        if len(jobs) > self.capacity:
+            raise RequestError(f"{len(jobs)} responses in one request: at most {self.capacity} fit into this server")
+        if len(self._inside) + len(jobs) > self.capacity:
+            self.counters.num_refused += len(jobs)
+            raise RequestError(
+                f"the waiting queue is full ({self.model.max_waiting} requests); try again later", status=429
+            )
+        notify = None if on_progress is None else _threadsafe(on_progress)
+        requests = [
+            self.engine.new_request(
+                job.token_ids,
+                job.params,
+                request_id=job.request_id,
+                ignore_eos=job.ignore_eos,
+                score_from=job.score_from,
+                on_progress=notify,
+            )
+            for job in jobs
+        ]
+        answers = [Answer(job, request, self.engine.run(request)) for job, request in zip(jobs, requests, strict=True)]
+        for answer in answers:
+            self._inside[answer] = None
+            answer.task.add_done_callback(functools.partial(self._leave, answer, on_progress))
+        return answers
+
+    async def wait(self, answers: Sequence[Answer]) -> None:
+        """Return when all have ended; when one fails, or this is cancelled, the others are dropped.
+
+        Raises:
+            EngineError: If one fails.
+        """
+        try:
+            await asyncio.gather(*(answer.task for answer in answers))
+        finally:
+            self.drop(answers)
+
+    def drop(self, answers: Iterable[Answer]) -> None:
+        """Abort answers that nobody waits for any more."""
+        for answer in answers:
+            answer.task.cancel()
+
+    def _leave(self, answer: Answer, on_progress: Callable[[], None] | None, _task: object) -> None:
+        del self._inside[answer]
+        counters = self.counters
+        counters.requests_by_reason[answer.finish] += 1
+        counters.request_seconds += answer.seconds
+        counters.generated_tokens += answer.request.num_new_tokens
+        counters.prompt_tokens += len(answer.job.token_ids)
+        counters.cached_tokens += answer.request.cached_tokens
+        if answer.finish not in ("abort", "error"):
+            counters.queue_seconds += answer.completion.timings.queue_seconds
+        self._throughput.note(time.monotonic(), self.generated_tokens)
+        if on_progress is not None:
+            on_progress()
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens sampled since the start."""
+        return self.counters.generated_tokens + sum(answer.request.num_new_tokens for answer in self._inside)
+
+    def throughput(self) -> float:
+        """Return tokens a second of the last seconds."""
+        now, total = time.monotonic(), self.generated_tokens
+        rate = self._throughput.rate(now, total)
+        self._throughput.note(now, total)
+        return rate
+
+    def usage(self) -> Usage:
+        """Return what is inside the engine."""
+        started = [answer.request for answer in self._inside if answer.request.is_started]
+        waiting = [answer for answer in self._inside if not answer.request.is_started]
+        # Requests whose clients have just left may still hold a slot until the next step.
+        num_running = self.engine.num_running
+        return Usage(
+            num_running=num_running,
+            num_waiting=max(0, len(self._inside) - num_running),
+            num_used_tokens=sum(request.num_tokens for request in started),
+            num_uncached_tokens=sum(len(answer.job.token_ids) for answer in waiting),
+        )
+
+    async def abort(self, request_id: str | None) -> None:
+        """Abort the samples of one request, or everything; unknown ids are fine."""
+        # All at one point: a sample that waits must not take the place of one that has just been aborted.
+        await self.engine.abort_where(
+            lambda known: request_id is None or known == request_id or is_sample_of(known, request_id)
+        )
+
+    async def pause(self, mode: str) -> None:
+        """Hold between two tokens; ``mode`` is abort, retract or in_place."""
+        pauses = {
+            "abort": self.engine.pause_aborted,
+            "retract": self.engine.pause_retracted,
+            "in_place": self.engine.pause,
+        }
+        if mode not in pauses:
+            raise RequestError(f"mode is {mode!r}: must be one of abort, retract, in_place")
+        async with self._control:
+            await pauses[mode]()
+            self.is_paused = True
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        async with self._control:
+            await self.engine.resume()
+            self.is_paused = False
+
+    async def update_from_disk(self, model_path: str, version: str | None, *, abort_running: bool) -> None:
+        """Replace the weights by those of a folder, all or none of them.
+
+        Raises:
+            CheckpointError: If they cannot be read.
+            EngineProtocolError: If they do not fit.
+        """
+        async with self._control:
+            tensors = await asyncio.to_thread(_read_tensors, Path(model_path))
+            number = self.engine.policy_version if version is None else self.versions.number(version)
+            await self.engine.update_weights(tensors, policy_version=number, abort_running=abort_running)
+            self.model_path = model_path
+
+    async def set_version(self, version: str, *, abort_running: bool) -> None:
+        """Name the weights that are served."""
+        async with self._control:
+            number = self.versions.number(version)
+            await self.engine.update_weights({}, policy_version=number, abort_running=abort_running)
+
+    async def flush_cache(self) -> None:
+        """Forget prefixes that could be shared."""
+        async with self._control:
+            await self.engine.update_weights({}, policy_version=self.engine.policy_version)
+
+    async def check_health(self, job: Job, *, timeout_seconds: float) -> None:
+        """Return when a token has been made.
+
+        While the engine is paused on purpose, or full, a token cannot be asked for; then its
+        thread has to answer.
+
+        Raises:
+            EngineUnavailableError: If nothing comes in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                if self.is_paused or len(self._inside) >= self.engine.max_running_requests:
+                    await self.engine.abort("nobody")
+                    return
+                with suppress(RequestError):
+                    await self.wait(self.start([job]))
+        except TimeoutError:
+            raise EngineUnavailableError(f"no token within {timeout_seconds:g} s") from None
+
+    async def to_the_end(self, action: Coroutine[Any, Any, None]) -> None:
+        """Carry out a control action wholly, even when the client that asked for it goes away."""
+        task = asyncio.ensure_future(action)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its client is told; without one, nobody need be
+
+
+def _threadsafe(callback: Callable[[], None]) -> Callable[[], None]:
+    """Return what the engine's thread may call to have ``callback`` called on this event loop."""
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        # A loop that has ended has nobody to tell.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback)
+
+    return call
+
+
+def is_sample_of(request_id: str, base: str) -> bool:
+    """Whether an id is that of one of several samples of a request; see :func:`sample_id`."""
+    return request_id.startswith(f"{base}_") and request_id[len(base) + 1 :].isdigit()
+
+
+def sample_id(base: str, index: int) -> str:
+    """Return the id of one of several samples of a request."""
+    return f"{base}_{index}"
+
+
+def _read_tensors(folder: Path) -> dict[str, object]:
+    # Read whole before anything is changed: what cannot be read must not stop the engine's thread.
+    try:
+        return dict(CheckpointTensors(weight_files(folder)))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def status_of(error: EngineError) -> int:
+    """Return the HTTP status that says whether the same request may succeed later."""
+    if isinstance(error, EngineProtocolError):
+        return 400
+    return 503 if isinstance(error, EngineUnavailableError) else 500

@@ -1,0 +1,111 @@
+"""JSON bodies in and out, errors as one line, and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rollfeed.engine.server.service import status_of
+from rollfeed.engine.server.state import RequestError
+from rollfeed.errors import ConfigError, EngineError
+
+logger = logging.getLogger(__name__)
+
+_LARGE_BYTES = 1 << 16
+"""Bodies beyond this are decoded in a thread, so that the event loop goes on."""
+_LARGE_REPLY_TOKENS = 1 << 12
+_CLIENT_LEFT = 499
+
+_decoder = msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder()
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def read_json(request: web.Request, *, optional: bool = False) -> dict[str, Any]:
+    """Return the object in a request's body.
+
+    Raises:
+        RequestError: If there is none; an empty body is an empty object when ``optional``.
+    """
+    body = await request.read()
+    if optional and not body.strip():
+        return {}
+    try:
+        decoded = await asyncio.to_thread(_decoder.decode, body) if len(body) > _LARGE_BYTES else _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(decoded, dict):
+        raise RequestError("the body must be a JSON object")
+    return decoded
+
+
+async def json_reply(content: Any, *, num_tokens: int = 0, status: int = 200) -> web.Response:
+    """Return a JSON response; one that carries many tokens is encoded in a thread."""
+    encode = _encoder.encode
+    body = await asyncio.to_thread(encode, content) if num_tokens > _LARGE_REPLY_TOKENS else encode(content)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def error_body(request: web.Request, message: str, status: int) -> dict[str, Any]:
+    """Return an error as the asked endpoint words it: OpenAI's are flat."""
+    if not request.path.startswith("/v1/"):
+        return {"error": {"message": message}}
+    kind = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}.get(status, "InternalServerError")
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error into one line of JSON; what was not foreseen is logged and kept from the client."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        message, status = str(error), error.status
+    except ConfigError as error:
+        message, status = str(error), 400
+    except EngineError as error:
+        message, status = str(error), status_of(error)
+    except web.HTTPRequestEntityTooLarge:
+        message, status = "the body is too large for this server", 413
+    except web.HTTPException as error:
+        message, status = error.reason, error.status
+    except ConnectionError:
+        return web.Response(status=_CLIENT_LEFT)  # to nobody
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        message, status = "internal error; the server's log has the details", 500
+    response = await json_reply(error_body(request, message, status), status=status)
+    if status == 429:
+        response.headers["Retry-After"] = "1"
+    return response
+
+
+class EventStream:
+    """Server-sent events; the headers go out with the first one."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+
+    async def send(self, content: Any) -> None:
+        """Send one JSON value."""
+        await self._write(b"data: " + _encoder.encode(content) + b"\n\n")
+
+    async def end(self) -> web.StreamResponse:
+        """Say that nothing more comes."""
+        await self._write(b"data: [DONE]\n\n")
+        await self._response.write_eof()
+        return self._response
+
+    async def _write(self, event: bytes) -> None:
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._response.write(event)

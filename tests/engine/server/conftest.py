@@ -1,0 +1,117 @@
+"""A real server on a loopback port, over a tiny random model or the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rollfeed.engine.local import create_local_engine
+from rollfeed.engine.server import ServedModel, Service, serve
+from rollfeed.prompts.tokenizer import load_tokenizer
+
+
+class Client:
+    """What the tests say to a server."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: str, service: Service) -> None:
+        self.session = session
+        self.address = address
+        self.service = service
+
+    async def get(self, path: str) -> Any:
+        async with self.session.get(self.address + path) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def post(self, path: str, body: Any, *, status: int = 200) -> Any:
+        async with self.session.post(self.address + path, json=body) as response:
+            assert response.status == status, await response.text()
+            text = await response.text()
+            return json.loads(text) if response.content_type == "application/json" else text
+
+    async def generate(self, input_ids: Any, *, status: int = 200, top: Any = None, **sampling: Any) -> Any:
+        body = {"input_ids": input_ids, "sampling_params": sampling, "return_logprob": True, **(top or {})}
+        return await self.post("/generate", body, status=status)
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """The JSON values of a stream, which must end as it should."""
+        async with self.session.post(self.address + path, json={**body, "stream": True}) as response:
+            assert response.content_type == "text/event-stream", await response.text()
+            events = (await response.text()).split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+    async def until(self, condition: Callable[[Any], bool]) -> None:
+        """Ask for the load until it is as expected."""
+        while not condition((await self.get("/v1/loads?include=core"))["loads"][0]):
+            pass
+
+    async def until_idle(self) -> None:
+        await self.until(lambda load: load["num_running_reqs"] + load["num_waiting_reqs"] == 0)
+
+
+Serving = Callable[..., AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture
+def serving(tiny_checkpoint: Path) -> Serving:
+    """Serve the tiny model, or another one."""
+
+    @asynccontextmanager
+    async def start(
+        *,
+        checkpoint: Path = tiny_checkpoint,
+        tokenizer_folder: Path | None = None,
+        num_slots: int = 4,
+        context_length: int = 256,
+        max_waiting: int = 64,
+        deterministic: bool = False,
+    ) -> AsyncIterator[Client]:
+        tokenizer = load_tokenizer(tokenizer_folder or checkpoint)
+        engine = create_local_engine(
+            checkpoint=checkpoint,
+            tokenizer=tokenizer,
+            threads=1,
+            num_slots=num_slots,
+            context_length=context_length,
+            deterministic=deterministic,
+        )
+        model = ServedModel(
+            model_path=str(checkpoint),
+            name="tiny",
+            created=0,
+            config=json.loads((checkpoint / "config.json").read_text()),
+            max_waiting=max_waiting,
+        )
+        timeout = aiohttp.ClientTimeout(total=60)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with engine, aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            service = Service(engine, tokenizer=tokenizer, model=model)
+            async with serve(service, host="127.0.0.1", port=0) as address:
+                yield Client(session, address, service)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def other_weights(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with weights of the tiny model's shapes and other values."""
+    folder = tmp_path_factory.mktemp("weights")
+    generator = np.random.default_rng(1)
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    save_file(
+        {
+            name: (values * generator.normal(1.0, 0.3, values.shape)).astype(np.float32)
+            for name, values in tensors.items()
+        },
+        folder / "model.safetensors",
+    )
+    return folder

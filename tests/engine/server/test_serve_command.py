@@ -1,0 +1,114 @@
+"""``rollfeed serve engine`` as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rollfeed
+
+
+@pytest.fixture
+def free_ports() -> int:
+    """The first of two ports that nobody listens on."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            second.bind(("127.0.0.1", port + 1))
+            return port
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    source = str(Path(rollfeed.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollfeed", "serve", "engine", "--threads", "1", *arguments],
+        env={**os.environ, "PYTHONPATH": source},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ask(port: int, path: str, body: Any = None) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data), timeout=60) as response:
+        return bytes(response.read())
+
+
+def until_healthy(process: subprocess.Popen[str], port: int) -> None:
+    while True:
+        assert process.poll() is None, process.communicate()[1]
+        with contextlib.suppress(OSError):
+            ask(port, "/health")
+            return
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_serves_until_it_is_told_to_end(tiny_checkpoint: Path, free_ports: int, number: int, code: int) -> None:
+    with serving("--model", str(tiny_checkpoint), "--port", str(free_ports)) as process:
+        until_healthy(process, free_ports)
+        body = {"input_ids": [72, 101], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+        assert len(json.loads(ask(free_ports, "/generate", body))["output_ids"]) == 3
+        process.send_signal(number)
+        assert process.wait(timeout=30) == code
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == f"serving tiny at http://127.0.0.1:{free_ports}"
+
+
+def test_what_runs_is_answered_with_its_partial_output_when_the_server_ends(
+    tiny_checkpoint: Path, free_ports: int
+) -> None:
+    with serving("--model", str(tiny_checkpoint), "--port", str(free_ports)) as process:
+        until_healthy(process, free_ports)
+        sampling = {"max_new_tokens": 1000, "ignore_eos": True}
+        body = json.dumps({"input_ids": [72], "sampling_params": sampling, "stream": True}).encode()
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://127.0.0.1:{free_ports}/generate", body, timeout=60) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            *_, last, done, _ = response.read().decode().split("\n\n")
+        assert json.loads(last.strip().removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "abort"
+        assert done == "data: [DONE]"
+        assert process.wait(timeout=30) == 0
+
+
+def test_several_workers_serve_consecutive_ports_and_end_together(tiny_checkpoint: Path, free_ports: int) -> None:
+    with serving("--model", str(tiny_checkpoint), "--port", str(free_ports), "--workers", "2") as process:
+        for port in (free_ports, free_ports + 1):
+            until_healthy(process, port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+        for port in (free_ports, free_ports + 1):
+            with pytest.raises(OSError, match="refused"):
+                ask(port, "/health")
+
+
+def test_a_taken_port_is_told_in_one_line(tiny_checkpoint: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with serving("--model", str(tiny_checkpoint), "--port", str(port)) as process:
+            assert process.wait(timeout=60) == 2
+            assert process.stderr is not None
+            assert process.stderr.read().startswith(f"rollfeed: port = {port}: cannot listen on 127.0.0.1:{port}")
