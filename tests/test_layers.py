@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "rollfeed"
-LAYERS = ["errors", "types", "answers", "seeds", "protocols", "config", "<part>", "app", "cli", "__init__", "__main__"]
+LAYERS = [
+    "errors",
+    "types",
+    "answers",
+    "seeds",
+    "protocols",
+    "config",
+    "<part>",
+    "app",
+    "benchmarks",
+    "cli",
+    "__init__",
+    "__main__",
+]
 NOT_PARTS = {
     "errors",
     "types",
@@ -15,6 +28,7 @@ NOT_PARTS = {
     "protocols",
     "config",
     "app",
+    "benchmarks",
     "cli",
     "testing",
     "__init__",

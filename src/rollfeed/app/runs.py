@@ -72,6 +72,7 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = ()) -> PreparedRun:
     model = load_model(settings.model.checkpoint, trust_remote_code=settings.model.trust_remote_code)
     source = build_source(settings, model.tokenizer, folders=folders)
     engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    # Nothing is started by this: it shows that all parts fit together.
     open_rollouts(config, source=source, engine=engine, tokenizer=model.tokenizer)
     tracker_path = settings.plugins.tracker
     tracker = None

@@ -1,0 +1,1 @@
+"""What ``rollfeed bench`` measures: ratios of one run, never single absolute times."""
