@@ -12,10 +12,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rollfeed.cli import bench, check, env, run, serve, show
+from rollfeed.cli import bench, check, env, exit_codes, run, serve, show
 from rollfeed.errors import ConfigError, RollfeedError
-
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _COMMANDS = (run, check, show, env, serve, bench)
 
@@ -30,17 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.run(parsed)
     except ConfigError as error:
         _complain(error)
-        code = EXIT_USAGE
+        code = exit_codes.USAGE
     except RollfeedError as error:
         _complain(error)
-        code = EXIT_FAILED
+        code = exit_codes.FAILED
     except KeyboardInterrupt:
         print("rollfeed: interrupted", file=sys.stderr)
-        code = EXIT_INTERRUPTED
+        code = exit_codes.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as with `| head`; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_FAILED
+        code = exit_codes.FAILED
     return code
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.app import load_model
+from rollfeed.cli import exit_codes
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 
@@ -30,7 +31,6 @@ _EXIT_SECONDS = 1.4
 """After this a process that was told to end does so, whatever it is doing."""
 _SPARE_SECONDS = 0.2
 """What several workers get beyond that before they are killed."""
-_EXIT_DONE, _EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ def _on_signals() -> tuple[asyncio.Event, list[signal.Signals]]:
 
 
 def _exit_code(received: list[signal.Signals]) -> int:
-    return _EXIT_INTERRUPTED if received[0] is signal.SIGINT else _EXIT_DONE
+    return exit_codes.INTERRUPTED if received[0] is signal.SIGINT else exit_codes.DONE
 
 
 def _exit_later(code: int) -> None:
@@ -216,7 +216,7 @@ def serve_several(options: ServeOptions, *, num_workers: int, name: str) -> int:
     if received:
         return _exit_code(received)
     logger.error("a worker has ended; the others were ended too")
-    return next((code for code in codes if code == _EXIT_USAGE), _EXIT_FAILED)
+    return next((code for code in codes if code == exit_codes.USAGE), exit_codes.FAILED)
 
 
 def _end(workers: list[SpawnProcess]) -> list[int | None]:
@@ -237,12 +237,12 @@ def _worker(options: ServeOptions, name: str) -> None:
     logging.getLogger("rollfeed").setLevel(logging.INFO)
     # The parent tells its workers; Ctrl-C reaches them as well and would be one signal too many.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    code = _EXIT_FAILED
+    code = exit_codes.FAILED
     try:
         code = serve_one(options, name=name)
     except ConfigError as error:
         print(f"rollfeed: {error}", file=sys.stderr)
-        code = _EXIT_USAGE
+        code = exit_codes.USAGE
     except RollfeedError as error:
         print(f"rollfeed: {error}", file=sys.stderr)
     sys.stderr.flush()

@@ -95,7 +95,7 @@ class GroupRunner:
         self.phases[draw.group_index] = "generating"
         try:
             rollouts = await self._generate_all(draw, step)
-            if all(_has_finished(rollout) for rollout in rollouts):
+            if all(rollout.has_finished for rollout in rollouts):
                 self.phases[draw.group_index] = "scoring"
                 rollouts = await self._score(rollouts, draw)
         finally:
@@ -104,7 +104,7 @@ class GroupRunner:
         cause = next((rollout.error for rollout in rollouts if rollout.error is not None), None)
         if cause is not None:
             return GroupResult(group=group, status=GroupStatus.FAILED, cause=cause)
-        finished = all(_has_finished(rollout) for rollout in rollouts)
+        finished = all(rollout.has_finished for rollout in rollouts)
         return GroupResult(group=group, status=GroupStatus.FINISHED if finished else GroupStatus.ABORTED)
 
     async def _generate_all(self, draw: PromptDraw, step: int) -> list[Rollout]:
@@ -184,10 +184,6 @@ class GroupRunner:
         if isinstance(error, RollfeedError):
             return f"{where}: {error}"
         return f"{where}: {type(error).__name__}: {error}"
-
-
-def _has_finished(rollout: Rollout) -> bool:
-    return rollout.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 
 
 def _scored(rollout: Rollout, verdict: Verdict, draw: PromptDraw) -> Rollout:

@@ -16,7 +16,7 @@ from rollfeed.errors import ConfigError, suggestion
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn
 from rollfeed.rewards.calls import call_within
 from rollfeed.rewards.results import to_verdict
-from rollfeed.types import Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
+from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 
 _MAX_CALLS = 32
 """Reward calls at once; each plain function has a thread."""
@@ -96,7 +96,7 @@ class RewardHub:
         return dict(zip(missing, verdicts, strict=True))
 
     async def _score_one(self, rollout: Rollout, prompt: Prompt) -> Verdict:
-        if not _has_finished(rollout):
+        if not rollout.has_finished:
             return _error(f"not scored: the rollout is {rollout.status.value}")
         sample = rollout.samples[-1]
         if self._reward_fn is not None:
@@ -111,7 +111,7 @@ class RewardHub:
     async def _score_together(
         self, rollouts: Sequence[Rollout], call: Callable[[list[Sample]], Awaitable[Any]]
     ) -> list[Verdict]:
-        unfinished = [rollout for rollout in rollouts if not _has_finished(rollout)]
+        unfinished = [rollout for rollout in rollouts if not rollout.has_finished]
         if unfinished:
             status = unfinished[0].status.value
             return [_error(f"not scored: rollout {unfinished[0].rollout_id} of the group is {status}")] * len(rollouts)
@@ -145,10 +145,6 @@ def _carried(rollout: Rollout) -> Verdict | None:
         return rollout.verdict
     reward = rollout.samples[-1].reward if rollout.samples else None
     return None if reward is None else Verdict(reward=reward)
-
-
-def _has_finished(rollout: Rollout) -> bool:
-    return rollout.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 
 
 def _error(detail: str) -> Verdict:

@@ -195,6 +195,11 @@ class Rollout:
         return self.samples[-1].status if self.samples else SampleStatus.FAILED
 
     @property
+    def has_finished(self) -> bool:
+        """Whether the answering came to its own end, and so can be scored."""
+        return self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+
+    @property
     def response_tokens(self) -> int:
         """Response tokens of all samples."""
         return sum(sample.response_length for sample in self.samples)
