@@ -1,14 +1,15 @@
 """The embedded engine beside transformers' ``generate()``: same model, prompts, lengths and threads, in turn.
 
-The reference gets all prompts in one padded batch with ``num_return_sequences``, so that it decodes
-as many rows at once as ours. Both sample at temperature 1 and make exactly as many tokens.
+The reference gets all prompts in one padded batch with ``num_return_sequences`` and its cache, so that
+it decodes as many rows at once as ours, with whichever number of threads up to ours is faster. Both
+sample at temperature 1 and make exactly as many tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.app import Model, build_engine
-from rollfeed.config import EngineSettings
+from rollfeed.app import Model
+from rollfeed.engine.local import create_local_engine
+from rollfeed.engine.native.library import NativeUnavailableError, load_library
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, SamplingParams
 
@@ -27,6 +29,9 @@ QUESTIONS = (
     "How do I cook rice? Explain every step.",
     "Which number is the largest: 37, 73 or 61? Explain.",
 )
+
+_BYTES_A_WEIGHT = {"fp32": 4.0, "int8": 1.125}
+"""In 8 bits, two numbers of 32 bits come with every group of 64 weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,59 +46,154 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineResult:
+class PrecisionResult:
+    """The figures of one precision of ours."""
+
+    ratio: float
+    """Our tokens per second over the reference's best, end to end; median over the repetitions."""
+    tokens_per_second: float
+    step_milliseconds: dict[str, float]
+    """Mean time of a step by part, prefill included."""
+    traffic_floor_milliseconds: float
+    """What reading the weights once takes, by the memory bandwidth measured beside it."""
+    max_logprob_difference: float
+    """Of our logprobs from the reference's over the final tokens."""
+    kl: float
+    """Mean over the sampled tokens of our logprob minus the reference's: an estimate of KL(ours || reference)."""
+    kl_standard_error: float
+    greedy_outputs_identical: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadsResult:
     """The figures of one number of threads."""
 
     threads: int
-    ratio: float
-    """Our tokens per second over the reference's, end to end; median over the repetitions."""
-    tokens_per_second: float
-    reference_tokens_per_second: float
-    max_logprob_difference: float
-    """Of our logprobs from a forward pass of the reference over the final tokens."""
-    greedy_outputs_identical: bool
+    reference_tokens_per_second: dict[int, float]
+    """By the reference's number of threads, up to ours."""
+    by_precision: dict[str, PrecisionResult]
 
 
 def bench_engine(
     model: Model, *, threads: Sequence[int], workload: Workload, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure and return JSON values; takes minutes."""
-    reference = _Reference(model, workload)
-    results = [asdict(_measure(model, reference, count, workload, progress)) for count in threads]
-    best = max(results, key=lambda result: float(result["tokens_per_second"]))
-    return {"workload": asdict(workload), "questions": QUESTIONS[: workload.num_groups], **best, "by_threads": results}
+    """Measure and return JSON values; takes minutes.
+
+    The figures at the top are those of the most threads: ``ratio``, ``max_logprob_difference`` and
+    ``step_milliseconds`` of float32, ``ratio_int8`` and ``kl_int8`` of the 8-bit mode (None where the
+    native kernels are not available).
+    """
+    reference = Reference(model, workload)
+    results = [_measure(model, reference, count, workload, progress) for count in sorted(threads)]
+    exact, int8 = results[-1].by_precision["fp32"], results[-1].by_precision.get("int8")
+    return {
+        "workload": asdict(workload),
+        "questions": QUESTIONS[: workload.num_groups],
+        "threads": results[-1].threads,
+        "ratio": exact.ratio,
+        "max_logprob_difference": exact.max_logprob_difference,
+        "greedy_outputs_identical": exact.greedy_outputs_identical,
+        "step_milliseconds": exact.step_milliseconds,
+        "traffic_floor_milliseconds": exact.traffic_floor_milliseconds,
+        "ratio_int8": None if int8 is None else int8.ratio,
+        "kl_int8": None if int8 is None else int8.kl,
+        "by_threads": [asdict(result) for result in results],
+    }
 
 
 def _measure(
-    model: Model, reference: _Reference, threads: int, workload: Workload, progress: Callable[[str], None]
-) -> EngineResult:
+    model: Model, reference: Reference, threads: int, workload: Workload, progress: Callable[[str], None]
+) -> ThreadsResult:
+    """Time ours in each precision and the reference in turn, ``repetitions`` times, then compare the tokens."""
     prompts = _prompts(model, workload)
-    engine = build_engine(model, EngineSettings(threads=threads, num_slots=32, context_length=512))
-
-    async def measure() -> tuple[list[float], list[float], list[Completion], bool]:
-        ours, theirs = [], []
-        async with engine:
-            await _generate(engine, prompts, workload, seed=0, new_tokens=2)
-            for repetition in range(workload.repetitions):
-                started = time.perf_counter()
-                completions = await _generate(engine, prompts, workload, seed=repetition, new_tokens=None)
-                ours.append(time.perf_counter() - started)
-                theirs.append(await asyncio.to_thread(reference.seconds, prompts, threads))
-                progress(f"{threads} threads, repetition {repetition + 1}: {theirs[-1] / ours[-1]:.2f} times as fast")
-            greedy = await _greedy(engine, prompts)
-        identical = [c.token_ids.tolist() for c in greedy] == reference.greedy(prompts)
-        return ours, theirs, completions, identical
-
-    ours, theirs, completions, identical = asyncio.run(measure())
+    ours = {precision: _Ours(model, threads, precision, prompts, workload) for precision in _precisions()}
+    theirs: dict[int, list[float]] = {count: [] for count in range(1, threads + 1) if threads % count == 0}
+    for repetition in range(workload.repetitions):
+        for precision, measured in ours.items():
+            seconds = measured.generate(repetition)
+            progress(f"{threads} threads, {precision}: {seconds:.1f} s")
+        for count, times in theirs.items():
+            times.append(reference.seconds(prompts, count))
+            progress(f"{count} threads, transformers: {times[-1]:.1f} s")
+    best = [min(times) for times in zip(*theirs.values(), strict=True)]
     num_tokens = workload.num_groups * workload.n_samples_per_prompt * workload.new_tokens
-    return EngineResult(
+    return ThreadsResult(
         threads=threads,
-        ratio=median(their / our for our, their in zip(ours, theirs, strict=True)),
-        tokens_per_second=num_tokens / median(ours),
-        reference_tokens_per_second=num_tokens / median(theirs),
-        max_logprob_difference=reference.logprob_difference(prompts, completions, workload),
-        greedy_outputs_identical=identical,
+        reference_tokens_per_second={count: num_tokens / median(times) for count, times in theirs.items()},
+        by_precision={precision: measured.result(reference, best) for precision, measured in ours.items()},
     )
+
+
+def _precisions() -> list[str]:
+    try:
+        load_library()
+    except NativeUnavailableError:
+        return ["fp32"]
+    return ["fp32", "int8"]
+
+
+class _Ours:
+    """Our engine in one precision."""
+
+    def __init__(
+        self, model: Model, threads: int, precision: str, prompts: Sequence[NDArray[np.int32]], workload: Workload
+    ) -> None:
+        self._model = model
+        self._threads = threads
+        self._precision = precision
+        self._prompts = prompts
+        self._workload = workload
+        self._seconds: list[float] = []
+        self._milliseconds: list[Mapping[str, float]] = []
+
+    def generate(self, repetition: int) -> float:
+        """Start an engine, do the workload once, and return how long that took without the start."""
+
+        async def main() -> None:
+            engine = create_local_engine(
+                checkpoint=self._model.checkpoint,
+                tokenizer=self._model.tokenizer,
+                threads=self._threads,
+                num_slots=self._workload.num_groups * self._workload.n_samples_per_prompt,
+                context_length=512,
+                deterministic=False,
+                precision=self._precision,
+            )
+            async with engine:
+                await _generate(engine, self._prompts, self._workload, seed=0, new_tokens=2)
+                await engine.update_weights({}, policy_version=1)  # forgets the prompts' keys and values
+                await engine.take_step_milliseconds()
+                started = time.perf_counter()
+                self.completions = await _generate(
+                    engine, self._prompts, self._workload, seed=repetition, new_tokens=None
+                )
+                self._seconds.append(time.perf_counter() - started)
+                self._milliseconds.append(await engine.take_step_milliseconds())
+                if repetition == 0:
+                    self._greedy = await _greedy(engine, self._prompts)
+
+        asyncio.run(main())
+        return self._seconds[-1]
+
+    def result(self, reference: Reference, reference_seconds: Sequence[float]) -> PrecisionResult:
+        """Compare with the reference's times and its probabilities."""
+        workload = self._workload
+        differences = reference.logprob_differences(self._prompts, self.completions)
+        num_tokens = workload.num_groups * workload.n_samples_per_prompt * workload.new_tokens
+        parts = self._milliseconds[0]
+        return PrecisionResult(
+            ratio=median(their / our for our, their in zip(self._seconds, reference_seconds, strict=True)),
+            tokens_per_second=num_tokens / median(self._seconds),
+            step_milliseconds={part: round(median(taken[part] for taken in self._milliseconds), 3) for part in parts},
+            traffic_floor_milliseconds=reference.seconds_to_read(
+                reference.num_weights * _BYTES_A_WEIGHT[self._precision], self._threads
+            )
+            * 1e3,
+            max_logprob_difference=float(np.abs(differences).max()),
+            kl=float(differences.mean()),
+            kl_standard_error=float(differences.std() / np.sqrt(len(differences))),
+            greedy_outputs_identical=[c.token_ids.tolist() for c in self._greedy] == reference.greedy(self._prompts),
+        )
 
 
 def _prompts(model: Model, workload: Workload) -> list[NDArray[np.int32]]:
@@ -127,15 +227,13 @@ async def _greedy(engine: Engine, prompts: Sequence[NDArray[np.int32]]) -> list[
     )
 
 
-class _Reference:
+class Reference:
     """transformers on the same checkpoint."""
 
     def __init__(self, model: Model, workload: Workload) -> None:
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-
-        import rollfeed.engine.local  # noqa: F401 - before torch: how its threads wait is the same for both
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._torch = torch
@@ -186,24 +284,43 @@ class _Reference:
             found.append(whole[0, ids.shape[1] :].tolist())
         return found
 
-    def logprob_difference(
-        self, prompts: Sequence[NDArray[np.int32]], completions: Sequence[Completion], workload: Workload
-    ) -> float:
-        """Return the largest difference of our logprobs from a forward pass over the final tokens.
+    def logprob_differences(
+        self, prompts: Sequence[NDArray[np.int32]], completions: Sequence[Completion]
+    ) -> NDArray[np.float64]:
+        """Return our logprobs minus those of a forward pass over the final tokens, of all tokens.
 
         The end-of-turn token could not be sampled, so it is left out of the reference's distribution too.
         """
-        torch, worst = self._torch, 0.0
+        torch, found = self._torch, []
         for index, completion in enumerate(completions):
-            prompt = prompts[index // workload.n_samples_per_prompt]
+            prompt = prompts[index // self._workload.n_samples_per_prompt]
             ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids]).astype(np.int64))[None]
             with torch.inference_mode():
                 logits = self._model(ids).logits[0, len(prompt) - 1 : -1].double()
                 # min_new_tokens forbids stop tokens up to the last token.
                 logits[:, self._pad_id] = -torch.inf
             expected = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-            worst = max(worst, float(np.abs(expected - completion.logprobs).max()))
-        return worst
+            found.append(completion.logprobs - expected)
+        return np.concatenate(found)
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that every step reads: all but the embedding, which is looked up, and the head that may be tied."""
+        total = sum(int(weight.numel()) for weight in self._model.parameters())
+        embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings().weight
+        return total if embedding is head else total - int(embedding.numel())
+
+    def seconds_to_read(self, num_bytes: float, threads: int) -> float:
+        """Return how long reading so much memory takes, by summing up an array larger than the caches."""
+        torch = self._torch
+        torch.set_num_threads(threads)
+        array = torch.ones(1 << 27)
+        times: list[float] = []
+        for _ in range(5):
+            started = time.perf_counter()
+            array.sum()
+            times.append(time.perf_counter() - started)
+        return min(times) * num_bytes / (4 * len(array))
 
     def _padded(self, prompts: Sequence[NDArray[np.int32]]) -> tuple[Any, Any]:
         torch, longest = self._torch, max(len(prompt) for prompt in prompts)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.benchmarks.engine import Workload, bench_engine
+from rollfeed.engine import DEFAULT_MODEL
 
 
 def register(commands: Any) -> None:
@@ -27,6 +28,9 @@ def register(commands: Any) -> None:
     engine.add_argument(
         "--threads", type=int, nargs="+", default=[2], metavar="N", help="numbers of threads (default 2)"
     )
+    engine.add_argument(
+        "--model", default=DEFAULT_MODEL, metavar="M", help="name, folder or GGUF file (default: the built-in model)"
+    )
     engine.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens of a response (default 128)")
     engine.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (default 3)")
     engine.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
@@ -37,7 +41,7 @@ def run_engine(arguments: argparse.Namespace) -> int:
     """Measure the embedded engine."""
     workload = Workload(new_tokens=arguments.new_tokens, repetitions=arguments.repetitions)
     result = bench_engine(
-        app.load_model(),
+        app.load_model(arguments.model),
         threads=arguments.threads,
         workload=workload,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
@@ -47,12 +51,14 @@ def run_engine(arguments: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
         return 0
     for row in result["by_threads"]:
-        print(
-            f"{row['threads']} threads: {row['ratio']:.2f} times as fast as generate() "
-            f"({row['tokens_per_second']:.0f} and {row['reference_tokens_per_second']:.0f} tokens/s), "
-            f"logprobs within {row['max_logprob_difference']:.1e}, "
-            f"greedy outputs {'identical' if row['greedy_outputs_identical'] else 'DIFFERENT'}"
-        )
+        for precision, figures in row["by_precision"].items():
+            print(
+                f"{row['threads']} threads, {precision}: {figures['ratio']:.2f} times as fast as generate() "
+                f"({figures['tokens_per_second']:.0f} tokens/s), "
+                f"logprobs within {figures['max_logprob_difference']:.1e}, "
+                f"KL {figures['kl']:.4f} a token, "
+                f"greedy outputs {'identical' if figures['greedy_outputs_identical'] else 'DIFFERENT'}"
+            )
     return 0
 
 

@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from numpy.typing import NDArray
 
 from rollfeed.engine.local import create_local_engine
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.kernels import FixedKernels, SingleRowKernels, choose_fixed_kernels, rows_are_independent
-from rollfeed.engine.local.weights import Weights
 from rollfeed.prompts.tokenizer import LocalTokenizer
 from rollfeed.protocols import Engine
 from rollfeed.types import SamplingParams
@@ -81,21 +77,25 @@ def jobs_of(prompts: Sequence[NDArray[np.int32]], *, max_new_tokens: int) -> lis
     ]
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize(("threads", "num_slots"), [(1, 1), (1, 4), (1, 7), (1, 16), (2, 5)])
 def test_a_tiny_model_gives_the_same_bits_beside_any_neighbours(
-    threads: int, num_slots: int, make_tiny_engine: Callable[..., Engine], entered: Enter
+    threads: int, num_slots: int, kernels: str, make_tiny_engine: Callable[..., Engine], entered: Enter
 ) -> None:
     generator = np.random.default_rng(0)
     # One prompt is longer than a chunk of prefill, one has a single token. Two threads are slow on a busy machine.
     lengths = [1, 5, 40, 300] if threads == 1 else [1, 40]
     prompts = [generator.integers(4, 128, length).astype(np.int32) for length in lengths]
-    engine = make_tiny_engine(deterministic=True, num_slots=num_slots, threads=threads, context_length=400)
+    engine = make_tiny_engine(
+        deterministic=True, num_slots=num_slots, threads=threads, context_length=400, kernels=kernels
+    )
     with entered(engine):
         assert_neighbours_do_not_matter(engine, jobs_of(prompts, max_new_tokens=20 if threads == 1 else 6))
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_normed_heads_give_the_same_bits_beside_any_neighbours(
-    save_tiny: Callable[[Any], Path], make_tiny_engine: Callable[..., Engine], entered: Enter
+    kernels: str, save_tiny: Callable[[Any], Path], make_tiny_engine: Callable[..., Engine], entered: Enter
 ) -> None:
     folder = save_tiny(
         transformers.Qwen3Config(
@@ -112,7 +112,7 @@ def test_normed_heads_give_the_same_bits_beside_any_neighbours(
     )
     prompts = [np.arange(length, dtype=np.int32) + 10 for length in (3, 9, 30)]
     # Odd sizes would put rows and slots at addresses of different alignment.
-    engine = make_tiny_engine(checkpoint=folder, deterministic=True, num_slots=5, context_length=251)
+    engine = make_tiny_engine(checkpoint=folder, deterministic=True, num_slots=5, context_length=251, kernels=kernels)
     with entered(engine):
         assert_neighbours_do_not_matter(engine, jobs_of(prompts, max_new_tokens=20))
 
@@ -133,44 +133,28 @@ def test_the_real_model_gives_the_same_bits_beside_any_neighbours(
         assert_neighbours_do_not_matter(engine, jobs_of(smollm2_prompts[:2], max_new_tokens=8))
 
 
-def test_slots_left_by_earlier_requests_do_not_matter(make_tiny_engine: Callable[..., Engine], entered: Enter) -> None:
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_slots_left_by_earlier_requests_do_not_matter(
+    kernels: str, make_tiny_engine: Callable[..., Engine], entered: Enter
+) -> None:
     generator = np.random.default_rng(5)
     prompts = [generator.integers(4, 128, length).astype(np.int32) for length in (6, 30, 30)]
     jobs = jobs_of(prompts, max_new_tokens=25)
-    with entered(make_tiny_engine(deterministic=True)) as fresh:
+    with entered(make_tiny_engine(deterministic=True, kernels=kernels)) as fresh:
         expected = run(fresh, jobs, order=range(6), concurrent=1)
-    with entered(make_tiny_engine(deterministic=True)) as used:
+    with entered(make_tiny_engine(deterministic=True, kernels=kernels)) as used:
         others = [np.concatenate([prompt[:5], prompt]) for prompt in prompts] + [prompt[:20] for prompt in prompts]
         run(used, jobs_of(others, max_new_tokens=40), order=range(12), concurrent=4)
         assert run(used, jobs, order=range(6), concurrent=4) == expected
 
 
-def make_weights(architecture: Architecture) -> Weights:
-    weights = Weights(architecture, device=torch.device("cpu"), dtype=torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    for tensor in weights.by_name.values():
-        tensor.normal_(generator=generator)
-    return weights
-
-
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 11, 32])
-def test_the_chosen_kernels_compute_rows_independently(num_rows: int) -> None:
-    architecture = Architecture.from_config(
-        {
-            "model_type": "llama",
-            "vocab_size": 301,
-            "hidden_size": 52,
-            "intermediate_size": 91,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-        }
-    )
-    weights = make_weights(architecture)
-    kernels = choose_fixed_kernels(weights, architecture, num_rows=num_rows)
-    assert isinstance(kernels, FixedKernels)
-    assert rows_are_independent(kernels, weights, architecture, num_rows=num_rows)
-    assert rows_are_independent(SingleRowKernels(), weights, architecture, num_rows=num_rows)
-    rows = torch.randn(num_rows, 52)
-    layer = weights.layers[0]
-    for other in (kernels, SingleRowKernels()):
-        torch.testing.assert_close(other.linear(rows, layer.qkv, None), rows @ layer.qkv.t())
+def test_native_kernels_give_the_same_bits_with_any_number_of_threads(
+    make_tiny_engine: Callable[..., Engine], entered: Enter
+) -> None:
+    prompts = [np.arange(length, dtype=np.int32) + 4 for length in (3, 50)]
+    jobs = jobs_of(prompts, max_new_tokens=12)
+    responses = []
+    for threads in (1, 2, 3):
+        with entered(make_tiny_engine(deterministic=True, threads=threads, kernels="native")) as engine:
+            responses.append(run(engine, jobs, order=range(len(jobs)), concurrent=4))
+    assert responses[0] == responses[1] == responses[2]

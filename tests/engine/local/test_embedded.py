@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 
+from rollfeed.engine.cores import num_physical_cores
 from rollfeed.errors import (
     CheckpointError,
     ConfigError,
@@ -458,3 +460,47 @@ def test_other_architectures_fall_back_to_transformers_with_a_warning(
         engine = make_tiny_engine(checkpoint=folder, context_length=64)
     assert "through transformers" in caplog.text
     assert engine.context_length == 64
+
+
+def test_completions_carry_the_precision_they_were_computed_in(
+    save_tiny: Callable[[Any], Path], make_tiny_engine: Callable[..., Engine]
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    folder = save_tiny(transformers.LlamaConfig(vocab_size=128, bos_token_id=None, eos_token_id=3, **sizes))
+
+    async def main() -> list[Completion]:
+        found = []
+        for precision in ("fp32", "int8"):
+            async with make_tiny_engine(checkpoint=folder, precision=precision) as engine:
+                params = SamplingParams(max_new_tokens=5, temperature=0.0, min_new_tokens=5)
+                found.append(await engine.generate(np.arange(10, dtype=np.int32), params, request_id="r"))
+        return found
+
+    exact, quantised = asyncio.run(main())
+    assert (exact.precision, quantised.precision) == ("fp32", "int8")
+    np.testing.assert_allclose(quantised.logprobs[0], exact.logprobs[0], atol=0.3)
+    assert quantised.logprobs[0] != exact.logprobs[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "int8", "kernels": "torch"}, "needs the native kernels"),
+        ({"precision": "bf16"}, "computes in fp32 or int8 on cpu"),
+        ({"precision": "int8"}, "has 48 inputs, which is not a multiple of 32"),
+    ],
+)
+def test_a_precision_that_cannot_be_had_is_refused(
+    changes: dict[str, str], words: str, make_tiny_engine: Callable[..., Engine]
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_tiny_engine(**changes)
+
+
+def test_the_number_of_threads_is_chosen_by_measurement(make_tiny_engine: Callable[..., Engine]) -> None:
+    async def main() -> int:
+        async with make_tiny_engine(threads=0) as engine:
+            await engine.generate(np.arange(5, dtype=np.int32), SamplingParams(max_new_tokens=2), request_id="r")
+            return engine.threads
+
+    assert 1 <= asyncio.run(main()) <= num_physical_cores()

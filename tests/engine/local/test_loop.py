@@ -27,7 +27,8 @@ class CountingBackend:
     def __init__(self, *, start_error: Exception | None = None, step_error: Exception | None = None) -> None:
         self.requests: list[Request] = []
         self.num_steps = 0
-        self.threads: set[str] = set()
+        self.num_closes = 0
+        self.thread_names: set[str] = set()
         self._start_error = start_error
         self._step_error = step_error
 
@@ -40,15 +41,19 @@ class CountingBackend:
         return len(self.requests)
 
     def start(self) -> None:
-        self.threads.add(threading.current_thread().name)
+        self.thread_names.add(threading.current_thread().name)
         if self._start_error is not None:
             raise self._start_error
+
+    def close(self) -> None:
+        self.thread_names.add(threading.current_thread().name)
+        self.num_closes += 1
 
     def add(self, request: Request) -> None:
         self.requests.append(request)
 
     def step(self, between_tokens: Callable[[], None]) -> None:
-        self.threads.add(threading.current_thread().name)
+        self.thread_names.add(threading.current_thread().name)
         self.num_steps += 1
         if self._step_error is not None:
             raise self._step_error
@@ -90,11 +95,11 @@ async def test_everything_happens_on_the_one_thread() -> None:
     thread = EngineThread(backend, name="t")
     await thread.start()
     thread.submit(make_request())
-    await thread.call(lambda: backend.threads.add(threading.current_thread().name))
+    await thread.call(lambda: backend.thread_names.add(threading.current_thread().name))
     while backend.num_steps < 3:
         await thread.call(lambda: None)
     await thread.close()
-    assert backend.threads == {"t"}
+    assert backend.thread_names == {"t"}
 
 
 async def test_a_paused_thread_takes_no_steps_but_carries_out_commands() -> None:
@@ -162,11 +167,25 @@ async def test_a_start_that_fails_raises_its_error_and_leaves_no_thread() -> Non
         thread.submit(make_request())
 
 
-async def test_closing_twice_is_fine() -> None:
-    thread = EngineThread(CountingBackend(), name="t")
+async def test_closing_twice_is_fine_and_closes_the_backend_once() -> None:
+    backend = CountingBackend()
+    thread = EngineThread(backend, name="t")
     await thread.start()
     await thread.close()
     await thread.close()
+    assert backend.num_closes == 1
+
+
+async def test_a_backend_is_closed_after_a_failure_too() -> None:
+    backend = CountingBackend(step_error=RuntimeError("broken"))
+    thread = EngineThread(backend, name="t")
+    await thread.start()
+    request = make_request()
+    thread.submit(request)
+    with pytest.raises(EngineError, match="broken"):
+        await asyncio.wrap_future(request.reply)
+    await thread.close()
+    assert backend.num_closes == 1
 
 
 async def test_requests_behind_a_close_are_answered() -> None:

@@ -50,9 +50,11 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logprobs_equal_transformers(
     name: str,
+    kernels: str,
     save_tiny: Callable[[Any], Path],
     make_tiny_engine: Callable[..., Engine],
     load_reference: Callable[[Path], Any],
@@ -64,7 +66,7 @@ def test_logprobs_equal_transformers(
     prompts = [common, common, np.append(common[:100], np.int32(5)), common[:1], common[:20]]
 
     async def main() -> list[Completion]:
-        async with make_tiny_engine(checkpoint=folder, context_length=400) as engine:
+        async with make_tiny_engine(checkpoint=folder, context_length=400, kernels=kernels) as engine:
             params = [SamplingParams(max_new_tokens=20, seed=seed) for seed in range(len(prompts))]
             return await asyncio.gather(
                 *(engine.generate(prompt, each, request_id="r") for prompt, each in zip(prompts, params, strict=True))

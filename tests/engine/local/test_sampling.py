@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,47 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rollfeed.engine.local.sampling import Sampler, uniforms
+from rollfeed.engine.local.architecture import Architecture
+from rollfeed.engine.local.sampling import Sampler, TorchDraw, uniforms
+from rollfeed.engine.native.model import NativeModel
 from rollfeed.types import SamplingParams
 
 NUM_DRAWS = 20_000
 SEEN = np.array([3, 5, 600], np.int32)
+
+
+class Samplers:
+    """Makes samplers whose tokens are drawn by torch or by the native kernels."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._models: list[NativeModel] = []
+
+    def make(self, *, num_rows: int, vocab_size: int) -> Sampler:
+        device = torch.device("cpu")
+        if self._kind == "torch":
+            draw: Any = TorchDraw(num_rows=num_rows, vocab_size=vocab_size, device=device)
+        else:
+            draw = self._native(vocab_size).draw
+        return Sampler(num_rows=num_rows, vocab_size=vocab_size, device=device, draw=draw)
+
+    def _native(self, vocab_size: int) -> NativeModel:
+        config = {"model_type": "llama", "vocab_size": vocab_size, "hidden_size": 4, "intermediate_size": 4}
+        architecture = Architecture.from_config({**config, "num_hidden_layers": 1, "num_attention_heads": 1})
+        model = NativeModel(architecture, num_slots=1, capacity=16, max_rows=1, max_threads=2)
+        self._models.append(model)
+        return model
+
+    def close(self) -> None:
+        for model in self._models:
+            model.close()
+
+
+@pytest.fixture(params=["torch", "native"])
+def samplers(request: pytest.FixtureRequest) -> Iterator[Samplers]:
+    made = Samplers(request.param)
+    yield made
+    made.close()
 
 
 def logits_of(vocab_size: int) -> torch.Tensor:
@@ -43,9 +80,9 @@ def expected_probabilities(logits_V: torch.Tensor, params: SamplingParams) -> ND
 
 
 def draw(
-    logits_V: torch.Tensor, params: SamplingParams, num_rows: int
+    samplers: Samplers, logits_V: torch.Tensor, params: SamplingParams, num_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    sampler = Sampler(num_rows=num_rows, vocab_size=len(logits_V), device=torch.device("cpu"))
+    sampler = samplers.make(num_rows=num_rows, vocab_size=len(logits_V))
     for row in range(num_rows):
         sampler.assign(row, params, seed=row, prompt_ids=SEEN, stop_ids=())
     logits_MV = logits_V.repeat(num_rows, 1)
@@ -77,68 +114,70 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_tokens_come_as_often_as_the_settings_say(name: str) -> None:
+def test_tokens_come_as_often_as_the_settings_say(samplers: Samplers, name: str) -> None:
     params = SamplingParams(max_new_tokens=1, **SETTINGS[name])
     logits_V = logits_of(700)
     probabilities = expected_probabilities(logits_V, params)
-    token_ids, _ = draw(logits_V, params, NUM_DRAWS)
+    token_ids, _ = draw(samplers, logits_V, params, NUM_DRAWS)
     assert (probabilities[token_ids] > 0).all()
     assert frequencies_agree(token_ids, probabilities) > 1e-3
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_logprobs_are_those_of_the_distribution_drawn_from(name: str) -> None:
+def test_logprobs_are_those_of_the_distribution_drawn_from(samplers: Samplers, name: str) -> None:
     params = SamplingParams(max_new_tokens=1, **SETTINGS[name])
     logits_V = logits_of(700)
-    token_ids, logprobs = draw(logits_V, params, 500)
+    token_ids, logprobs = draw(samplers, logits_V, params, 500)
     expected = np.log(expected_probabilities(logits_V, params)[token_ids])
     np.testing.assert_allclose(logprobs, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 5, 256, 257, 600])
-def test_any_size_of_vocabulary_is_sampled_over_its_whole_width(vocab_size: int) -> None:
-    token_ids, _ = draw(torch.zeros(vocab_size), SamplingParams(max_new_tokens=1), 4000)
+def test_any_size_of_vocabulary_is_sampled_over_its_whole_width(samplers: Samplers, vocab_size: int) -> None:
+    token_ids, _ = draw(samplers, torch.zeros(vocab_size), SamplingParams(max_new_tokens=1), 4000)
     assert frequencies_agree(token_ids, np.full(vocab_size, 1.0 / vocab_size)) > 1e-3
 
 
-def test_top_p_that_needs_nearly_the_whole_vocabulary_is_exact() -> None:
+def test_top_p_that_needs_nearly_the_whole_vocabulary_is_exact(samplers: Samplers) -> None:
     params = SamplingParams(max_new_tokens=1, top_p=0.995)
     logits_V = 0.1 * logits_of(6000)
     probabilities = expected_probabilities(logits_V, params)
-    token_ids, logprobs = draw(logits_V, params, 300)
+    token_ids, logprobs = draw(samplers, logits_V, params, 300)
     np.testing.assert_allclose(logprobs, np.log(probabilities[token_ids]), atol=2e-6)
 
 
-def test_temperature_0_takes_the_likeliest_token_with_its_untempered_logprob() -> None:
+def test_temperature_0_takes_the_likeliest_token_with_its_untempered_logprob(samplers: Samplers) -> None:
     logits_V = logits_of(300)
-    token_ids, logprobs = draw(logits_V, SamplingParams(max_new_tokens=1, temperature=0.0, top_k=2, top_p=0.3), 3)
+    token_ids, logprobs = draw(
+        samplers, logits_V, SamplingParams(max_new_tokens=1, temperature=0.0, top_k=2, top_p=0.3), 3
+    )
     best = int(logits_V.argmax())
     assert token_ids.tolist() == [best] * 3
     np.testing.assert_allclose(logprobs, float(logits_V.log_softmax(dim=-1)[best]), atol=1e-6)
 
 
-def test_rows_with_different_settings_do_not_touch_each_other() -> None:
+def test_rows_with_different_settings_do_not_touch_each_other(samplers: Samplers) -> None:
     logits_V = logits_of(700)
     settings = [SamplingParams(max_new_tokens=1, **changes) for changes in SETTINGS.values()]
     settings.append(SamplingParams(max_new_tokens=1, temperature=0.0))
-    sampler = Sampler(num_rows=len(settings), vocab_size=700, device=torch.device("cpu"))
+    sampler = samplers.make(num_rows=len(settings), vocab_size=700)
     for row, params in enumerate(settings):
         sampler.assign(row, params, seed=row, prompt_ids=SEEN, stop_ids=())
     rows = np.arange(len(settings))[::-1].copy()
     together = sampler.sample(logits_V.repeat(len(rows), 1), rows, np.zeros(len(rows), np.int64))
     for index, row in enumerate(rows):
-        single = Sampler(num_rows=1, vocab_size=700, device=torch.device("cpu"))
+        single = samplers.make(num_rows=1, vocab_size=700)
         single.assign(0, settings[row], seed=int(row), prompt_ids=SEEN, stop_ids=())
         alone = single.sample(logits_V[None].clone(), np.zeros(1, np.int64), np.zeros(1, np.int64))
         assert alone.token_ids[0] == together.token_ids[index]
         np.testing.assert_allclose(alone.logprobs[0], together.logprobs[index], atol=1e-6)
 
 
-def test_stop_ids_are_held_back_before_min_new_tokens() -> None:
+def test_stop_ids_are_held_back_before_min_new_tokens(samplers: Samplers) -> None:
     logits_V = torch.zeros(10)
     logits_V[4] = 50.0
     params = SamplingParams(max_new_tokens=9, min_new_tokens=2)
-    sampler = Sampler(num_rows=1, vocab_size=10, device=torch.device("cpu"))
+    sampler = samplers.make(num_rows=1, vocab_size=10)
     sampler.assign(0, params, seed=0, prompt_ids=SEEN[:1], stop_ids={4, 99})
     drawn = [sampler.sample(logits_V[None].clone(), np.zeros(1, np.int64), np.array([n])) for n in range(3)]
     assert drawn[0].token_ids[0] != 4
@@ -147,10 +186,10 @@ def test_stop_ids_are_held_back_before_min_new_tokens() -> None:
     assert drawn[2].token_ids[0] == 4
 
 
-def test_the_repetition_penalty_covers_sampled_tokens_too() -> None:
+def test_the_repetition_penalty_covers_sampled_tokens_too(samplers: Samplers) -> None:
     logits_V = torch.tensor([5.0, 4.0, -1.0])
     params = SamplingParams(max_new_tokens=9, temperature=0.0, repetition_penalty=2.0)
-    sampler = Sampler(num_rows=1, vocab_size=3, device=torch.device("cpu"))
+    sampler = samplers.make(num_rows=1, vocab_size=3)
     sampler.assign(0, params, seed=0, prompt_ids=np.array([2], np.int32), stop_ids=())
     drawn = [
         int(sampler.sample(logits_V[None].clone(), np.zeros(1, np.int64), np.array([n])).token_ids[0]) for n in range(2)
@@ -158,19 +197,19 @@ def test_the_repetition_penalty_covers_sampled_tokens_too() -> None:
     assert drawn == [0, 1]
 
 
-def test_logits_that_are_not_numbers_are_reported_for_their_row_only() -> None:
+def test_logits_that_are_not_numbers_are_reported_for_their_row_only(samplers: Samplers) -> None:
     logits_MV = torch.zeros(3, 300)
     logits_MV[1, 7] = torch.nan
-    sampler = Sampler(num_rows=3, vocab_size=300, device=torch.device("cpu"))
+    sampler = samplers.make(num_rows=3, vocab_size=300)
     draws = sampler.sample(logits_MV, np.arange(3), np.zeros(3, np.int64))
     assert draws.finite.tolist() == [True, False, True]
     np.testing.assert_allclose(draws.logprobs[[0, 2]], -np.log(300), atol=1e-6)
 
 
-def test_tokens_of_probability_zero_are_never_drawn() -> None:
+def test_tokens_of_probability_zero_are_never_drawn(samplers: Samplers) -> None:
     logits_V = torch.full((600,), -torch.inf)
     logits_V[[0, 299, 511]] = torch.tensor([0.0, -20.0, -30.0])
-    token_ids, _ = draw(logits_V, SamplingParams(max_new_tokens=1), 3000)
+    token_ids, _ = draw(samplers, logits_V, SamplingParams(max_new_tokens=1), 3000)
     assert set(token_ids.tolist()) <= {0, 299, 511}
 
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from rollfeed.engine.local.architecture import Architecture
 from rollfeed.engine.local.slots import Slots
 
 
@@ -13,32 +11,35 @@ def ids(*values: int) -> NDArray[np.int32]:
     return np.array(values, np.int32)
 
 
-def make_slots(*, num_slots: int = 3, whole_prompts_only: bool = False) -> Slots:
-    architecture = Architecture.from_config(
-        {
-            "model_type": "llama",
-            "vocab_size": 10,
-            "hidden_size": 4,
-            "intermediate_size": 4,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-        }
-    )
-    return Slots(
-        architecture,
-        num_slots=num_slots,
-        capacity=16,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        whole_prompts_only=whole_prompts_only,
-    )
+class NotedCache:
+    """Knows which slot's values lie at each position, as computed or copied."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.owner = np.zeros((num_slots, 16))
+
+    def copy_positions(self, donor: int, slot: int, start: int, end: int) -> None:
+        self.owner[slot, start:end] = self.owner[donor, start:end]
+
+    def erase(self, slot: int) -> None:
+        self.owner[slot] = 0.0
 
 
-def fill(slots: Slots, slot: int, count: int) -> None:
+class NotedSlots(Slots):
+    """Slots over a cache that tests look into."""
+
+    def __init__(self, *, num_slots: int, whole_prompts_only: bool) -> None:
+        self.cache = NotedCache(num_slots)
+        super().__init__(self.cache, num_slots=num_slots, capacity=16, whole_prompts_only=whole_prompts_only)
+
+
+def make_slots(*, num_slots: int = 3, whole_prompts_only: bool = False) -> NotedSlots:
+    return NotedSlots(num_slots=num_slots, whole_prompts_only=whole_prompts_only)
+
+
+def fill(slots: NotedSlots, slot: int, count: int) -> None:
     """Pretend that a pass wrote the next ``count`` tokens; each slot has its own values."""
     start = slots.num_computed(slot)
-    for tensor in (slots.cache.keys, slots.cache.values):
-        tensor[:, slot, :, start : start + count] = slot + 1.0
+    slots.cache.owner[slot, start : start + count] = slot + 1.0
     slots.advance(slot, count)
 
 
@@ -57,8 +58,8 @@ def test_the_same_prompt_is_copied_up_to_its_last_token() -> None:
     slots.occupy(ids(1, 2, 3, 4))
     assert slots.copy_longest_prefix(1) == 3
     assert slots.prefill_remaining(1) == 0
-    assert (slots.cache.keys[0, 1, 0, :3] == 1.0).all()
-    assert (slots.cache.values[0, 1, 0, :3] == 1.0).all()
+    assert (slots.cache.owner[1, :3] == 1.0).all()
+    assert (slots.cache.owner[1, :3] == 1.0).all()
 
 
 def test_a_common_beginning_is_copied_and_the_rest_is_left_to_compute() -> None:
@@ -104,7 +105,7 @@ def test_a_longer_prefix_elsewhere_replaces_a_shorter_own_one() -> None:
     slots.release(1)
     assert slots.occupy(ids(1, 2, 3, 4, 6)) == (1, 1)
     assert slots.copy_longest_prefix(1) == 3
-    assert slots.cache.keys[0, 1, 0, :4].flatten()[::4].tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert slots.cache.owner[1, :4].tolist() == [2.0, 1.0, 1.0, 1.0]
 
 
 def test_nothing_computed_by_older_weights_is_shared() -> None:
@@ -127,7 +128,7 @@ def test_erasing_a_slot_leaves_zeros_and_nothing_to_share() -> None:
     slots.occupy(ids(1, 2, 3))
     fill(slots, 0, 2)
     slots.erase(0)
-    assert not slots.cache.keys.any()
+    assert not slots.cache.owner.any()
     assert slots.occupy(ids(1, 2, 3)) == (0, 0)
 
 

@@ -1,41 +1,74 @@
 """Continuous batching: every step prefills a bounded piece of new prompts and decodes all that run.
 
 Requests wait in order of arrival, take a slot when one is free, and leave it when they end, while
-the others go on. In deterministic mode the shapes a request meets depend on its own tokens only:
-prompts are prefilled alone in chunks that start at multiples of a fixed size, decoding computes all
-slots every time and each attends alone, and a prefix is reused only if a prefill of exactly the
-same prompt left it. Row independence of the matrix products is what :mod:`kernels` provides.
+the others go on. What computes the rows of a step is a :class:`Runner`.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
 from rollfeed.engine.checkpoint import weight_files
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.kernels import FastKernels, Kernels, choose_fixed_kernels
-from rollfeed.engine.local.model import DecodeRows, Model, Pass, Segment
 from rollfeed.engine.local.requests import Request
 from rollfeed.engine.local.sampling import Sampler
 from rollfeed.engine.local.slots import Slots
-from rollfeed.engine.local.weights import CheckpointTensors, Weights
+from rollfeed.engine.local.weights import CheckpointTensors
 from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import FinishKind, FinishReason
 
-_PREFILL_TOKENS = 128
+PREFILL_TOKENS = 128
 """Most prompt tokens computed in one step, so that decoding, commands and closing do not wait for long prompts."""
-_ALONE_COST_TOKENS = 128
-"""What one more separate attention costs, in positions attended to together with others (CPU)."""
+
+
+class Runner(Protocol):
+    """Computes steps of a model over the tokens of its slots; every call comes from the engine's thread."""
+
+    threads: int
+    slots: Slots
+    sampler: Sampler
+    whole_chunks: bool
+    """Whether a prompt's chunks may not be cut shorter because of other prompts, since that changes bits."""
+
+    def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
+        """Replace weights by Hugging Face name, all of them or none.
+
+        Raises:
+            EngineProtocolError: If they do not fit the model.
+        """
+
+    def weight(self, name: str) -> Tensor | None:
+        """Return a weight; None if there is none of this name."""
+
+    def compute(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Write the next keys and values of slots.
+
+        Args:
+            prefills: (slot, how many prompt tokens to compute).
+            decoding: Slots whose newest token is computed.
+
+        Returns:
+            Logits of the decoding slots ``(M, vocabulary)``, and the hidden states of all prefilled
+            tokens ``(R, hidden)`` for :meth:`logits`.
+        """
+
+    def logits(self, hidden_R: Tensor) -> Tensor:
+        """Return float32 logits of hidden states."""
+
+    def take_milliseconds(self) -> Mapping[str, float]:
+        """Return the time spent in each part of the computation since the last call, as far as it is known."""
+
+    def close(self) -> None:
+        """Free the memory; nothing is called afterwards."""
 
 
 class ContinuousBatcher:
@@ -47,63 +80,46 @@ class ContinuousBatcher:
         self,
         *,
         checkpoint: Path,
-        architecture: Architecture,
+        make_runner: Callable[[], Runner],
         tokenizer: Tokenizer,
-        threads: int,
+        precision: str,
+        vocab_size: int,
         num_slots: int,
-        context_length: int,
-        deterministic: bool,
-        device: torch.device,
-        dtype: torch.dtype,
     ) -> None:
-        self.vocab_size = architecture.vocab_size
-        self.precision = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+        self.vocab_size = vocab_size
+        self.precision = precision
         self.num_slots = num_slots
         self._checkpoint = checkpoint
-        self._architecture = architecture
+        self._make_runner = make_runner
         self._tokenizer = tokenizer
-        self._threads = threads
-        self._context_length = context_length
-        self._deterministic = deterministic
-        self._device = device
-        self._dtype = dtype
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         """By slot, in order of admission."""
+        self._num_steps = 0
+        self._step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
     @property
+    def threads(self) -> int:
+        return self._runner.threads
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
-        self._weights = Weights(self._architecture, device=self._device, dtype=self._dtype)
+        self._runner = self._make_runner()
+        self._slots, self._sampler = self._runner.slots, self._runner.sampler
         try:
-            self._weights.load(CheckpointTensors(weight_files(self._checkpoint)), complete=True)
+            self._runner.load(CheckpointTensors(weight_files(self._checkpoint)), complete=True)
         except (EngineProtocolError, SafetensorError, OSError) as error:
             raise CheckpointError(f"{self._checkpoint}: {error}") from error
-        kernels: Kernels = FastKernels()
-        if self._deterministic:
-            kernels = choose_fixed_kernels(self._weights, self._architecture, num_rows=self.num_slots)
-        self._model = Model(self._architecture, self._weights, kernels=kernels, context_length=self._context_length)
-        self._slots = Slots(
-            self._architecture,
-            num_slots=self.num_slots,
-            capacity=self._context_length,
-            device=self._device,
-            dtype=self._dtype,
-            whole_prompts_only=self._deterministic,
-        )
-        self._sampler = Sampler(
-            num_rows=self.num_slots,
-            vocab_size=self.vocab_size,
-            device=self._device,
-            one_row_at_a_time=self._deterministic,
-        )
+
+    def close(self) -> None:
+        self._runner.close()
 
     def add(self, request: Request) -> None:
         self._waiting.append(request)
@@ -128,7 +144,7 @@ class ContinuousBatcher:
         Requests that have sampled nothing yet start their prompt again with the new weights; the
         others go on, on keys and values of the old ones.
         """
-        self._weights.load(tensors)
+        self._runner.load(tensors)
         self.policy_version = policy_version
         self._slots.invalidate()
         for request in self._running.values():
@@ -143,17 +159,30 @@ class ContinuousBatcher:
         self._running.clear()
 
     def weight(self, name: str) -> Tensor | None:
-        return self._weights.by_name.get(name)
+        return self._runner.weight(name)
+
+    def take_step_milliseconds(self) -> Mapping[str, float]:
+        parts = self._runner.take_milliseconds()
+        steps, whole = max(1, self._num_steps), 1e3 * self._step_seconds
+        self._num_steps, self._step_seconds = 0, 0.0
+        shares = {part: milliseconds / steps for part, milliseconds in parts.items()}
+        return {**shares, "scheduling": (whole - sum(parts.values())) / steps, "whole": whole / steps}
 
     @torch.inference_mode()
     def step(self, between_tokens: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        self._step()
+        self._num_steps += 1
+        self._step_seconds += time.perf_counter() - started
+
+    def _step(self) -> None:
         self._admit()
         prefills = self._plan_prefills()
         ready = [slot for slot in self._running if self._slots.prefill_remaining(slot) <= 0]
         decoding = sorted(slot for slot in ready if self._running[slot].max_new_tokens > 0)
         if prefills or decoding:
-            compute = self._compute_fixed if self._deterministic else self._compute_together
-            logits_MV = compute(prefills, decoding)
+            logits_MV, hidden_R = self._runner.compute(prefills, decoding)
+            self._score(prefills, hidden_R)
             for slot, count in [*prefills, *((slot, 1) for slot in decoding)]:
                 self._slots.advance(slot, count)
             if decoding:
@@ -180,7 +209,7 @@ class ContinuousBatcher:
         """
         prefills: list[tuple[int, int]] = []
         unfinished: list[int] = []
-        budget = _PREFILL_TOKENS
+        budget = PREFILL_TOKENS
         for slot, request in self._running.items():
             if self._slots.prefill_remaining(slot) <= 0:
                 continue
@@ -195,90 +224,12 @@ class ContinuousBatcher:
                 self._slots.shares_unfinished_prefill(slot, earlier) for earlier in unfinished
             )
             unfinished.append(slot)
-            count = min(remaining, _PREFILL_TOKENS if self._deterministic else budget)
+            count = min(remaining, PREFILL_TOKENS if self._runner.whole_chunks else budget)
             fits = count <= budget or not prefills
             if count > 0 and fits and not shared:
                 prefills.append((slot, count))
                 budget -= count
         return prefills
-
-    def _compute_together(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> Tensor:
-        """Run one pass over all rows; return the logits of the decoding slots."""
-        spans = [(slot, self._slots.num_computed(slot), 1) for slot in decoding]
-        decode = self._decode_rows(decoding)
-        segments = [] if decode is not None else _segments(spans, first_row=0)
-        prefill_spans = [(slot, self._slots.num_computed(slot), count) for slot, count in prefills]
-        segments += _segments(prefill_spans, first_row=len(decoding))
-        hidden_R = self._model.forward(self._pass([*spans, *prefill_spans], decode, segments), self._slots.cache)
-        self._score(prefills, hidden_R[len(decoding) :])
-        return self._model.logits(hidden_R[: len(decoding)])
-
-    def _compute_fixed(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> Tensor:
-        """Run one pass a prompt and one over all slots; return the logits of the decoding slots."""
-        for slot, count in prefills:
-            spans = [(slot, self._slots.num_computed(slot), count)]
-            hidden_R = self._model.forward(self._pass(spans, None, _segments(spans, first_row=0)), self._slots.cache)
-            self._score([(slot, count)], hidden_R)
-        token_ids_N, positions_N = np.zeros(self.num_slots, np.int64), np.zeros(self.num_slots, np.int64)
-        segments = []
-        for slot in decoding:
-            position = self._slots.num_computed(slot)
-            positions_N[slot] = position
-            token_ids_N[slot] = self._slots.token_ids(slot, position, position + 1)[0]
-            segments.append(Segment(start=slot, end=slot + 1, slot=slot, length=position + 1))
-        rows = self._tensor(np.array(decoding, np.int64))
-        if not decoding:
-            return rows
-        step = Pass(
-            token_ids=self._tensor(token_ids_N),
-            positions=self._tensor(positions_N),
-            written_rows=rows,
-            written_slots=rows,
-            written_positions=self._tensor(positions_N)[rows],
-            decode=None,
-            segments=segments,
-        )
-        return self._model.logits(self._model.forward(step, self._slots.cache))[rows]
-
-    def _pass(
-        self, spans: Sequence[tuple[int, int, int]], decode: DecodeRows | None, segments: Sequence[Segment]
-    ) -> Pass:
-        """Build a pass over spans of (slot, first position, number of tokens)."""
-        token_ids = [self._slots.token_ids(slot, start, start + count) for slot, start, count in spans]
-        positions = self._tensor(np.concatenate([np.arange(start, start + count) for _, start, count in spans]))
-        return Pass(
-            token_ids=self._tensor(np.concatenate(token_ids).astype(np.int64)),
-            positions=positions,
-            written_rows=None,
-            written_slots=self._tensor(np.repeat([slot for slot, _, _ in spans], [count for _, _, count in spans])),
-            written_positions=positions,
-            decode=decode,
-            segments=segments,
-        )
-
-    def _decode_rows(self, decoding: Sequence[int]) -> DecodeRows | None:
-        """Return how the slots attend together, or None when each alone is cheaper.
-
-        Together, every slot up to the highest costs as much as the longest.
-        """
-        if not decoding:
-            return None
-        num_slots = decoding[-1] + 1
-        lengths_N = np.ones(num_slots, np.int64)
-        lengths_N[decoding] = [self._slots.num_computed(slot) + 1 for slot in decoding]
-        length = int(lengths_N.max())
-        alone = int(lengths_N[decoding].sum()) + _ALONE_COST_TOKENS * len(decoding)
-        if self._device.type == "cpu" and alone < num_slots * length:
-            return None
-        hidden_NS = np.arange(length) >= lengths_N[:, None]
-        mask_NS = np.where(hidden_NS, np.float32(-np.inf), np.float32(0.0))
-        return DecodeRows(
-            slots=self._tensor(np.array(decoding, np.int64)),
-            fills_slots=len(decoding) == num_slots,
-            num_slots=num_slots,
-            length=length,
-            mask=self._tensor(mask_NS)[:, None, None, :].to(self._dtype),
-        )
 
     def _sample(self, logits_MV: Tensor, decoding: Sequence[int]) -> None:
         num_new_tokens = np.array([self._running[slot].num_new_tokens for slot in decoding], np.int64)
@@ -305,8 +256,10 @@ class ContinuousBatcher:
             if request.needs_scoring and request.score_from is not None:
                 end = start + count + 1
                 first = min(max(start, request.score_from) + 1, end)
-                logits_TV = self._model.logits(hidden_R[row + first - start - 1 : row + count])
-                targets_T = self._tensor(self._slots.token_ids(slot, first, end).astype(np.int64))
+                logits_TV = self._runner.logits(hidden_R[row + first - start - 1 : row + count])
+                targets_T = torch.as_tensor(
+                    self._slots.token_ids(slot, first, end).astype(np.int64), device=hidden_R.device
+                )
                 logprobs_T = logits_TV.log_softmax(dim=-1).gather(1, targets_T[:, None])[:, 0]
                 request.prompt_logprobs[first:end] = logprobs_T.cpu().numpy()
             row += count
@@ -337,15 +290,3 @@ class ContinuousBatcher:
     def _leave(self, slot: int) -> None:
         del self._running[slot]
         self._slots.release(slot)
-
-    def _tensor(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
-
-
-def _segments(spans: Sequence[tuple[int, int, int]], *, first_row: int) -> list[Segment]:
-    """Return the rows of spans of (slot, first position, number of tokens), one after the other."""
-    segments = []
-    for slot, start, count in spans:
-        segments.append(Segment(start=first_row, end=first_row + count, slot=slot, length=start + count))
-        first_row += count
-    return segments

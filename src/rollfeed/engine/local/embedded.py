@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from rollfeed.engine.checkpoint import read_config, read_eos_token_ids, weight_files
-from rollfeed.engine.cores import num_physical_cores
-from rollfeed.engine.local.architecture import Architecture, unsupported_reason
-from rollfeed.engine.local.batching import ContinuousBatcher
 from rollfeed.engine.local.loop import Backend, EngineThread
 from rollfeed.engine.local.requests import Request
-from rollfeed.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
 from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
-
-logger = logging.getLogger(__name__)
 
 
 class EmbeddedEngine(Engine):
@@ -202,6 +193,18 @@ class EmbeddedEngine(Engine):
         return values
 
     @property
+    def threads(self) -> int:
+        """CPU threads it computes with."""
+        return self._backend.threads
+
+    async def take_step_milliseconds(self) -> Mapping[str, float]:
+        """Return the mean time of a step since the last call: its parts, as far as they are known, and ``whole``."""
+        self._check_open()
+        taken: list[Mapping[str, float]] = []
+        await self._thread.call(lambda: taken.append(self._backend.take_step_milliseconds()))
+        return taken[0]
+
+    @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
         return self._backend.num_running
@@ -235,86 +238,3 @@ class EmbeddedEngine(Engine):
             raise EngineProtocolError(
                 f"the input has token ids outside the model's vocabulary of {self._backend.vocab_size}"
             )
-
-
-def create_local_engine(
-    *,
-    checkpoint: Path,
-    tokenizer: Tokenizer,
-    threads: int,
-    num_slots: int,
-    context_length: int,
-    deterministic: bool,
-    device: str = "cpu",
-) -> EmbeddedEngine:
-    """Return an engine for a folder in Hugging Face layout; nothing is loaded before it is entered.
-
-    Llama, Mistral, Qwen2 and Qwen3 models are computed here, others through transformers.
-
-    Args:
-        checkpoint: The folder.
-        tokenizer: The model's; for stop strings and the text of completions.
-        threads: Of torch, for the engine; 0 takes the physical cores open to this process.
-        num_slots: How many requests run at once.
-        context_length: Of prompt and response together; memory for keys and values is kept for
-            ``num_slots`` times as many tokens.
-        deterministic: Compute each request so that the others do not change a bit of it. The same
-            bits come out again on the same machine with the same threads and num_slots.
-        device: ``cpu`` (float32) or a CUDA device of torch (bfloat16).
-
-    Raises:
-        CheckpointError: If the folder is not a causal language model.
-        ConfigError: If a number is out of its range.
-    """
-    config = read_config(checkpoint)
-    weight_files(checkpoint)
-    _check_settings(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
-    target = torch.device(device)
-    if deterministic and target.type != "cpu":
-        raise ConfigError(f"deterministic = true: holds on the CPU only, not on {device}")
-    common: dict[str, Any] = {
-        "checkpoint": checkpoint,
-        "tokenizer": tokenizer,
-        "threads": threads or num_physical_cores(),
-        "device": target,
-        "dtype": torch.float32 if target.type == "cpu" else torch.bfloat16,
-    }
-    reason = unsupported_reason(config, context_length=context_length)
-    if reason is None:
-        backend: Backend = ContinuousBatcher(
-            architecture=Architecture.from_config(config),
-            num_slots=num_slots,
-            context_length=context_length,
-            deterministic=deterministic,
-            **common,
-        )
-    else:
-        logger.warning("%s: generated through transformers, which is slower: %s", checkpoint, reason)
-        backend = _fallback(config, num_slots=1 if deterministic else num_slots, **common)
-    return EmbeddedEngine(
-        backend,
-        tokenizer=tokenizer,
-        eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_eos_token_ids(checkpoint)}),
-        context_length=context_length,
-    )
-
-
-def _fallback(config: Mapping[str, Any], **options: Any) -> Backend:
-    # Its import takes seconds, which models that are computed here need not wait for.
-    from rollfeed.engine.local.fallback import TransformersBackend
-
-    return TransformersBackend(vocab_size=int(config.get("vocab_size", 0)), **options)
-
-
-def _check_settings(
-    config: Mapping[str, Any], checkpoint: Path, *, threads: int, num_slots: int, context_length: int
-) -> None:
-    if threads < 0:
-        raise ConfigError(f"threads = {threads}: must be at least 1, or 0 for the machine's cores")
-    if num_slots < 1:
-        raise ConfigError(f"num_slots = {num_slots}: must be at least 1")
-    if context_length < 2:
-        raise ConfigError(f"context_length = {context_length}: must be at least 2")
-    limit = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(limit, int) and context_length > limit:
-        raise ConfigError(f"context_length = {context_length}: the model in {checkpoint} allows at most {limit}")

@@ -48,7 +48,7 @@ class TransformersBackend:
         self.num_slots = num_slots
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
-        self._threads = threads
+        self.threads = threads
         self._device = device
         self._dtype = dtype
         self._waiting: deque[Request] = deque()
@@ -64,7 +64,7 @@ class TransformersBackend:
         return sum(request is not None for request in self._rows)
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self.threads)
         try:
             with _no_progress_bar():
                 model: Any = AutoModelForCausalLM.from_pretrained(
@@ -77,6 +77,10 @@ class TransformersBackend:
         # The checkpoint's own generation settings would add processors to ours.
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         self._sampler = Sampler(num_rows=self.num_slots, vocab_size=self.vocab_size, device=self._device)
+
+    def close(self) -> None:
+        # Nothing to end: torch frees what nobody refers to.
+        pass
 
     def add(self, request: Request) -> None:
         self._waiting.append(request)
@@ -100,6 +104,10 @@ class TransformersBackend:
     def update_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
         replace_in_place(self._model.state_dict(), tensors)
         self.policy_version = policy_version
+
+    def take_step_milliseconds(self) -> Mapping[str, float]:
+        # generate() makes the steps.
+        return {}
 
     def retract(self) -> None:
         # What generate() has begun it alone can go on with: those requests stay where they are.

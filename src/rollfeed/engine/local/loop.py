@@ -36,6 +36,10 @@ class Backend(Protocol):
     """What it computes in, for example ``fp32``."""
 
     @property
+    def threads(self) -> int:
+        """CPU threads it computes with; known after :meth:`start`."""
+
+    @property
     def has_work(self) -> bool:
         """Whether a request runs or waits."""
 
@@ -49,6 +53,9 @@ class Backend(Protocol):
         Raises:
             CheckpointError: If they do not fit the model.
         """
+
+    def close(self) -> None:
+        """Free what :meth:`start` took; the last call, and only after a start that succeeded."""
 
     def add(self, request: Request) -> None:
         """Take a request; it waits, first come first served, until there is room."""
@@ -72,6 +79,9 @@ class Backend(Protocol):
         Raises:
             EngineProtocolError: If they do not fit.
         """
+
+    def take_step_milliseconds(self) -> Mapping[str, float]:
+        """Return the mean time of a step since the last call: its parts, as far as they are known, and ``whole``."""
 
     def retract(self) -> None:
         """Put what runs back to the front of those that wait, with its tokens but without its keys and values."""
@@ -207,6 +217,7 @@ class EngineThread:
             self._end(_Failure(error))
         else:
             self._end(closed)
+        self._backend.close()
 
     def _proceed(self, ready: Callable[[], bool]) -> bool:
         """Carry out commands until there is a step to do; False when the engine is closing."""

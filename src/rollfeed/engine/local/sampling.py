@@ -15,7 +15,7 @@ Axes: M rows of a step, V vocabulary, B blocks of the vocabulary, W tokens of a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -58,15 +58,31 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits ^ (bits >> np.uint64(31))
 
 
+class RowSettings(NamedTuple):
+    """How each of the M rows of a step is drawn."""
+
+    temperature_M: NDArray[np.float32]
+    top_k_M: NDArray[np.int64]
+    """The vocabulary's size where there is no limit."""
+    top_p_M: NDArray[np.float64]
+    uniform_M: NDArray[np.float64]
+    """In [0, 1)."""
+
+
+class Draw(Protocol):
+    """Draws one token a row, as the head of this module says."""
+
+    def __call__(self, logits_MV: Tensor, settings: RowSettings) -> Draws:
+        """Return the draws; the float32 logits are overwritten."""
+
+
 class Sampler:
     """Holds how each of a fixed number of rows is sampled, and samples any of them together."""
 
-    def __init__(
-        self, *, num_rows: int, vocab_size: int, device: torch.device, one_row_at_a_time: bool = False
-    ) -> None:
+    def __init__(self, *, num_rows: int, vocab_size: int, device: torch.device, draw: Draw | None = None) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._one_row_at_a_time = one_row_at_a_time
+        self._draw = draw or TorchDraw(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._temperature = np.ones(num_rows, np.float32)
         self._top_k = np.full(num_rows, vocab_size, np.int64)
         self._top_p = np.ones(num_rows, np.float64)
@@ -75,9 +91,6 @@ class Sampler:
         self._seeds = np.zeros(num_rows, np.uint64)
         self._stop_ids: list[Tensor] = [torch.empty(0, dtype=torch.long, device=device)] * num_rows
         self._seen: Tensor | None = None
-        # Kept, because fresh memory of this size costs more than the computation in it.
-        padded_size = -(-vocab_size // _BLOCK_WIDTH) * _BLOCK_WIDTH
-        self._weights_MV = torch.zeros(num_rows, padded_size, device=device)
 
     def assign(
         self,
@@ -112,43 +125,19 @@ class Sampler:
             rows: Which rows these are. ``(M,)``.
             num_new_tokens: How many tokens each has sampled so far. ``(M,)``.
         """
-        if not self._one_row_at_a_time:
-            return self._sample_together(logits_MV, rows, num_new_tokens)
-        draws = [
-            self._sample_together(
-                logits_MV[index : index + 1], rows[index : index + 1], num_new_tokens[index : index + 1]
-            )
-            for index in range(len(rows))
-        ]
-        return Draws(*(np.concatenate(parts) for parts in zip(*draws, strict=True)))
-
-    def _sample_together(self, logits_MV: Tensor, rows: NDArray[np.int64], num_new: NDArray[np.int64]) -> Draws:
         self._penalise(logits_MV, rows)
-        for index in np.flatnonzero(num_new < self._min_new_tokens[rows]):
+        for index in np.flatnonzero(num_new_tokens < self._min_new_tokens[rows]):
             logits_MV[index, self._stop_ids[rows[index]]] = -torch.inf
-        temperature_M = self._temperature[rows]
-        greedy_M = temperature_M == 0.0
-        if (temperature_M != 1.0).any():
-            divisor_M = self._tensor(np.where(greedy_M, 1.0, temperature_M).astype(np.float32))
-            logits_MV.div_(divisor_M[:, None])
-        peak_M1 = logits_MV.amax(dim=-1, keepdim=True)
-        finite_M1 = torch.isfinite(peak_M1)
-        if not bool(finite_M1.all()):
-            logits_MV.masked_fill_(~finite_M1, 0.0)
-            peak_M1 = torch.where(finite_M1, peak_M1, 0.0)
-        logits_MV.sub_(peak_M1)
-        top_k, top_p = self._top_k[rows], self._top_p[rows]
-        restricted = np.flatnonzero(((top_k < self._vocab_size) | (top_p < 1.0)) & ~greedy_M)
-        if len(restricted):
-            self._restrict(logits_MV, restricted, top_k, top_p)
-        uniform_M = uniforms(self._seeds[rows], num_new.astype(np.uint64))
-        token_ids_M, logprobs_M = _draw(
-            logits_MV, self._tensor(uniform_M), self._tensor(greedy_M), self._weights_MV[: len(rows)]
+        settings = RowSettings(
+            temperature_M=self._temperature[rows],
+            top_k_M=self._top_k[rows],
+            top_p_M=self._top_p[rows],
+            uniform_M=uniforms(self._seeds[rows], num_new_tokens.astype(np.uint64)),
         )
+        draws = self._draw(logits_MV, settings)
         if self._seen is not None:
-            self._seen[self._tensor(rows), token_ids_M] = True
-        finite_M = finite_M1[:, 0].cpu().numpy()
-        return Draws(token_ids_M.cpu().numpy(), logprobs_M.float().cpu().numpy(), finite_M)
+            self._seen[torch.as_tensor(rows, device=self._device), torch.as_tensor(draws.token_ids)] = True
+        return draws
 
     def _penalise(self, logits_MV: Tensor, rows: NDArray[np.int64]) -> None:
         """Divide positive and multiply negative logits of seen tokens by the row's penalty."""
@@ -160,18 +149,61 @@ class Sampler:
             values = logits_MV[index, seen]
             logits_MV[index, seen] = torch.where(values > 0, values / penalty, values * penalty)
 
-    def _restrict(
-        self,
-        logits_MV: Tensor,
-        restricted: NDArray[np.int64],
-        top_k: NDArray[np.int64],
-        top_p: NDArray[np.float64],
+
+class TorchDraw:
+    """Draws with torch, on any device."""
+
+    def __init__(
+        self, *, num_rows: int, vocab_size: int, device: torch.device, one_row_at_a_time: bool = False
     ) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._one_row_at_a_time = one_row_at_a_time
+        # Kept, because fresh memory of this size costs more than the computation in it.
+        padded_size = -(-vocab_size // _BLOCK_WIDTH) * _BLOCK_WIDTH
+        self._weights_MV = torch.zeros(num_rows, padded_size, device=device)
+
+    def __call__(self, logits_MV: Tensor, settings: RowSettings) -> Draws:
+        if not self._one_row_at_a_time:
+            return self._draw_together(logits_MV, settings)
+        draws = []
+        for index in range(len(logits_MV)):
+            row = slice(index, index + 1)
+            alone = RowSettings(
+                settings.temperature_M[row], settings.top_k_M[row], settings.top_p_M[row], settings.uniform_M[row]
+            )
+            draws.append(self._draw_together(logits_MV[row], alone))
+        return Draws(*(np.concatenate(parts) for parts in zip(*draws, strict=True)))
+
+    def _draw_together(self, logits_MV: Tensor, settings: RowSettings) -> Draws:
+        greedy_M = settings.temperature_M == 0.0
+        if (settings.temperature_M != 1.0).any():
+            divisor_M = self._tensor(np.where(greedy_M, 1.0, settings.temperature_M).astype(np.float32))
+            logits_MV.div_(divisor_M[:, None])
+        peak_M1 = logits_MV.amax(dim=-1, keepdim=True)
+        finite_M1 = torch.isfinite(peak_M1)
+        if not bool(finite_M1.all()):
+            logits_MV.masked_fill_(~finite_M1, 0.0)
+            peak_M1 = torch.where(finite_M1, peak_M1, 0.0)
+        logits_MV.sub_(peak_M1)
+        limited_M = (settings.top_k_M < self._vocab_size) | (settings.top_p_M < 1.0)
+        restricted = np.flatnonzero(limited_M & ~greedy_M)
+        if len(restricted):
+            self._restrict(logits_MV, restricted, settings)
+        token_ids_M, logprobs_M = _draw(
+            logits_MV, self._tensor(settings.uniform_M), self._tensor(greedy_M), self._weights_MV[: len(logits_MV)]
+        )
+        finite_M = finite_M1[:, 0].cpu().numpy()
+        return Draws(token_ids_M.cpu().numpy(), logprobs_M.float().cpu().numpy(), finite_M)
+
+    def _restrict(self, logits_MV: Tensor, restricted: NDArray[np.int64], settings: RowSettings) -> None:
         """Put what top-k and top-p leave out at minus infinity, in the restricted rows only."""
         everywhere = len(restricted) == len(logits_MV)
         chosen = slice(None) if everywhere else self._tensor(restricted)
         some_MV = logits_MV[chosen]
-        lowest_M = _lowest_kept(some_MV, self._tensor(top_k[restricted]), self._tensor(top_p[restricted]))
+        lowest_M = _lowest_kept(
+            some_MV, self._tensor(settings.top_k_M[restricted]), self._tensor(settings.top_p_M[restricted])
+        )
         some_MV.masked_fill_(some_MV < lowest_M[:, None], -torch.inf)
         if not everywhere:
             logits_MV[chosen] = some_MV

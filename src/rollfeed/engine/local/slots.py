@@ -10,18 +10,22 @@ Axes: N slots, C capacity of each in tokens.
 
 from __future__ import annotations
 
-import math
-import mmap
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.model import KeyValues
-
 _EMPTY = -1
-_ALIGNED_TOKENS = 16
+
+
+class KeyValueCache(Protocol):
+    """The keys and values of all slots."""
+
+    def copy_positions(self, donor: int, slot: int, start: int, end: int) -> None:
+        """Give ``slot`` the donor's keys and values of positions ``start`` to ``end``."""
+
+    def erase(self, slot: int) -> None:
+        """Set a slot's keys and values to zero."""
 
 
 class Slots:
@@ -32,19 +36,17 @@ class Slots:
     """
 
     def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        num_slots: int,
-        capacity: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        whole_prompts_only: bool,
+        self, cache: KeyValueCache, *, num_slots: int, capacity: int, whole_prompts_only: bool = False
     ) -> None:
-        # Every slot begins at a multiple of 64 bytes: the alignment changes the last bits of a product (MKL).
-        length = -(-capacity // _ALIGNED_TOKENS) * _ALIGNED_TOKENS
-        shape = (architecture.num_layers, num_slots, architecture.num_kv_heads, length, architecture.head_dim)
-        self.cache = KeyValues(keys=_lazy_zeros(shape, device, dtype), values=_lazy_zeros(shape, device, dtype))
+        """Keep the books of a cache.
+
+        Args:
+            cache: Holds the keys and values.
+            num_slots: N.
+            capacity: C.
+            whole_prompts_only: Reuse a prefix only where a prefill of the very same prompt left it.
+        """
+        self._cache = cache
         self.num_slots = num_slots
         self.capacity = capacity
         self._whole_prompts_only = whole_prompts_only
@@ -86,8 +88,7 @@ class Slots:
 
     def erase(self, slot: int) -> None:
         """Free a slot whose keys and values are not numbers any more."""
-        self.cache.keys[:, slot] = 0.0
-        self.cache.values[:, slot] = 0.0
+        self._cache.erase(slot)
         self._computed_N[slot] = 0
         self._shareable_N[slot] = False
         self._occupied_N[slot] = False
@@ -102,8 +103,7 @@ class Slots:
         length = int(common_N[donor])
         if length <= computed:
             return 0
-        for tensor in (self.cache.keys, self.cache.values):
-            tensor[:, slot, :, computed:length] = tensor[:, donor, :, computed:length]
+        self._cache.copy_positions(donor, slot, computed, length)
         self._computed_N[slot] = length
         return length - computed
 
@@ -152,15 +152,3 @@ class Slots:
 
 def _leading_true(values: NDArray[np.bool_]) -> int:
     return len(values) if values.all() else int(values.argmin())
-
-
-def _lazy_zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros that, on the CPU, take memory only where they are written to.
-
-    Mapped directly: numpy asks the kernel for huge pages, which a short request would pay for whole.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, device=device, dtype=dtype)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    return torch.frombuffer(mmap.mmap(-1, num_bytes, **private), dtype=dtype).view(shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.weights import Weights
+from rollfeed.engine.pytorch.weights import Weights
 
 _TRANSPOSED_FROM_ROWS = 16
 """From here on a weight times transposed rows is the faster form on x86 (MKL)."""

@@ -11,6 +11,7 @@ never repeated for the query heads that share them: those heads are more rows of
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rollfeed.engine.local.architecture import Architecture, Rope
-from rollfeed.engine.local.kernels import Kernels
-from rollfeed.engine.local.weights import LayerWeights, Weights
+from rollfeed.engine.local.architecture import Architecture
+from rollfeed.engine.local.rotary import rotary_tables
+from rollfeed.engine.pytorch.kernels import Kernels
+from rollfeed.engine.pytorch.weights import LayerWeights, Weights
+
+_ALIGNED_TOKENS = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +33,26 @@ class KeyValues:
 
     keys: Tensor
     values: Tensor
+
+    @classmethod
+    def empty(
+        cls, architecture: Architecture, *, num_slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> KeyValues:
+        """Return zeros that hold ``capacity`` tokens a slot."""
+        # Every slot begins at a multiple of 64 bytes: the alignment changes the last bits of a product (MKL).
+        length = -(-capacity // _ALIGNED_TOKENS) * _ALIGNED_TOKENS
+        shape = (architecture.num_layers, num_slots, architecture.num_kv_heads, length, architecture.head_dim)
+        return cls(keys=_lazy_zeros(shape, device, dtype), values=_lazy_zeros(shape, device, dtype))
+
+    def copy_positions(self, donor: int, slot: int, start: int, end: int) -> None:
+        """Give ``slot`` the donor's keys and values of positions ``start`` to ``end``."""
+        for tensor in (self.keys, self.values):
+            tensor[:, slot, :, start:end] = tensor[:, donor, :, start:end]
+
+    def erase(self, slot: int) -> None:
+        """Set a slot's keys and values to zero."""
+        self.keys[:, slot] = 0.0
+        self.values[:, slot] = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,20 +228,13 @@ def _causal_mask(segment: Segment, like: Tensor) -> Tensor | None:
     return torch.zeros(hidden_TS.shape, device=like.device, dtype=like.dtype).masked_fill_(hidden_TS, -math.inf)
 
 
-def rotary_tables(rope: Rope, *, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
-    """Return float32 cosines and sines ``(context_length, head_dim / 2)``.
+def _lazy_zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return zeros that, on the CPU, take memory only where they are written to.
 
-    Sources: RoFormer (arXiv:2104.09864); linear scaling is position interpolation
-    (arXiv:2306.15595); ``llama3`` keeps high frequencies, divides low ones by ``factor`` and blends
-    between (The Llama 3 Herd of Models, arXiv:2407.21783).
+    Mapped directly: numpy asks the kernel for huge pages, which a short request would pay for whole.
     """
-    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.kind == "linear":
-        frequencies = frequencies / rope.factor
-    elif rope.kind == "llama3":
-        turns = rope.original_context_length * frequencies / (2 * math.pi)
-        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        kept = kept.clamp(0.0, 1.0)
-        frequencies = (1.0 - kept) * frequencies / rope.factor + kept * frequencies
-    angles = torch.arange(context_length, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos(), angles.sin()
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, **private), dtype=dtype).view(shape)

@@ -1,0 +1,223 @@
+"""Chooses what computes a checkpoint, and makes the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollfeed.engine.checkpoint import read_config, read_eos_token_ids, weight_files
+from rollfeed.engine.cores import num_physical_cores
+from rollfeed.engine.local.architecture import Architecture, unsupported_reason
+from rollfeed.engine.local.batching import PREFILL_TOKENS, ContinuousBatcher, Runner
+from rollfeed.engine.local.embedded import EmbeddedEngine
+from rollfeed.engine.local.loop import Backend
+from rollfeed.engine.native.library import NativeUnavailableError, load_library
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def create_local_engine(
+    *,
+    checkpoint: Path,
+    tokenizer: Tokenizer,
+    threads: int,
+    num_slots: int,
+    context_length: int,
+    deterministic: bool,
+    device: str = "cpu",
+    kernels: str = "auto",
+    precision: str = "auto",
+) -> EmbeddedEngine:
+    """Return an engine for a folder in Hugging Face layout; nothing is loaded before it is entered.
+
+    Llama, Mistral, Qwen2 and Qwen3 models are computed here, others through transformers.
+
+    Args:
+        checkpoint: The folder.
+        tokenizer: The model's; for stop strings and the text of completions.
+        threads: For the engine; 0 chooses by measurement, up to the physical cores open to this
+            process, where the native kernels compute, and takes all of those otherwise.
+        num_slots: How many requests run at once.
+        context_length: Of prompt and response together; memory for keys and values is kept for
+            ``num_slots`` times as many tokens.
+        deterministic: Compute each request so that the others do not change a bit of it. The same
+            bits come out again on the same machine.
+        device: ``cpu`` or a CUDA device of torch.
+        kernels: What computes on the CPU: ``native`` (compiled here), ``torch``, or ``auto`` for
+            native ones where they can be compiled.
+        precision: ``fp32`` (CPU), ``bf16`` (CUDA), ``int8`` (native kernels: weights and activations
+            of 8 bits, an approximation that completions are marked with), or ``auto`` for exact.
+
+    Raises:
+        CheckpointError: If the folder is not a causal language model.
+        ConfigError: If a number is out of its range, or the parts do not go together.
+    """
+    config = read_config(checkpoint)
+    weight_files(checkpoint)
+    _check_settings(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
+    target = torch.device(device)
+    if deterministic and target.type != "cpu":
+        raise ConfigError(f"deterministic = true: holds on the CPU only, not on {device}")
+    options = _Options(
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        threads=threads,
+        num_slots=num_slots,
+        context_length=context_length,
+        deterministic=deterministic,
+        device=target,
+        kernels=kernels,
+        precision=_settled_precision(precision, target),
+    )
+    return EmbeddedEngine(
+        _backend(config, options),
+        tokenizer=tokenizer,
+        eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_eos_token_ids(checkpoint)}),
+        context_length=context_length,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """The arguments of :func:`create_local_engine`, with the precision settled."""
+
+    checkpoint: Path
+    tokenizer: Tokenizer
+    threads: int
+    num_slots: int
+    context_length: int
+    deterministic: bool
+    device: torch.device
+    kernels: str
+    precision: str
+
+
+def _settled_precision(precision: str, device: torch.device) -> str:
+    exact = "fp32" if device.type == "cpu" else "bf16"
+    if precision not in ("auto", exact, "int8"):
+        raise ConfigError(f"engine.precision = {precision!r}: the engine computes in {exact} or int8 on {device}")
+    return exact if precision == "auto" else precision
+
+
+def _backend(config: Mapping[str, Any], options: _Options) -> Backend:
+    reason = unsupported_reason(config, context_length=options.context_length)
+    if reason is None:
+        return _continuous_batcher(config, options)
+    if options.precision == "int8":
+        raise ConfigError(f"engine.precision = 'int8': not for this model ({reason})")
+    logger.warning("%s: generated through transformers, which is slower: %s", options.checkpoint, reason)
+    return _fallback(config, options)
+
+
+def _continuous_batcher(config: Mapping[str, Any], options: _Options) -> Backend:
+    architecture = Architecture.from_config(config)
+    kernels = _chosen_kernels(options)
+    return ContinuousBatcher(
+        checkpoint=options.checkpoint,
+        make_runner=(_native_runner if kernels == "native" else _torch_runner)(architecture, options),
+        tokenizer=options.tokenizer,
+        precision=options.precision,
+        vocab_size=architecture.vocab_size,
+        num_slots=options.num_slots,
+    )
+
+
+def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
+    # Its import takes seconds, which models that are computed here need not wait for.
+    from rollfeed.engine.local.fallback import TransformersBackend
+
+    return TransformersBackend(
+        checkpoint=options.checkpoint,
+        vocab_size=int(config.get("vocab_size", 0)),
+        tokenizer=options.tokenizer,
+        threads=options.threads or num_physical_cores(),
+        num_slots=1 if options.deterministic else options.num_slots,
+        device=options.device,
+        dtype=_DTYPES[options.precision],
+    )
+
+
+def _chosen_kernels(options: _Options) -> str:
+    """Return ``native`` or ``torch``.
+
+    Raises:
+        ConfigError: If what is asked for is not there.
+    """
+    kernels, quantised = options.kernels, options.precision == "int8"
+    if options.device.type != "cpu":
+        if kernels == "native" or quantised:
+            raise ConfigError(f"the native kernels and int8 are for device = 'cpu', not {str(options.device)!r}")
+        return "torch"
+    if kernels == "torch":
+        if quantised:
+            raise ConfigError("engine.precision = 'int8': needs the native kernels, not engine.kernels = 'torch'")
+        return "torch"
+    try:
+        load_library()
+    except NativeUnavailableError as error:
+        if kernels == "native" or quantised:
+            raise ConfigError(f"the engine's native kernels are not available: {error}") from None
+        logger.warning("computing with torch, which is slower: %s", error)
+        return "torch"
+    return "native"
+
+
+# The runners are imported in their functions, because they build on this package.
+
+
+def _torch_runner(architecture: Architecture, options: _Options) -> Callable[[], Runner]:
+    from rollfeed.engine.pytorch.runner import TorchRunner
+
+    return partial(
+        TorchRunner,
+        architecture,
+        threads=options.threads or num_physical_cores(),
+        num_slots=options.num_slots,
+        context_length=options.context_length,
+        deterministic=options.deterministic,
+        device=options.device,
+        dtype=_DTYPES[options.precision],
+    )
+
+
+def _native_runner(architecture: Architecture, options: _Options) -> Callable[[], Runner]:
+    from rollfeed.engine.native.model import quantised_refusal
+    from rollfeed.engine.native.runner import NativeRunner
+
+    refusal = quantised_refusal(architecture) if options.precision == "int8" else None
+    if refusal is not None:
+        raise ConfigError(f"engine.precision = 'int8': {refusal}")
+    return partial(
+        NativeRunner,
+        architecture,
+        threads=options.threads,
+        max_threads=num_physical_cores(),
+        num_slots=options.num_slots,
+        context_length=options.context_length,
+        max_prefill=PREFILL_TOKENS,
+        quantised=options.precision == "int8",
+    )
+
+
+def _check_settings(
+    config: Mapping[str, Any], checkpoint: Path, *, threads: int, num_slots: int, context_length: int
+) -> None:
+    if threads < 0:
+        raise ConfigError(f"threads = {threads}: must be at least 1, or 0 for the machine's cores")
+    if num_slots < 1:
+        raise ConfigError(f"num_slots = {num_slots}: must be at least 1")
+    if context_length < 2:
+        raise ConfigError(f"context_length = {context_length}: must be at least 2")
+    limit = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(limit, int) and context_length > limit:
+        raise ConfigError(f"context_length = {context_length}: the model in {checkpoint} allows at most {limit}")

@@ -1,0 +1,92 @@
+"""Compiling the kernels, and what happens where that is not possible."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfeed.engine.native.library import NativeUnavailableError, load_library
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import Engine
+
+
+@pytest.fixture
+def _fresh() -> Iterator[None]:
+    """Let the library be looked for anew, and afterwards by the other tests."""
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _fresh: None) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_the_kernels_are_compiled_once_and_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_library()
+    (made,) = (tmp_path / "rollfeed" / "kernels").iterdir()
+    before = made.stat()
+    load_library.cache_clear()
+    load_library()
+    after = made.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_machine_without_a_compiler_is_told_so() -> None:
+    with pytest.raises(NativeUnavailableError, match="no C compiler"):
+        load_library()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = program(tmp_path / "cc", "import sys; sys.exit('unknown option -O3\\nmore')")
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(NativeUnavailableError, match=r"unknown option -O3\)$"):
+        load_library()
+    assert list((tmp_path / "cache" / "rollfeed" / "kernels").iterdir()) == []
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_without_a_compiler_torch_computes_and_the_log_says_why(
+    make_tiny_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        make_tiny_engine()
+    assert "computing with torch, which is slower: no C compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("changes", [{"kernels": "native"}, {"precision": "int8"}])
+def test_what_needs_the_kernels_is_refused_without_them(
+    make_tiny_engine: Callable[..., Engine], changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="native kernels are not available: no C compiler"):
+        make_tiny_engine(**changes)
+
+
+def test_the_sources_compile_without_warnings(tmp_path: Path) -> None:
+    import rollfeed.engine.native.library as library
+
+    source = Path(library.__file__).parent / "csrc" / "rollfeed.c"
+    command = ["cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-c", str(source), "-o", str(tmp_path / "o")]
+    for machine in ("native", "x86-64"):
+        finished = subprocess.run([*command, f"-march={machine}"], capture_output=True, text=True, check=False)
+        assert finished.returncode == 0, finished.stderr
