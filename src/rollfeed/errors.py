@@ -10,6 +10,11 @@ RollfeedError
 │   ├── EngineUnavailableError   retryable: the engine is closed, restarting or unreachable
 │   └── EngineProtocolError      not retryable: a request or a reply breaks the contract
 ├── RewardError                a reward function raised, or returned something that is not a reward
+├── WorkerError                a call in a worker process gave no result
+│   ├── WorkerTimeoutError       it was not done by its deadline; its process has been killed
+│   ├── WorkerDiedError          its process died, or could not be started
+│   └── WorkerCallError          the function raised, or took or returned what cannot cross the process boundary
+├── SandboxError               a sandbox could not run a program; says nothing about the program
 └── RunFailedError             the run cannot go on: failure budget spent, nothing left to draw, stalled
 """
 
@@ -30,6 +35,11 @@ __all__ = [
     "RollfeedError",
     "RunDirectoryError",
     "RunFailedError",
+    "SandboxError",
+    "WorkerCallError",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerTimeoutError",
     "suggestion",
 ]
 
@@ -72,6 +82,26 @@ class EngineProtocolError(EngineError):
 
 class RewardError(RollfeedError):
     """A reward function raised, or returned something that is not a reward."""
+
+
+class WorkerError(RollfeedError):
+    """A call in a worker process gave no result."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """A call was not done by its deadline; its process has been killed."""
+
+
+class WorkerDiedError(WorkerError):
+    """The process of a call died before it answered, or could not be started."""
+
+
+class WorkerCallError(WorkerError):
+    """A called function raised, or an argument or its result is not JSON or too large."""
+
+
+class SandboxError(RollfeedError):
+    """A sandbox could not run a program; this says nothing about the program."""
 
 
 class RunFailedError(RollfeedError):

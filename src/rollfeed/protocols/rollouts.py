@@ -1,9 +1,4 @@
-"""What the parts ask of each other, and where users plug in.
-
-Parts never import each other; each is handed objects that fit a protocol from here, and ``app``
-does the handing. The protocols a user may implement (named in ``[plugins]`` of a settings file, or
-passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
-"""
+"""From prompt to batch: engines, sources, graders, filters and the whole step."""
 
 from __future__ import annotations
 
@@ -34,31 +29,6 @@ from rollfeed.types import (
     TrainBatch,
     Verdict,
 )
-
-__all__ = [
-    "AdvantageFn",
-    "BatchCutter",
-    "BatchedRewardFn",
-    "Endpoint",
-    "Engine",
-    "Environment",
-    "GenerateFn",
-    "Grader",
-    "GroupFilter",
-    "GroupRewardFn",
-    "PromptRenderer",
-    "PromptSource",
-    "RewardFn",
-    "RolloutContext",
-    "RolloutFn",
-    "RolloutObserver",
-    "RolloutRequest",
-    "SampleHook",
-    "Scorer",
-    "Task",
-    "Tokenizer",
-    "Tracker",
-]
 
 
 class Tokenizer(Protocol):
@@ -138,6 +108,10 @@ class Engine(Endpoint, Protocol):
 
     async def load(self) -> EngineLoad:
         """Return how many requests run and wait."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return totals since the start and present values by name; none where an engine counts nothing."""
+        return {}
 
     async def health(self) -> None:
         """Return when the engine can serve.

@@ -1,0 +1,74 @@
+"""What the parts ask of each other, and where users plug in.
+
+Parts never import each other; each is handed objects that fit a protocol from here, and ``app``
+does the handing. The protocols a user may implement (named in ``[plugins]`` of a settings file, or
+passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
+"""
+
+from rollfeed.protocols.execution import (
+    ExecLimits,
+    ExecOutcome,
+    ExecResult,
+    Isolation,
+    IsolationLevel,
+    Sandbox,
+    SandboxProvider,
+    Workers,
+)
+from rollfeed.protocols.rollouts import (
+    AdvantageFn,
+    BatchCutter,
+    BatchedRewardFn,
+    Endpoint,
+    Engine,
+    Environment,
+    GenerateFn,
+    Grader,
+    GroupFilter,
+    GroupRewardFn,
+    PromptRenderer,
+    PromptSource,
+    RewardFn,
+    RolloutContext,
+    RolloutFn,
+    RolloutObserver,
+    RolloutRequest,
+    SampleHook,
+    Scorer,
+    Task,
+    Tokenizer,
+    Tracker,
+)
+
+__all__ = [
+    "AdvantageFn",
+    "BatchCutter",
+    "BatchedRewardFn",
+    "Endpoint",
+    "Engine",
+    "Environment",
+    "ExecLimits",
+    "ExecOutcome",
+    "ExecResult",
+    "GenerateFn",
+    "Grader",
+    "GroupFilter",
+    "GroupRewardFn",
+    "Isolation",
+    "IsolationLevel",
+    "PromptRenderer",
+    "PromptSource",
+    "RewardFn",
+    "RolloutContext",
+    "RolloutFn",
+    "RolloutObserver",
+    "RolloutRequest",
+    "SampleHook",
+    "Sandbox",
+    "SandboxProvider",
+    "Scorer",
+    "Task",
+    "Tokenizer",
+    "Tracker",
+    "Workers",
+]

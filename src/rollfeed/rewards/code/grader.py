@@ -1,0 +1,110 @@
+"""The grader of programs: all tests of the problem must pass, run in a sandbox.
+
+Expected outputs never enter the sandbox, so a program can only earn its reward by computing them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import RewardError, SandboxError
+from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, Sandbox, SandboxProvider
+from rollfeed.rewards.code import runner
+from rollfeed.rewards.code.comparison import same_output, same_value
+from rollfeed.rewards.code.problem import CodeTest, CodeTests, parse_tests
+from rollfeed.rewards.code.program import find_program
+from rollfeed.types import Correct, Outcome, Verdict
+
+_MAX_EXTRACTED_CHARS = 4_000
+
+
+class CodeGrader:
+    """Grades ``livecodebench`` prompts: reward 1 when the response's program passes all tests, else 0.
+
+    A label that holds no tests, or a sandbox that cannot run programs, is an ERROR verdict.
+
+    Args:
+        sandboxes: Where programs run.
+        limits: What a program may use in each test.
+    """
+
+    def __init__(self, *, sandboxes: SandboxProvider, limits: ExecLimits) -> None:
+        self._sandboxes = sandboxes
+        self._limits = limits
+
+    async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+        """Run the last program of the response; it stops at the first test that fails."""
+        if not isinstance(response, str):
+            return _error(f"the response is a {type(response).__name__}, not text")
+        try:
+            problem = parse_tests(label, metadata)
+        except RewardError as error:
+            return _error(str(error))
+        program = find_program(response)
+        if program is None:
+            detail = "no complete code block of Python in the response"
+            return Verdict(reward=0.0, correct=Correct.NO, format_ok=False, detail=detail)
+        try:
+            fault = await self._first_fault(program, problem)
+        except SandboxError as error:
+            return _error(str(error))
+        return Verdict(
+            reward=0.0 if fault else 1.0,
+            correct=Correct.NO if fault else Correct.YES,
+            extracted=program[:_MAX_EXTRACTED_CHARS],
+            detail=fault or f"passed all of {len(problem.tests)} tests",
+        )
+
+    async def _first_fault(self, program: str, problem: CodeTests) -> str:
+        async with self._sandboxes.open() as sandbox:
+            await sandbox.write("runner.py", _runner_source())
+            await sandbox.write("solution.py", program.encode(errors="replace"))
+            for number, test in enumerate(problem.tests, start=1):
+                fault = await self._fault(sandbox, problem.function, test)
+                if fault:
+                    return f"test {number} of {len(problem.tests)}: {fault}"
+        return ""
+
+    async def _fault(self, sandbox: Sandbox, function: str | None, test: CodeTest) -> str:
+        mode = ["stdin"] if function is None else ["call", function]
+        result = await sandbox.exec(
+            ["python3", "-I", "-S", "runner.py", *mode], stdin=test.stdin.encode(errors="replace"), limits=self._limits
+        )
+        failure = _failure(result, self._limits)
+        if failure:
+            return failure
+        output = result.stdout.decode(errors="replace")
+        right = same_output(output, test.expected) if function is None else _same_result(output, test.expected)
+        return "" if right else f"wrong answer {output.strip()!r:.100}, expected {test.expected!r:.100}"
+
+
+def _failure(result: ExecResult, limits: ExecLimits) -> str:
+    if result.outcome is ExecOutcome.TIMEOUT:
+        return f"not done within {limits.wall_seconds:g} s"
+    if result.outcome is not ExecOutcome.EXITED:
+        return f"stopped: {result.outcome.value.replace('_', ' ')}"
+    if result.exit_code != 0:
+        last_line = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"exit code {result.exit_code}: {last_line:.200}"
+    return ""
+
+
+def _same_result(output: str, expected: Any) -> bool:
+    try:
+        value = json.loads(output)
+    except (ValueError, RecursionError):
+        return False
+    return same_value(value, expected)
+
+
+def _error(detail: str) -> Verdict:
+    return Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)
+
+
+@cache
+def _runner_source() -> bytes:
+    return Path(runner.__file__).read_bytes()

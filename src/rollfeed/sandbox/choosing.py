@@ -1,0 +1,131 @@
+"""Finds the strongest isolation level that holds on this machine, by trying what programs must not be able to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import ConfigError, SandboxError
+from rollfeed.protocols import ExecLimits, ExecOutcome, Isolation, IsolationLevel
+from rollfeed.sandbox.local import LocalSandboxes
+
+_LEVELS = (IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES, IsolationLevel.LIMITS)
+_TOOLS = {IsolationLevel.BUBBLEWRAP: "bwrap", IsolationLevel.NAMESPACES: "unshare"}
+_OWN_PROCESSES = 2
+"""A program and the first process of its namespace."""
+_LIMITS = ExecLimits(wall_seconds=20.0, memory_bytes=512 * 1024**2, max_processes=8)
+
+# Tries out what the isolation must prevent, and says what it could do.
+_PROBE = """
+import json, os, signal, socket, sys
+processes = sum(name.isdigit() for name in os.listdir("/proc"))
+children = []
+try:
+    while len(children) < 20:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+except OSError:
+    pass
+for child in children:
+    os.kill(child, signal.SIGKILL)
+try:
+    bytearray(1 << 30)
+    memory_limited = False
+except MemoryError:
+    memory_limited = True
+print(json.dumps({
+    "interfaces": [name for _, name in socket.if_nameindex()],
+    "sees_canary": os.path.exists(sys.argv[1]),
+    "processes": processes,
+    "environment": sorted(os.environ),
+    "forks": len(children),
+    "memory_limited": memory_limited,
+}))
+"""
+
+
+async def start_sandboxes(
+    *, level: IsolationLevel | None = None, max_running: int | None = None, scratch: Path | None = None
+) -> LocalSandboxes:
+    """Return this machine's sandboxes at ``level``, or at the strongest level that holds here.
+
+    Whether a level holds is tried out, so this takes some tenths of a second.
+
+    Args:
+        level: The one to insist on; None takes the best.
+        max_running: Programs at once; None takes the number of cores.
+        scratch: Where the sandboxes' folders are made.
+
+    Raises:
+        ConfigError: If ``level`` does not hold here, or none does.
+    """
+    if level is IsolationLevel.CONTAINER:
+        raise ConfigError("isolation level container: needs a container engine; it is not one of this machine's own")
+    refusals: list[str] = []
+    for candidate in (level,) if level is not None else _LEVELS:
+        found = await _try(candidate, scratch=scratch)
+        if isinstance(found, Isolation):
+            found = _with_refusals(found, refusals)
+            running = max_running if max_running is not None else len(os.sched_getaffinity(0))
+            return LocalSandboxes(isolation=found, max_running=running, scratch=scratch)
+        refusals.append(f"{candidate.value}: {found}")
+    raise ConfigError(f"programs cannot be isolated here; install bubblewrap ({'; '.join(refusals)})")
+
+
+async def _try(level: IsolationLevel, *, scratch: Path | None) -> Isolation | str:
+    """Return the isolation at ``level`` as it was found, or why it does not hold."""
+    if (tool := _TOOLS.get(level)) is not None and shutil.which(tool) is None:
+        return f"{tool} is not installed"
+    unproven = Isolation(level=level, network_cut=False, files_hidden=False, detail="being tried")
+    canary, path = tempfile.mkstemp(prefix="rollfeed-canary-", dir=scratch)
+    os.close(canary)
+    try:
+        async with LocalSandboxes(isolation=unproven, max_running=1, scratch=scratch).open() as sandbox:
+            result = await sandbox.exec(["python3", "-I", "-S", "-c", _PROBE, path], limits=_LIMITS)
+    except SandboxError as error:
+        return str(error)
+    finally:
+        await asyncio.to_thread(os.unlink, path)
+    if result.outcome is not ExecOutcome.EXITED or result.exit_code != 0:
+        said = " ".join(result.stderr[-200:].decode(errors="replace").split())
+        return f"the trial was not done ({result.outcome.value}, exit code {result.exit_code}): {said}"
+    return judge(level, json.loads(result.stdout))
+
+
+def judge(level: IsolationLevel, seen: Mapping[str, Any]) -> Isolation | str:
+    """Return the isolation that a trial's findings prove, or what they disprove."""
+    if not 0 < seen["forks"] < 20:
+        return f"processes are not limited: {seen['forks']} could be made"
+    if not seen["memory_limited"]:
+        return "memory is not limited"
+    network_cut = set(seen["interfaces"]) <= {"lo"}
+    if level is not IsolationLevel.LIMITS:
+        if not network_cut:
+            return "the network is reachable"
+        if seen["sees_canary"]:
+            return "the machine's files are visible"
+        if seen["processes"] > _OWN_PROCESSES:
+            return "the machine's processes are visible"
+    detail = "limits on time, memory, processes, files and output were tried and hold"
+    return Isolation(
+        level=level, network_cut=network_cut, files_hidden=level is not IsolationLevel.LIMITS, detail=detail
+    )
+
+
+def _with_refusals(found: Isolation, refusals: list[str]) -> Isolation:
+    if not refusals:
+        return found
+    return Isolation(
+        level=found.level,
+        network_cut=found.network_cut,
+        files_hidden=found.files_hidden,
+        detail=f"{found.detail}; not available: {'; '.join(refusals)}",
+    )

@@ -1,0 +1,112 @@
+"""Files of a folder in which a program of a model may have planted links, pipes and closed folders.
+
+Invariant: nothing outside of the folder is read, written or deleted, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from rollfeed.errors import SandboxError
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DELETE_ATTEMPTS = 20
+_DELETE_PAUSE_SECONDS = 0.05
+
+
+def parts_within(path: str) -> tuple[str, ...]:
+    """Return the parts of a path that stays inside.
+
+    Raises:
+        SandboxError: If it is empty, absolute or goes up.
+    """
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+        raise SandboxError(f"{path!r:.200} is no path inside the sandbox's folder: give it relative, without ..")
+    return parts
+
+
+def read_within(folder: Path, path: str, *, max_bytes: int) -> bytes:
+    """Return a plain file's content; as :meth:`Sandbox.read`."""
+    *parents, name = parts_within(path)
+    try:
+        with _opened(folder, parents, owner=None) as inside:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=inside)
+            with os.fdopen(file, "rb") as opened:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise SandboxError(f"{path!r:.200} is not a plain file")
+                content = opened.read(max_bytes + 1)
+    except OSError as error:
+        raise SandboxError(f"{path!r:.200} cannot be read: {error.strerror}") from error
+    if len(content) > max_bytes:
+        raise SandboxError(f"{path!r:.200} is larger than {max_bytes} bytes")
+    return content
+
+
+def write_within(folder: Path, path: str, content: bytes, *, owner: int | None) -> None:
+    """Make or replace a plain file, owned by ``owner``; as :meth:`Sandbox.write`."""
+    *parents, name = parts_within(path)
+    try:
+        with _opened(folder, parents, owner=owner, make=True) as inside:
+            # A new file in place of whatever is there, so that no link is followed and no pipe waited for.
+            fresh = f".{name[:100]}.{os.urandom(8).hex()}"
+            file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=inside)
+            with os.fdopen(file, "wb") as opened:
+                if owner is not None:
+                    os.fchown(file, owner, owner)
+                opened.write(content)
+            os.replace(fresh, name, src_dir_fd=inside, dst_dir_fd=inside)
+    except OSError as error:
+        raise SandboxError(f"{path!r:.200} cannot be written: {error.strerror}") from error
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder, whatever its permissions; links are deleted, not followed."""
+    for attempt in range(_DELETE_ATTEMPTS):
+        try:
+            _open_up(folder)
+            shutil.rmtree(folder)
+            return
+        except OSError:  # killed programs may not have come to their end, and so have made another file meanwhile
+            if attempt == _DELETE_ATTEMPTS - 1:
+                raise
+            time.sleep(_DELETE_PAUSE_SECONDS)
+
+
+def _open_up(folder: Path) -> None:
+    closed = [str(folder)]
+    while closed:
+        path = closed.pop()
+        os.chmod(path, 0o700)
+        with os.scandir(path) as entries:
+            closed += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+@contextmanager
+def _opened(folder: Path, parents: list[str], *, owner: int | None, make: bool = False) -> Iterator[int]:
+    inside = os.open(folder, _FOLDER_FLAGS)
+    try:
+        for part in parents:
+            if make:
+                _make_folder(part, inside, owner)
+            deeper = os.open(part, _FOLDER_FLAGS, dir_fd=inside)
+            os.close(inside)
+            inside = deeper
+        yield inside
+    finally:
+        os.close(inside)
+
+
+def _make_folder(name: str, inside: int, owner: int | None) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=inside)
+    except FileExistsError:
+        return
+    if owner is not None:
+        os.chown(name, owner, owner, dir_fd=inside, follow_symlinks=False)

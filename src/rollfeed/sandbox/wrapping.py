@@ -1,0 +1,155 @@
+"""How a program's command line is wrapped, a function an isolation level."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import SandboxError
+from rollfeed.protocols import ExecLimits, IsolationLevel
+from rollfeed.sandbox import launcher, machine
+from rollfeed.sandbox.machine import Mount
+
+_SHARED_MEMORY_BYTES = 16 * 1024**2
+
+
+def wrap(
+    level: IsolationLevel,
+    command: Sequence[str],
+    *,
+    folder: Path,
+    user: int | None,
+    marker: str,
+    limits: ExecLimits,
+    status: int,
+) -> list[str]:
+    """Return the command line that runs ``command`` at ``level`` within ``limits``.
+
+    Args:
+        level: How the program is kept from the machine.
+        command: The program and its arguments.
+        folder: The sandbox's folder on this machine.
+        user: Number of the user to run as, or None to stay who we are.
+        marker: Put into the program's environment, to know its processes by.
+        limits: What the program may use.
+        status: Descriptor to which the launcher writes how far it got.
+    """
+    hidden = level is not IsolationLevel.LIMITS
+    mounts = (*machine.system_mounts(), *machine.private_mounts(folder, temporary_bytes=limits.max_file_bytes))
+    home, temporary = (machine.BOX, "/tmp") if hidden else (str(folder), str(folder))
+    environment = _environment(home, temporary, marker)
+    root = ""
+    if level is IsolationLevel.NAMESPACES:
+        root = json.dumps({"at": str(folder.parent / "root"), "mounts": _root_mounts(mounts)})
+    python = [
+        *(machine.interpreter(), "-I", "-S", "-c", _launcher_source()),
+        str(status),
+        os.readlink("/proc/self/ns/mnt") if hidden else "",
+        home,
+        "" if user is None else str(user),
+        "1" if not hidden and user is None else "0",
+        "1" if level is IsolationLevel.BUBBLEWRAP else "0",
+        "1" if hidden else "0",
+        root,
+        ",".join(f"{name}={value}" for name, value in _resources(limits).items()),
+        str(len(environment)),
+        *(f"{name}={value}" for name, value in environment.items()),
+        machine.interpreter() if command[0] == "python3" else command[0],
+        *command[1:],
+    ]
+    if level is IsolationLevel.BUBBLEWRAP:
+        return [*_bubblewrap(mounts, as_root=user is not None), "--", *python]
+    if level is IsolationLevel.NAMESPACES:
+        return [*_unshare(as_root=user is not None), "--", *python]
+    return python
+
+
+def _environment(home: str, temporary: str, marker: str) -> Mapping[str, str]:
+    folders = [str(Path(machine.interpreter()).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+    return {
+        "PATH": os.pathsep.join(dict.fromkeys(folders)),
+        "HOME": home,
+        "TMPDIR": temporary,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "ROLLFEED_SANDBOX": marker,
+    }
+
+
+def _resources(limits: ExecLimits) -> dict[str, int]:
+    cpu_seconds = limits.wall_seconds if limits.cpu_seconds is None else limits.cpu_seconds
+    return {
+        "RLIMIT_AS": limits.memory_bytes,
+        "RLIMIT_CPU": int(cpu_seconds) + 1,
+        "RLIMIT_NPROC": limits.max_processes,
+        "RLIMIT_FSIZE": limits.max_file_bytes,
+        "RLIMIT_NOFILE": limits.max_open_files,
+        "RLIMIT_CORE": 0,
+    }
+
+
+def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool) -> list[str]:
+    arguments = [
+        _tool("bwrap"),
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+    ]
+    arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if as_root:  # only to become another user, which the launcher does before anything else
+        arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        arguments += ["--unshare-user"]
+    made: set[str] = {"/"}
+    for mount in mounts:
+        # Said for each, because bwrap closes the folders above a private one, such as root's home, to others.
+        for parent in reversed(Path(mount.at).parents):
+            if str(parent) not in made:
+                arguments += ["--perms", "0755", "--dir", str(parent)]
+                made.add(str(parent))
+        made.add(mount.at)
+        if mount.kind == "symlink":
+            arguments += ["--symlink", mount.source, mount.at]
+        elif mount.kind == "tmpfs":
+            arguments += ["--perms", f"0{mount.mode}", "--size", str(mount.size), "--tmpfs", mount.at]
+        else:
+            arguments += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.at]
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    arguments += ["--perms", "01777", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _unshare(*, as_root: bool) -> list[str]:
+    arguments = []
+    if (setpriv := shutil.which("setpriv")) is not None:
+        arguments += [setpriv, "--pdeathsig", "KILL", "--"]
+    arguments += [_tool("unshare"), "--mount", "--net", "--pid", "--ipc", "--uts", "--fork"]
+    return [*arguments, "--kill-child=SIGKILL", *([] if as_root else ["--user", "--map-root-user"])]
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise SandboxError(f"{name} is not installed any more")
+    return found
+
+
+def _root_mounts(mounts: Sequence[Mount]) -> list[dict[str, Any]]:
+    devices = (Mount("tmpfs", "/dev", size=65_536), Mount("tmpfs", "/dev/shm", mode="1777", size=_SHARED_MEMORY_BYTES))
+    return [asdict(mount) for mount in (*mounts, *devices)]
+
+
+@cache
+def _launcher_source() -> str:
+    return Path(launcher.__file__).read_text(encoding="utf-8")

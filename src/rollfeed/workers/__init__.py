@@ -1,0 +1,6 @@
+"""Killable processes that call plain functions; graders and environments share them."""
+
+from rollfeed.workers.grading import PooledGrader
+from rollfeed.workers.pool import PoolCounts, WorkerPool
+
+__all__ = ["PoolCounts", "PooledGrader", "WorkerPool"]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from rollfeed.errors import SandboxError
+from rollfeed.protocols import ExecLimits, ExecOutcome, Isolation, IsolationLevel
+from rollfeed.sandbox import LocalSandboxes, restore_snapshot, start_sandboxes, take_snapshot
+
+LIMITS = ExecLimits(wall_seconds=20.0)
+
+
+async def test_files_stay_from_one_program_to_the_next_and_no_longer(sandboxes: LocalSandboxes) -> None:
+    async with sandboxes.open() as sandbox:
+        await sandbox.write("deep/in.txt", b"one\n")
+        script = "cat deep/in.txt > out.txt; echo two >> out.txt; pwd; echo $HOME"
+        result = await sandbox.exec(["sh", "-c", script], limits=LIMITS)
+        assert (result.exit_code, result.stdout) == (0, b"/box\n/box\n")
+        await sandbox.write("out2.txt", await sandbox.read("out.txt"))
+        result = await sandbox.exec(["cat", "out2.txt"], limits=LIMITS)
+        assert result.stdout == b"one\ntwo\n"
+    async with sandboxes.open() as sandbox:
+        with pytest.raises(SandboxError, match="cannot be read"):
+            await sandbox.read("out.txt")
+
+
+async def test_standard_input_output_and_exit_codes_are_passed(sandboxes: LocalSandboxes) -> None:
+    async with sandboxes.open() as sandbox:
+        result = await sandbox.exec(["sh", "-c", "cat; echo err >&2; exit 7"], stdin=b"a" * 300_000, limits=LIMITS)
+        assert (result.exit_code, result.stdout, result.stderr) == (7, b"a" * 300_000, b"err\n")
+        result = await sandbox.exec(["sh", "-c", "kill -SEGV $$"], limits=LIMITS)
+        assert result.exit_code == -11
+        result = await sandbox.exec(["true"], stdin=b"not read" * 100_000, limits=LIMITS)
+        assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["no-such-program"], ["/box/missing"], []])
+async def test_a_program_that_is_not_there_is_no_result(sandboxes: LocalSandboxes, command: list[str]) -> None:
+    async with sandboxes.open() as sandbox:
+        with pytest.raises(SandboxError):
+            await sandbox.exec(command, limits=LIMITS)
+
+
+async def test_links_and_pipes_in_the_folder_lead_nowhere(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("sesame")
+    script = f"""
+        ln -s {outside}/secret link; ln -s {outside} folder; mkfifo pipe; mkdir plain; ln -s / plain/up
+        ln -s {outside}/made target; ln -s {outside} swapped
+    """
+    async with sandboxes.open() as sandbox:
+        assert (await sandbox.exec(["sh", "-c", script], limits=LIMITS)).exit_code == 0
+        for path in ("link", "folder/secret", "pipe", "plain", f"plain/up{outside}/secret", "missing"):
+            with pytest.raises(SandboxError):
+                await sandbox.read(path)
+        await sandbox.write("target", b"replaces the link")
+        assert await sandbox.read("target") == b"replaces the link"
+        await sandbox.write("pipe", b"replaces the pipe")
+        assert await sandbox.read("pipe") == b"replaces the pipe"
+        with pytest.raises(SandboxError):
+            await sandbox.write("swapped/made", b"x")
+    assert sorted(os.listdir(outside)) == ["secret"]
+    assert (outside / "secret").read_text() == "sesame"
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "../x", "a/../../x", "", ".", "a\0b"])
+async def test_paths_that_leave_the_folder_are_refused(sandboxes: LocalSandboxes, path: str) -> None:
+    async with sandboxes.open() as sandbox:
+        with pytest.raises(SandboxError):
+            await sandbox.read(path)
+        with pytest.raises(SandboxError):
+            await sandbox.write(path, b"")
+
+
+async def test_files_that_are_too_large_are_not_read(sandboxes: LocalSandboxes) -> None:
+    async with sandboxes.open() as sandbox:
+        await sandbox.write("file", b"x" * 101)
+        assert len(await sandbox.read("file", max_bytes=101)) == 101
+        with pytest.raises(SandboxError, match="larger than 100"):
+            await sandbox.read("file", max_bytes=100)
+
+
+async def test_closed_folders_do_not_keep_a_sandbox_from_being_deleted(sandboxes: LocalSandboxes) -> None:
+    async with sandboxes.open() as sandbox:
+        script = "mkdir -p a/b/c; touch a/b/file; chmod 000 a/b/file a/b/c a/b a; chmod 000 ."
+        assert (await sandbox.exec(["sh", "-c", script], limits=LIMITS)).exit_code == 0
+
+
+async def test_a_snapshot_brings_the_files_back(sandboxes: LocalSandboxes) -> None:
+    async with sandboxes.open() as first, sandboxes.open() as second:
+        await first.write("a/b.txt", b"kept")
+        snapshot = await take_snapshot(first)
+        await first.write("a/b.txt", b"changed")
+        await first.write("new.txt", b"")
+        for sandbox in (first, second):
+            await restore_snapshot(sandbox, snapshot)
+            assert await sandbox.read("a/b.txt") == b"kept"
+            with pytest.raises(SandboxError):
+                await sandbox.read("new.txt")
+        with pytest.raises(SandboxError, match="failed in the sandbox"):
+            await restore_snapshot(first, b"no archive")
+
+
+async def test_no_more_programs_run_at_once_than_allowed(tmp_path: Path) -> None:
+    sandboxes = await start_sandboxes(max_running=2, scratch=tmp_path)
+    script = "mkdir /box/$1 && sleep 0.2"
+
+    async def run(number: int) -> int | None:
+        async with sandboxes.open() as sandbox:
+            result = await sandbox.exec(["sh", "-c", script, "sh", str(number)], limits=ExecLimits(wall_seconds=10.0))
+            return result.exit_code
+
+    assert await asyncio.gather(*(run(number) for number in range(6))) == [0] * 6
+
+
+async def test_many_programs_leave_no_descriptors_or_tasks(tmp_path: Path) -> None:
+    sandboxes = await start_sandboxes(scratch=tmp_path)
+    async with sandboxes.open() as sandbox:
+        await sandbox.exec(["true"], limits=LIMITS)
+        before, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+        for _ in range(10):
+            await sandbox.exec(["true"], limits=LIMITS)
+            flood = await sandbox.exec(["sh", "-c", "yes"], limits=LIMITS)
+            assert flood.outcome is ExecOutcome.OUTPUT_LIMIT
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(asyncio.all_tasks()) == tasks
+
+
+async def test_an_isolation_that_fails_is_no_result_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolation = Isolation(level=IsolationLevel.BUBBLEWRAP, network_cut=True, files_hidden=True, detail="")
+    sandboxes = LocalSandboxes(isolation=isolation, max_running=1, scratch=tmp_path)
+    async with sandboxes.open() as sandbox:
+        broken = tmp_path / "bwrap"
+        broken.write_text("#!/bin/sh\necho out of namespaces >&2\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(SandboxError, match="out of namespaces"):
+            await sandbox.exec(["true"], limits=LIMITS)
+        broken.unlink()
+        with pytest.raises(SandboxError, match="not installed any more"):
+            await sandbox.exec(["true"], limits=LIMITS)

@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfeed.errors import ConfigError, WorkerCallError, WorkerDiedError, WorkerTimeoutError
+from rollfeed.workers import WorkerPool
+
+MiB = 1024**2
+
+
+def wait_for(path: Path) -> str:
+    while not path.exists() or not path.read_text():
+        time.sleep(0.01)
+    return path.read_text()
+
+
+async def until_written(path: Path) -> str:
+    return await asyncio.to_thread(wait_for, path)
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / MiB
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        -0.5,
+        "text",
+        "\ud800 alone",
+        "\x00\n",
+        10**60,
+        [1, [2, {"a": None}]],
+        {"k": [1.5]},
+        "x" * 3_000_000,
+    ],
+)
+async def test_values_cross_the_process_boundary_unchanged(value: Any) -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        assert await pool.call("worker_tasks.echo", [value], deadline_seconds=30) == value
+
+
+async def test_functions_are_named_with_dots_or_a_colon() -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        assert await pool.call("worker_tasks:echo", [1], deadline_seconds=30) == 1
+        assert await pool.call("os.path.basename", ["a/b"], deadline_seconds=30) == "b"
+
+
+async def test_what_a_function_prints_does_not_disturb_its_result() -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        assert await pool.call("worker_tasks.noisy", ["quiet"], deadline_seconds=30) == "quiet"
+        assert await pool.call("worker_tasks.read_stdin", [], deadline_seconds=30) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "said"),
+    [
+        ("worker_tasks.missing", [], "AttributeError: .*missing"),
+        ("no_such_module.function", [], "ModuleNotFoundError: .*no_such_module"),
+        ("__main__.function", [], "ImportError: .*__main__"),
+        ("function", [], "ImportError: .*package.module.function"),
+        ("worker_tasks.NOT_A_FUNCTION", [], "TypeError: .* is a int"),
+        ("worker_tasks.coroutine", [], "TypeError: async functions"),
+        ("worker_tasks.echo", [], "TypeError: .*argument"),
+        ("worker_tasks.stop_itself", [], "SystemExit: 3"),
+        ("builtins.set", [[1]], "TypeError: .*set is not JSON"),
+        ("worker_tasks.echo", [{1, 2}], "the arguments are not JSON"),
+    ],
+)
+async def test_a_failing_call_says_why_and_costs_no_worker(function: str, args: list[Any], said: str) -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        before = await pool.call("worker_tasks.pid", [], deadline_seconds=30)
+        with pytest.raises(WorkerCallError, match=said):
+            await pool.call(function, args, deadline_seconds=30)
+        assert await pool.call("worker_tasks.pid", [], deadline_seconds=30) == before
+        assert pool.counts.raised == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("os.abort", "SIGABRT"),
+        ("worker_tasks.end_at_once", "exit code 3"),
+        ("worker_tasks.close_everything", "exit code"),
+    ],
+)
+async def test_a_worker_that_dies_is_one_error_and_is_replaced(function: str, said: str) -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        with pytest.raises(WorkerDiedError, match=said):
+            await pool.call(function, [], deadline_seconds=30)
+        assert await pool.call("worker_tasks.echo", [1], deadline_seconds=30) == 1
+        assert pool.counts.died == 1
+
+
+async def test_a_worker_killed_by_another_process_is_one_error(tmp_path: Path) -> None:
+    async with WorkerPool(num_workers=2) as pool:
+        path = tmp_path / "pid"
+        call = asyncio.create_task(pool.call("worker_tasks.write_then_hang", [str(path)], deadline_seconds=60))
+        os.kill(int(await until_written(path)), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            await call
+        assert await pool.call("worker_tasks.echo", [1], deadline_seconds=30) == 1
+
+
+async def test_a_memory_bomb_is_an_error_of_its_call_only() -> None:
+    async with WorkerPool(num_workers=1, memory_limit_bytes=512 * MiB) as pool:
+        before = await pool.call("worker_tasks.pid", [], deadline_seconds=30)
+        with pytest.raises(WorkerCallError, match="MemoryError"):
+            await pool.call("worker_tasks.bomb", [], deadline_seconds=30)
+        assert await pool.call("worker_tasks.pid", [], deadline_seconds=30) != before
+
+
+async def test_a_timed_out_call_takes_its_processes_with_it(tmp_path: Path, gone: Callable[[int], bool]) -> None:
+    path = tmp_path / "pid"
+    async with WorkerPool(num_workers=1) as pool:
+        with pytest.raises(WorkerTimeoutError, match=r"within 1 s"):
+            await pool.call("worker_tasks.leave_child", [str(path)], deadline_seconds=1)
+        assert gone(int(path.read_text()))
+        assert pool.counts.timeouts == 1
+
+
+async def test_a_worker_that_dies_takes_its_processes_with_it(tmp_path: Path, gone: Callable[[int], bool]) -> None:
+    path = tmp_path / "pid"
+    async with WorkerPool(num_workers=1) as pool:
+        with pytest.raises(WorkerDiedError):
+            await pool.call("worker_tasks.die_and_leave_child", [str(path)], deadline_seconds=30)
+        assert gone(int(path.read_text()))
+
+
+async def test_a_cancelled_call_leaves_a_working_pool(tmp_path: Path, gone: Callable[[int], bool]) -> None:
+    path = tmp_path / "pid"
+    async with WorkerPool(num_workers=1) as pool:
+        running = asyncio.create_task(pool.call("worker_tasks.write_then_hang", [str(path)], deadline_seconds=60))
+        waiting = asyncio.create_task(pool.call("worker_tasks.echo", [1], deadline_seconds=60))
+        later = asyncio.create_task(pool.call("worker_tasks.echo", [2], deadline_seconds=60))
+        pid = int(await until_written(path))
+        waiting.cancel()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert gone(pid)
+        assert await later == 2
+
+
+async def test_calls_get_their_turns_in_the_order_in_which_they_came() -> None:
+    ended: list[int] = []
+
+    async def call(number: int) -> None:
+        ended.append(await pool.call("worker_tasks.echo", [number], deadline_seconds=30))
+
+    async with WorkerPool(num_workers=1, max_waiting=2) as pool:
+        await asyncio.gather(*(call(number) for number in range(50)))
+    assert ended == list(range(50))
+
+
+async def test_an_equal_call_is_answered_from_the_cache_when_that_is_asked_for() -> None:
+    async with WorkerPool(num_workers=1, recycle_calls=1) as pool:
+        first = await pool.call("worker_tasks.pid", [], deadline_seconds=30, cached=True)
+        assert await pool.call("worker_tasks.pid", [], deadline_seconds=30, cached=True) == first
+        assert await pool.call("worker_tasks.pid", [], deadline_seconds=30) != first
+        assert pool.counts.cached == 1
+
+
+async def test_equal_calls_that_wait_are_answered_by_the_first() -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        calls = (pool.call("worker_tasks.echo", [[1]], deadline_seconds=30, cached=True) for _ in range(16))
+        results = await asyncio.gather(*calls)
+        assert results == [[1]] * 16
+        assert len({id(result) for result in results}) == 16
+        assert pool.counts.cached == 15
+
+
+async def test_workers_are_recycled_by_calls_and_by_memory() -> None:
+    async with WorkerPool(num_workers=1, recycle_calls=3) as pool:
+        pids = [await pool.call("worker_tasks.pid", [], deadline_seconds=30) for _ in range(8)]
+        assert len(set(pids)) > 1
+        assert pool.counts.recycled > 1
+    async with WorkerPool(num_workers=1, recycle_bytes=256 * MiB) as pool:
+        first = await pool.call("worker_tasks.hold", [MiB], deadline_seconds=30)
+        assert await pool.call("worker_tasks.hold", [300 * MiB], deadline_seconds=30) == first
+        assert await pool.call("worker_tasks.pid", [], deadline_seconds=30) != first
+        assert pool.counts.recycled == 1
+
+
+async def test_workers_are_limited_in_memory_and_processor_time() -> None:
+    async with WorkerPool(num_workers=1, memory_limit_bytes=512 * MiB) as pool:
+        memory = await pool.call("resource.getrlimit", [resource.RLIMIT_AS], deadline_seconds=30)
+        assert memory == [512 * MiB, 512 * MiB]
+        for deadline_seconds in (30, 300):
+            soft, _ = await pool.call("resource.getrlimit", [resource.RLIMIT_CPU], deadline_seconds=deadline_seconds)
+            assert deadline_seconds < soft < deadline_seconds + 60
+
+
+async def test_warm_up_modules_are_there_before_the_first_call() -> None:
+    async with WorkerPool(num_workers=1, warm_up=["fractions"]) as pool:
+        assert "fractions" in await pool.call("worker_tasks.loaded_modules", [], deadline_seconds=30)
+
+
+async def test_a_warm_up_that_fails_is_said_at_the_start(processes: Callable[[], set[int]]) -> None:
+    before = processes()
+    with pytest.raises(ConfigError, match="no_such_module"):
+        async with WorkerPool(num_workers=2, warm_up=["no_such_module"]):
+            pass
+    assert processes() == before
+
+
+async def test_a_closed_pool_leaves_no_process_and_refuses_calls(
+    tmp_path: Path, processes: Callable[[], set[int]]
+) -> None:
+    before = processes()
+    path = tmp_path / "pid"
+    async with WorkerPool(num_workers=2) as pool:
+        running = asyncio.create_task(pool.call("worker_tasks.write_then_hang", [str(path)], deadline_seconds=60))
+        await until_written(path)
+    with pytest.raises(WorkerDiedError):
+        await running
+    assert processes() == before
+    with pytest.raises(WorkerDiedError, match="closed"):
+        await pool.call("worker_tasks.echo", [1], deadline_seconds=30)
+
+
+async def test_calls_that_wait_for_a_starting_worker_end_when_the_pool_closes() -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        with pytest.raises(WorkerDiedError):
+            await pool.call("worker_tasks.end_at_once", [], deadline_seconds=30)
+        waiting = asyncio.create_task(pool.call("worker_tasks.echo", [1], deadline_seconds=30))
+        await asyncio.sleep(0)
+    with pytest.raises(WorkerDiedError, match="closed"):
+        await waiting
+
+
+def test_workers_end_when_the_parent_is_killed(tmp_path: Path, gone: Callable[[int], bool]) -> None:
+    script = f"""
+        import asyncio, sys
+        sys.path[:0] = [{str(Path(__file__).parent)!r}]
+        from rollfeed.workers import WorkerPool
+
+        async def main():
+            async with WorkerPool(num_workers=2) as pool:
+                idle = await pool.call("worker_tasks.pid", [], deadline_seconds=30)
+                print(idle, flush=True)
+                await pool.call("worker_tasks.write_then_hang", [sys.argv[1]], deadline_seconds=60)
+
+        asyncio.run(main())
+    """
+    path = tmp_path / "pid"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), str(path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        idle = int(parent.stdout.readline())
+        busy = int(wait_for(path))
+        parent.kill()
+    assert gone(idle)
+    assert gone(busy)
+
+
+def test_the_users_script_is_not_run_by_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import asyncio
+            from rollfeed.workers import WorkerPool
+
+            print("once")
+
+            async def main():
+                async with WorkerPool(num_workers=2) as pool:
+                    print(await pool.call("math.factorial", [5], deadline_seconds=30))
+
+            asyncio.run(main())
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True)
+    assert ran.stdout.split() == ["once", "120"]
+    assert ran.stderr == ""
+
+
+async def grading_rounds(*, rounds: int, calls: int, processes: Callable[[], set[int]]) -> list[tuple[int, int, float]]:
+    """Return processes, descriptors and resident MiB of this process after each round."""
+    seen = []
+    async with WorkerPool(num_workers=2, recycle_calls=calls // 4, cache_entries=100) as pool:
+        for number in range(rounds):
+            answers = [
+                pool.call("worker_tasks.grade", [f"{number} {call}", "7", {}], deadline_seconds=60, cached=True)
+                for call in range(calls)
+            ]
+            assert len(await asyncio.gather(*answers)) == calls
+            # A worker that is being replaced counts as one.
+            await asyncio.sleep(0.5)
+            seen.append((len(processes()), len(os.listdir("/proc/self/fd")), resident_mib()))
+    return seen
+
+
+async def test_ten_thousand_gradings_leave_processes_descriptors_and_memory_as_they_were(
+    processes: Callable[[], set[int]],
+) -> None:
+    before, descriptors = processes(), len(os.listdir("/proc/self/fd"))
+    seen = await grading_rounds(rounds=5, calls=2_000, processes=processes)
+    assert [counts[0] for counts in seen] == [len(before) + 2] * 5
+    assert len({counts[1] for counts in seen}) == 1
+    assert seen[-1][2] <= seen[1][2] * 1.05
+    assert processes() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+async def test_a_hanging_call_does_not_hold_the_event_loop() -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async with WorkerPool(num_workers=1) as pool:
+        ticking = asyncio.create_task(tick())
+        with pytest.raises(WorkerTimeoutError):
+            await pool.call("time.sleep", [3600], deadline_seconds=0.5)
+        ticking.cancel()
+    assert ticks > 5
+
+
+async def test_the_deadline_does_not_count_the_wait_for_a_turn() -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        started = time.monotonic()
+        calls = [pool.call("time.sleep", [0.4], deadline_seconds=1.0) for _ in range(5)]
+        await asyncio.gather(*calls)
+        assert time.monotonic() - started > 1.0

@@ -1,0 +1,111 @@
+"""Functions that the tests call in workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rollfeed.types import Correct, Outcome, Verdict
+
+_HELD: list[bytearray] = []
+
+
+def grade(response: str, label: Any, metadata: dict[str, Any]) -> Verdict:
+    if response == "hang":
+        time.sleep(3600)
+    if response == "spin":
+        while True:
+            pass
+    if response == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    right = response == label
+    return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO, extracted=response)
+
+
+def grade_with_reward(response: str, label: Any, metadata: dict[str, Any]) -> Any:
+    reward = metadata["reward"]
+    if reward == "none":
+        return Verdict(reward=None, outcome=Outcome.ERROR, detail="not scored")
+    return Verdict(reward=reward)
+
+
+def grade_wrongly(response: str, label: Any, metadata: dict[str, Any]) -> Any:
+    return {"reward": "lots"}
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def noisy(value: Any) -> Any:
+    print("printed", flush=True)
+    sys.stderr.write("and complained\n")
+    for descriptor in (1, 2):
+        os.write(descriptor, b"\x00\x00\x00\x05hello" * 1000)
+    return value
+
+
+def read_stdin() -> str:
+    return sys.stdin.read()
+
+
+def bomb() -> int:
+    blocks = []
+    while True:
+        blocks.append(bytearray(64 * 1024**2))
+
+
+def hold(num_bytes: int) -> int:
+    _HELD.append(bytearray(num_bytes))
+    return os.getpid()
+
+
+def stop_itself() -> None:
+    sys.exit(3)
+
+
+def end_at_once() -> None:
+    os._exit(3)
+
+
+def close_everything() -> None:
+    os.closerange(0, 256)
+
+
+def leave_child(path: str) -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+    with open(path, "w", encoding="ascii") as file:
+        file.write(str(child.pid))
+    time.sleep(3600)
+
+
+def die_and_leave_child(path: str) -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+    with open(path, "w", encoding="ascii") as file:
+        file.write(str(child.pid))
+    os.abort()
+
+
+def write_then_hang(path: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(str(os.getpid()))
+    time.sleep(3600)
+
+
+async def coroutine() -> None:
+    """Cannot be called in a worker."""
+
+
+def loaded_modules() -> list[str]:
+    return sorted(sys.modules)
+
+
+NOT_A_FUNCTION = 3
