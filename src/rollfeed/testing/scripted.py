@@ -161,6 +161,10 @@ class ScriptedEngine:
         running = min(len(self._waiting), self.max_running_requests)
         return EngineLoad(running=running, waiting=len(self._waiting) - running)
 
+    def metrics(self) -> Mapping[str, float]:
+        """Return nothing: nothing is counted."""
+        return {}
+
     async def health(self) -> None:
         """Return while entered."""
         if self._worker is None:

@@ -1,0 +1,299 @@
+"""A bare HTTP/1.1 server on asyncio protocols: as little work a request as can be.
+
+A handler is called with each request and may answer at once or later; nothing is a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from rollfeed.errors import ConfigError
+from rollfeed.testing.fake_sglang.tokens import Part
+
+_REASONS = {
+    200: "OK",
+    202: "Accepted",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    411: "Length Required",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+}
+_BACKLOG = 4096
+_CHUNK_BYTES = 1 << 16
+"""What is handed to a socket at once, so that slow readers of large replies cost no memory."""
+_READING_SECONDS = 0.05
+_LINGER_RESET = struct.pack("ii", 1, 0)
+JSON_TYPE = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks."""
+
+    method: str
+    target: str
+    """Path and query as sent."""
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    def query(self, name: str) -> str | None:
+        """Return the first value of a name in the query."""
+        values = parse_qs(urlsplit(self.target).query).get(name)
+        return values[0] if values else None
+
+
+class Exchange:
+    """One request, and the way to answer it; answering a client that has left does nothing."""
+
+    def __init__(self, connection: _Connection, request: Request) -> None:
+        self.request = request
+        self.on_lost: Callable[[], object] | None = None
+        """Called when the client leaves before the answer."""
+        self._connection = connection
+        self._is_open = True
+
+    def respond(self, parts: Sequence[Part] = (), *, status: int = 200, content_type: str | None = JSON_TYPE) -> None:
+        """Answer with a body."""
+        head = _head(status, content_type, f"content-length: {sum(map(len, parts))}")
+        self._end([head, *parts])
+
+    def respond_json(self, content: Any, *, status: int = 200) -> None:
+        """Answer with a JSON value."""
+        self.respond([msgspec.json.encode(content)], status=status)
+
+    def start_stream(self, *, status: int = 200, content_type: str = "text/event-stream; charset=utf-8") -> None:
+        """Begin an answer of unknown length."""
+        if self._is_open:
+            self._connection.send([_head(status, content_type, "transfer-encoding: chunked")])
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Send a piece of a stream."""
+        if self._is_open:
+            self._connection.send([b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"])
+
+    def end_stream(self) -> None:
+        """Finish a stream."""
+        self._end([b"0\r\n\r\n"])
+
+    def reset(self, parts: Sequence[Part] = (), *, fraction: float = 0.0) -> None:
+        """Send the beginning of an answer and reset the connection."""
+        if self._is_open and fraction > 0.0:
+            body = b"".join(parts)
+            head = _head(200, JSON_TYPE, f"content-length: {len(body)}")
+            self._connection.send([head, body[: int(len(body) * fraction)]])
+            # A reset takes away what the client has not read yet.
+            asyncio.get_running_loop().call_later(_READING_SECONDS, self.drop)
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Reset the connection, with no answer or after the beginning of one."""
+        self._is_open = False
+        self._connection.drop()
+
+    def lost(self) -> None:
+        """Note that the client has left."""
+        if self._is_open:
+            self._is_open = False
+            if self.on_lost is not None:
+                self.on_lost()
+
+    def _end(self, parts: Sequence[Part]) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._connection.send(parts)
+            self._connection.answered()
+
+
+Handler: TypeAlias = Callable[[Exchange], object]
+
+
+class HttpServer:
+    """Listens on one port and hands every request to a handler."""
+
+    def __init__(self, handler: Handler, *, host: str, port: int) -> None:
+        self.handler = handler
+        self.connections: set[_Connection] = set()
+        self.most_connections = 0
+        self._host = host
+        self._port = port
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, or did: ``http://host:port``."""
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it takes connections."""
+        return self._server is not None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: If the port is taken.
+        """
+        listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._host, self._port))
+        except OSError as error:
+            listener.close()
+            reason = error.strerror or error
+            raise ConfigError(f"port = {self._port}: cannot listen on {self._host}:{self._port} ({reason})") from error
+        self._port = int(listener.getsockname()[1])
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listener, backlog=_BACKLOG)
+
+    def stop(self) -> None:
+        """Refuse new connections and drop those there are; ``start`` listens on the same port again."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self.connections):
+            connection.end()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._outgoing: deque[memoryview] = deque()
+        self._is_writable = True
+        self._exchange: Exchange | None = None
+        self._is_handling = False
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_CHUNK_BYTES // 2)
+        server = self._server
+        if not server.is_listening:  # accepted as it stopped
+            self.drop()
+            return
+        server.connections.add(self)
+        server.most_connections = max(server.most_connections, len(server.connections))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._outgoing.clear()
+        if self._exchange is not None:
+            self._exchange.lost()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._handle()
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self._flush()
+
+    def send(self, parts: Sequence[Part]) -> None:
+        self._outgoing.extend(memoryview(part) for part in parts)
+        self._flush()
+
+    def answered(self) -> None:
+        self._exchange = None
+        if not self._is_handling:
+            self._handle()
+
+    def end(self) -> None:
+        if self._exchange is None:
+            self._transport.close()
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        connection: socket.socket | None = self._transport.get_extra_info("socket")
+        if connection is not None and not self._transport.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        while self._outgoing and self._is_writable and not self._transport.is_closing():
+            chunk: list[memoryview] = []
+            size = 0
+            while self._outgoing and size < _CHUNK_BYTES:
+                part = self._outgoing.popleft()
+                if size + len(part) > _CHUNK_BYTES:
+                    cut = _CHUNK_BYTES - size
+                    self._outgoing.appendleft(part[cut:])
+                    part = part[:cut]
+                chunk.append(part)
+                size += len(part)
+            self._transport.write(chunk[0] if len(chunk) == 1 else b"".join(chunk))
+
+    def _handle(self) -> None:
+        self._is_handling = True
+        while self._exchange is None and not self._transport.is_closing():
+            request = self._next_request()
+            if request is None:
+                break
+            self._exchange = Exchange(self, request)
+            self._server.handler(self._exchange)
+        self._is_handling = False
+
+    def _next_request(self) -> Request | None:
+        head_end = self._received.find(b"\r\n\r\n")
+        if head_end < 0:
+            return None
+        head = bytes(self._received[:head_end])
+        fields = head.lower()
+        try:
+            length = _content_length(fields)
+            method, target = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")[:2]
+        except ValueError:
+            self._refuse(400)
+            return None
+        if length is None:
+            self._refuse(411)
+            return None
+        end = head_end + 4 + length
+        if len(self._received) < end:
+            if b"\r\nexpect: 100-continue" in fields and len(self._received) == head_end + 4:
+                self.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+            return None
+        body = bytes(self._received[head_end + 4 : end])
+        del self._received[:end]
+        return Request(method, target, body)
+
+    def _refuse(self, status: int) -> None:
+        self.send([_head(status, None, "content-length: 0")])
+        self._transport.close()
+
+
+def _content_length(fields: bytes) -> int | None:
+    """Return the length in lower-case header fields; None if the body comes in chunks."""
+    if b"\r\ntransfer-encoding:" in fields:
+        return None
+    position = fields.find(b"\r\ncontent-length:")
+    if position < 0:
+        return 0
+    return int(fields[position + 17 :].split(b"\r\n", 1)[0])
+
+
+def _head(status: int, content_type: str | None, length: str) -> bytes:
+    kind = f"content-type: {content_type}\r\n" if content_type else ""
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}\r\n{kind}{length}\r\n\r\n".encode()
