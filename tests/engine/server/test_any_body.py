@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import Any
 
 import pytest
+from yarl import URL
 
 ODD: list[Any] = [None, True, False, 0, 1, -1, 2**40, 10**30, 0.5, -3.5, 1e300, "", "x", "\x00", "é" * 50, [], [1]]
 ODD += [["x"], [[]], [None], [[1, 2], [3]], {}, {"x": 1}, [{}], [{"max_new_tokens": 1}], [1, "x"], [True]]
@@ -62,3 +64,19 @@ async def test_an_odd_body_is_answered_or_refused(serving: Any, path: str) -> No
                 assert "Traceback" not in text
         await client.until_idle()
         await client.generate([5], max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "probe", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x18\x04", b"\x16\x03\x01\x02\x00\x01\r\n\r\n"]
+)
+async def test_bytes_that_are_not_http_are_refused_without_a_word_in_the_log(
+    serving: Any, probe: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as client:
+        address = URL(client.address)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(probe)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+        await client.generate([5], max_new_tokens=1)
+    assert caplog.records == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rollfeed.engine.server.control import ControlHandlers
 from rollfeed.engine.server.generating import GenerateHandlers
@@ -17,6 +19,15 @@ from rollfeed.errors import ConfigError, EngineError
 _MAX_BODY_BYTES = 1 << 28
 _SHUTDOWN_SECONDS = 0.5
 """For replies under way, after everything that runs has been aborted."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a failure is the server's; bytes that are not HTTP are answered 400, and routers probe with such."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+_http_logger = logging.getLogger("rollfeed.engine.server.http")
+_http_logger.addFilter(_is_ours)
 
 
 def create_application(service: Service) -> web.Application:
@@ -42,6 +53,7 @@ async def serve(service: Service, *, host: str, port: int) -> AsyncIterator[str]
         handler_cancellation=True,
         shutdown_timeout=_SHUTDOWN_SECONDS,
         access_log=None,
+        logger=_http_logger,
     )
     await runner.setup()
     try:
