@@ -145,10 +145,13 @@ static void rf_attention_task(void *context, int task, int thread) {
     const rf_sizes *s = &model->sizes;
     const int row = task / s->num_kv_heads, kv_head = task % s->num_kv_heads, dim = s->head_dim;
     const int shared = s->num_heads / s->num_kv_heads;
+    const int next = task + 1 < pass->num_rows * s->num_kv_heads ? task + 1 : task;
     const size_t cache = rf_head_cache(model, pass->layer, pass->slots[row], kv_head);
+    const size_t next_cache =
+        rf_head_cache(model, pass->layer, pass->slots[next / s->num_kv_heads], next % s->num_kv_heads);
     const size_t stride = rf_padded((s->num_heads + 2 * s->num_kv_heads) * dim);
     rf_attend(model->qkv + (size_t)row * stride + (size_t)kv_head * shared * dim, model->keys + cache,
-              model->values + cache, model->scores + (size_t)thread * shared * s->capacity,
+              model->values + cache, model->keys + next_cache, model->scores + (size_t)thread * shared * s->capacity,
               model->attended + ((size_t)row * s->num_heads + (size_t)kv_head * shared) * dim, shared, dim,
               pass->positions[row] + 1, s->capacity);
 }

@@ -21,7 +21,7 @@ enum { RF_TILE_ROWS = 4, RF_TILE_VECS = 4 };
 #endif
 enum {
     RF_PANEL = RF_WIDTH * RF_TILE_VECS,
-    RF_BLOCK_INPUTS = 144,
+    RF_BLOCK_INPUTS = 192,
 };
 
 typedef struct {
@@ -39,18 +39,20 @@ static inline float *rf_weight(const rf_matrix *matrix, int output, int input) {
     return matrix->panels + column * RF_PANEL + output % RF_PANEL;
 }
 
-/* M rows times one panel, over `count` inputs; `ahead` is memory to fetch meanwhile, or NULL. */
+/* M rows times one panel, over `count` inputs; memory from `ahead` on is fetched meanwhile, `step` bytes an input. */
 #define RF_TILE(NAME, M)                                                                                         \
     RF_INLINE void NAME(const float *x, int ldx, const float *panel, int count, float *y, int ldy, bool add,     \
-                        const float *ahead) {                                                                    \
+                        const char *ahead, int step) {                                                           \
         rf_vec sums[M][RF_TILE_VECS];                                                                            \
         _Pragma("GCC unroll 16") for (int m = 0; m < M; m++) _Pragma("GCC unroll 16") for (int v = 0; v < RF_TILE_VECS; v++)                   \
             sums[m][v] = rf_all(0.0f);                       \
         for (int i = 0; i < count; i++) {                                                                        \
             rf_vec weights[RF_TILE_VECS];                                                                        \
-            _Pragma("GCC unroll 16") for (int v = 0; v < RF_TILE_VECS; v++)                                                     \
+            _Pragma("GCC unroll 16") for (int v = 0; v < RF_TILE_VECS; v++) {                                    \
                 weights[v] = *(const rf_vec *)(panel + (size_t)i * RF_PANEL + v * RF_WIDTH);                     \
-            if (ahead) __builtin_prefetch(ahead + (size_t)i * RF_PANEL, 0, 2);                                   \
+                RF_KEEP(weights[v]);                                                                             \
+            }                                                                                                    \
+            __builtin_prefetch(ahead + (size_t)i * step, 0, 2);                                                  \
             _Pragma("GCC unroll 16") for (int m = 0; m < M; m++) {                                                              \
                 const float value = x[(size_t)m * ldx + i];                                                      \
                 _Pragma("GCC unroll 16") for (int v = 0; v < RF_TILE_VECS; v++) sums[m][v] += weights[v] * value;               \
@@ -82,15 +84,18 @@ static void rf_linear_panel(const rf_matrix *matrix, int panel, const float *x, 
             }
         add = true;
     }
+    const int num_tiles = num_rows / RF_TILE_ROWS + (num_rows % RF_TILE_ROWS != 0);
+    const int step = RF_PANEL * (int)sizeof(float) / num_tiles;
     for (int start = 0; start < num_inputs; start += RF_BLOCK_INPUTS) {
         const int count = num_inputs - start < RF_BLOCK_INPUTS ? num_inputs - start : RF_BLOCK_INPUTS;
-        const float *part = weights + (size_t)start * RF_PANEL, *next = part + (size_t)count * RF_PANEL;
+        const float *part = weights + (size_t)start * RF_PANEL;
         const bool add_now = add || start > 0;
+        /* The next block, fetched in equal shares while the tiles of this one are computed. */
+        const char *ahead = (const char *)(part + (size_t)count * RF_PANEL);
         int row = 0;
-#define RF_ROWS(TILE, M)                                                                                   \
-    for (; row + M <= num_rows; row += M)                                                                  \
-        TILE(x + (size_t)row * ldx + start, ldx, part, count, y + (size_t)row * ldy, ldy, add_now,         \
-             row < 2 * M ? next + 16 * (row / M) : NULL);
+#define RF_ROWS(TILE, M)                                                                                        \
+    for (; row + M <= num_rows; row += M, ahead += (size_t)count * step)                                        \
+        TILE(x + (size_t)row * ldx + start, ldx, part, count, y + (size_t)row * ldy, ldy, add_now, ahead, step);
 #if RF_WIDTH == 16
         RF_ROWS(rf_tile_8, 8)
 #endif

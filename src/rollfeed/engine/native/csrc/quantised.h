@@ -25,9 +25,14 @@ static inline uint8_t *rf_group(const rf_matrix *matrix, int panel, int group) {
 }
 
 static float rf_most(const float *values, int count) {
-    float most = 0.0f;
-    for (int i = 0; i < count; i++) most = fabsf(values[i]) > most ? fabsf(values[i]) : most;
-    return most;
+    rf_vec most = rf_all(0.0f);
+    for (int i = 0; i < count; i += RF_WIDTH) {
+        const rf_vec value = rf_load(values + i), size = rf_select(value < rf_all(0.0f), -value, value);
+        most = rf_select(size > most, size, most);
+    }
+    float highest = most[0];
+    for (int lane = 1; lane < RF_WIDTH; lane++) highest = most[lane] > highest ? most[lane] : highest;
+    return highest;
 }
 
 /* One row of activations. */
@@ -36,9 +41,12 @@ static void rf_quantise_row(const float *row, int num_inputs, uint8_t *codes, fl
     for (int start = 0; start < num_inputs; start += size) {
         const float most = rf_most(row + start, size), inverse = most > 0.0f ? RF_MOST_ACTIVATION / most : 0.0f;
         scales[start / size] = most / RF_MOST_ACTIVATION;
-        for (int i = 0; i < size; i++)
+        for (int i = 0; i < size; i += RF_WIDTH) {
             /* Rounds to nearest: the sum is positive. */
-            codes[start + i] = (uint8_t)(int)(row[start + i] * inverse + (RF_MIDDLE + 0.5f));
+            const rf_vec scaled = rf_load(row + start + i) * rf_all(inverse) + rf_all(RF_MIDDLE + 0.5f);
+            const rf_ivec rounded = __builtin_convertvector(scaled, rf_ivec);
+            for (int lane = 0; lane < RF_WIDTH; lane++) codes[start + i + lane] = (uint8_t)rounded[lane];
+        }
     }
 }
 
@@ -110,7 +118,8 @@ enum { RF_QUAD_WIDTH = 8 };
                 sums[m][v] = RF_LOAD_QUADS(offsets + v * RF_QUAD_WIDTH);                                            \
         for (int i = 0; i < group_size; i += RF_QUAD)                                                               \
             _Pragma("GCC unroll 16") for (int v = 0; v < RF_TILE_VECS; v++) {                                       \
-                const rf_quads weights = RF_LOAD_QUADS(codes + (size_t)i * RF_PANEL + v * RF_QUAD_WIDTH * RF_QUAD); \
+                rf_quads weights = RF_LOAD_QUADS(codes + (size_t)i * RF_PANEL + v * RF_QUAD_WIDTH * RF_QUAD);       \
+                RF_KEEP(weights);                                                                                   \
                 _Pragma("GCC unroll 16") for (int m = 0; m < M; m++) {                                              \
                     int32_t quad;                                                                                   \
                     memcpy(&quad, x + (size_t)m * ldx + i, sizeof quad);                                            \
@@ -141,6 +150,9 @@ enum { RF_QUAD_WIDTH = 8 };
             }                                                                                                       \
     }
 #endif
+#if RF_WIDTH == 16
+RF_QUANTISED_TILE(rf_quantised_8, 8)
+#endif
 RF_QUANTISED_TILE(rf_quantised_4, 4)
 RF_QUANTISED_TILE(rf_quantised_1, 1)
 
@@ -158,12 +170,16 @@ static void rf_quantised_panel(const rf_matrix *matrix, int panel, const uint8_t
         const uint8_t *weights = rf_group(matrix, panel, group);
         const uint8_t *part = x + (size_t)group * size;
         int row = 0;
-        for (; row + 4 <= num_rows; row += 4)
-            rf_quantised_4(part + (size_t)row * num_inputs, num_inputs, x_scales + (size_t)row * num_groups + group,
-                           num_groups, weights, size, y + (size_t)row * ldy, ldy);
-        for (; row < num_rows; row++)
-            rf_quantised_1(part + (size_t)row * num_inputs, num_inputs, x_scales + (size_t)row * num_groups + group,
-                           num_groups, weights, size, y + (size_t)row * ldy, ldy);
+#define RF_QUANTISED_ROWS(M)                                                                                      \
+    for (; row + M <= num_rows; row += M)                                                                         \
+        rf_quantised_##M(part + (size_t)row * num_inputs, num_inputs, x_scales + (size_t)row * num_groups + group, \
+                         num_groups, weights, size, y + (size_t)row * ldy, ldy);
+#if RF_WIDTH == 16
+        RF_QUANTISED_ROWS(8)
+#endif
+        RF_QUANTISED_ROWS(4)
+        RF_QUANTISED_ROWS(1)
+#undef RF_QUANTISED_ROWS
     }
 }
 

@@ -18,6 +18,15 @@
 #define RF_WIDTH 4
 #endif
 
+/* Keep a vector in a register: compilers otherwise load it again for every use of it. */
+#if defined(__x86_64__)
+#define RF_KEEP(value) __asm__("" : "+x"(value))
+#elif defined(__aarch64__)
+#define RF_KEEP(value) __asm__("" : "+w"(value))
+#else
+#define RF_KEEP(value)
+#endif
+
 #define RF_LANES 16
 #define RF_PARTS (RF_LANES / RF_WIDTH)
 #define RF_UNROLL _Pragma("GCC unroll 16")
