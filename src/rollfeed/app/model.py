@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rollfeed.config import EngineSettings
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
+from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.errors import ConfigError
 from rollfeed.prompts import load_tokenizer
 from rollfeed.protocols import Engine, Tokenizer
@@ -36,11 +37,23 @@ def load_model(checkpoint: str = DEFAULT_MODEL, *, trust_remote_code: bool = Fal
 
 
 def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:
-    """Return the embedded engine, checked and not yet started.
+    """Return the engine that the settings name, checked and not yet started.
 
     Raises:
         ConfigError: If the checkpoint cannot be served with these settings.
     """
+    settings = settings or EngineSettings()
+    if settings.sglang is None:
+        return _embedded_engine(model, settings, deterministic=deterministic)
+    return SGLangEngine(
+        settings.sglang,
+        context_length=settings.context_length,
+        tokenizer=model.tokenizer,
+        checkpoint=model.checkpoint,
+    )
+
+
+def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: bool) -> Engine:
     try:
         # Imported here because it brings torch, which other engines and commands do without.
         from rollfeed.engine.local import create_local_engine
@@ -48,7 +61,6 @@ def build_engine(model: Model, settings: EngineSettings | None = None, *, determ
         raise ConfigError(
             f"the embedded engine needs {error.name}, which is not installed: pip install 'rollfeed[local]'"
         ) from None
-    settings = settings or EngineSettings()
     return create_local_engine(
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
@@ -56,4 +68,7 @@ def build_engine(model: Model, settings: EngineSettings | None = None, *, determ
         num_slots=settings.num_slots,
         context_length=settings.context_length,
         deterministic=deterministic,
+        device=settings.device,
+        kernels=settings.kernels.value,
+        precision=settings.precision.value,
     )

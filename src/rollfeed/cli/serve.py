@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -12,6 +13,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
@@ -19,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.app import load_model
-from rollfeed.cli import exit_codes
+from rollfeed.cli import exit_codes, serve_fake, serve_reward
+from rollfeed.config import EngineSettings, Kernels, Precision, is_device
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 
@@ -46,11 +50,14 @@ class ServeOptions:
     context_length: int
     """0 takes the model's, up to 2048."""
     max_waiting: int
+    device: str
+    kernels: str
+    precision: str
 
 
 def register(commands: Any) -> None:
     """Add the command and its subcommand to the parser."""
-    parser = commands.add_parser("serve", help="serve a model over HTTP")
+    parser = commands.add_parser("serve", help="serve a model, a fake of one, or graders, over HTTP")
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     engine = actions.add_parser(
         "engine",
@@ -67,7 +74,11 @@ def register(commands: Any) -> None:
         "--workers", metavar="N", type=int, default=1, help="processes, on ports P, P+1, ... (default 1)"
     )
     engine.add_argument(
-        "--threads", metavar="N", type=int, default=0, help="CPU threads of each process (default: all cores, shared)"
+        "--threads",
+        metavar="N",
+        type=int,
+        default=0,
+        help="CPU threads of each process (default: measured; several processes share the cores)",
     )
     engine.add_argument("--num-slots", metavar="N", type=int, default=32, help="responses decoded at once (default 32)")
     engine.add_argument(
@@ -76,7 +87,27 @@ def register(commands: Any) -> None:
     engine.add_argument(
         "--max-waiting", metavar="N", type=int, default=1024, help="requests that may wait; more get 429 (default 1024)"
     )
+    _add_engine_choices(engine)
     engine.set_defaults(run=run_engine)
+    serve_fake.register(actions)
+    serve_reward.register(actions)
+
+
+def _add_engine_choices(engine: argparse.ArgumentParser) -> None:
+    defaults = EngineSettings()
+    engine.add_argument("--device", metavar="D", default=defaults.device, help="cpu, or a GPU such as cuda:0")
+    engine.add_argument(
+        "--kernels",
+        choices=[each.value for each in Kernels],
+        default=defaults.kernels.value,
+        help="what computes on the CPU (default: native ones where they can be compiled)",
+    )
+    engine.add_argument(
+        "--precision",
+        choices=[each.value for each in Precision],
+        default=defaults.precision.value,
+        help="default: exact, which is fp32 on a CPU and bf16 on a GPU",
+    )
 
 
 def run_engine(arguments: argparse.Namespace) -> int:
@@ -96,6 +127,9 @@ def run_engine(arguments: argparse.Namespace) -> int:
         num_slots=arguments.num_slots,
         context_length=arguments.context_length,
         max_waiting=arguments.max_waiting,
+        device=arguments.device,
+        kernels=arguments.kernels,
+        precision=arguments.precision,
     )
     if arguments.workers == 1:
         return serve_one(options, name=_served_name(arguments.model))
@@ -110,6 +144,7 @@ def _check(arguments: argparse.Namespace) -> None:
         (arguments.port > 0 or arguments.workers == 1, "--port 0: several workers need a port to count from"),
         (arguments.max_waiting >= 0, f"--max-waiting {arguments.max_waiting}: must be at least 0"),
         (arguments.threads >= 0, f"--threads {arguments.threads}: must be at least 1, or 0 for all cores"),
+        (is_device(arguments.device), f"--device {arguments.device}: must be cpu, or cuda:0 for the first GPU"),
         (arguments.context_length >= 0, f"--context-length {arguments.context_length}: must be at least 2"),
     ]
     for holds, message in checks:
@@ -123,6 +158,35 @@ def serve_one(options: ServeOptions, *, name: str) -> int:
 
 
 async def _serve(options: ServeOptions, name: str) -> int:
+    with _collecting_afterwards():
+        engine, serving = _prepare(options, name)
+    told, received = _on_signals()
+    async with engine, serving as address:
+        logger.info("serving %s at %s", name, address)
+        await told.wait()
+        _exit_later(_exit_code(received))
+    return _exit_code(received)
+
+
+@contextmanager
+def _collecting_afterwards() -> Iterator[None]:
+    """Collect no garbage while modules are imported, nor ever look at what they keep.
+
+    Looking through all of it takes up to a second of the start, and later a quarter of one each time,
+    in which no reply goes out.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def _prepare(
+    options: ServeOptions, name: str
+) -> tuple[AbstractAsyncContextManager[Any], AbstractAsyncContextManager[str]]:
+    """Return the engine and the server of it, neither of them entered."""
     try:
         from rollfeed.engine.local import create_local_engine
         from rollfeed.engine.server import ServedModel, Service, serve
@@ -141,21 +205,15 @@ async def _serve(options: ServeOptions, name: str) -> int:
         num_slots=options.num_slots,
         context_length=options.context_length or _context_length(config),
         deterministic=False,
+        device=options.device,
+        kernels=options.kernels,
+        precision=options.precision,
     )
     served = ServedModel(
         model_path=options.model, name=name, created=int(time.time()), config=config, max_waiting=options.max_waiting
     )
-    told, received = _on_signals()
-    async with (
-        engine,
-        serve(
-            Service(engine, tokenizer=model.tokenizer, model=served), host=options.host, port=options.port
-        ) as address,
-    ):
-        logger.info("serving %s at %s", name, address)
-        await told.wait()
-        _exit_later(_exit_code(received))
-    return _exit_code(received)
+    service = Service(engine, tokenizer=model.tokenizer, model=served)
+    return engine, serve(service, host=options.host, port=options.port)
 
 
 def _on_signals() -> tuple[asyncio.Event, list[signal.Signals]]:

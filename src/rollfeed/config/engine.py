@@ -2,17 +2,161 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Section
 
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
+class Kernels(StrEnum):
+    """What computes on the CPU."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+
+
+class Precision(StrEnum):
+    """What the embedded engine computes in."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+class WeightUpdateMode(StrEnum):
+    """What happens to running requests when weights change."""
+
+    ABORT = "abort"
+    IN_PLACE = "in_place"
+
+
+class SGLangSettings(Section):
+    """SGLang servers: give either `workers` or `router`; the tokenizer is still that of `model.checkpoint`."""
+
+    workers: tuple[str, ...] = Field(default=(), strict=False)
+    """Addresses of the servers, for example `["http://10.0.0.5:30000"]`; requests go to the least busy one."""
+    router: str | None = None
+    """Address of a router in front of the servers; aborts and weights go to the servers that it lists."""
+    concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests at all servers together; by default found from their throughput and queues."""
+    max_concurrency: int = Field(default=1024, ge=1, le=1_000_000)
+    """Most requests that may be found best, all servers together."""
+    max_connections: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Connections for generation; by default one a request."""
+    request_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
+    """For one request from its turn on: all its tries, and the pauses between them, together."""
+    max_tries: int = Field(default=10, ge=1, le=1000)
+    """Of one request, when connections fail or replies have a 5xx status; what a server calls wrong fails at once."""
+    probe_interval_seconds: float = Field(default=5.0, gt=0.0, le=3600.0, strict=False)
+    """Between two health probes of a server."""
+    probe_timeout_seconds: float = Field(default=5.0, gt=0.0, le=3600.0, strict=False)
+    """For the answer to a probe."""
+    probes_until_dead: int = Field(default=3, ge=1, le=1000)
+    """Failed probes in a row after which a server has no more requests; it returns when it is healthy and has the
+    current weights.
+    """
+    startup_timeout_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0, strict=False)
+    """For every server to be healthy when the run starts."""
+    control_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    """For an abort, a pause or a look at the load."""
+    update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
+    """For a server to load new weights."""
+    weight_update: WeightUpdateMode = Field(default=WeightUpdateMode.ABORT, strict=False)
+    """`abort` stops what runs, changes the weights, and goes on from the tokens so far; `in_place` lets it go on with
+    keys and values of older weights, and all its tokens count as sampled by the older version.
+    """
+    weights_folder: str | None = None
+    """Where new weights are written for the servers to load, a folder that they can read under the same path; by
+    default a temporary one, which is enough for servers on this machine.
+    """
+
+    @field_validator("workers", mode="after")
+    @classmethod
+    def _workers_are_addresses(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
+        addresses = tuple(_address(worker) for worker in workers)
+        if len(set(addresses)) != len(addresses):
+            raise ValueError("an address is given twice; remove one")
+        return addresses
+
+    @field_validator("router", mode="after")
+    @classmethod
+    def _router_is_an_address(cls, router: str | None) -> str | None:
+        return None if router is None else _address(router)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SGLangSettings:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if self.workers and self.router is not None:
+            yield "workers and router are both given: remove workers to go through the router, or the router"
+        if not self.workers and self.router is None:
+            yield "no server: give workers = [addresses], or router = address"
+        if self.concurrency is not None and "max_concurrency" in self.model_fields_set:
+            yield "max_concurrency bounds what is found when concurrency is not given: remove one of them"
+
 
 class EngineSettings(Section):
-    """The embedded engine: PyTorch inside this process."""
+    """The embedded engine, inside this process; or, with a table `[engine.sglang]`, SGLang servers."""
 
     threads: int = Field(default=0, ge=0, le=4096)
-    """CPU threads; 0 takes the cores this process may use. Use 1 on a machine that is busy with other work."""
+    """CPU threads of the embedded engine; 0 chooses by measurement when it starts, up to the physical cores open to
+    this process. Use 1 on a machine that is busy with other work.
+    """
     num_slots: int = Field(default=32, ge=1, le=4096)
-    """Responses decoded at once; keys and values for that many are held in memory."""
+    """Responses that the embedded engine decodes at once; keys and values for that many are held in memory."""
     context_length: int = Field(default=512, ge=8, le=10_000_000)
-    """Tokens of prompt and response that one slot holds."""
+    """Tokens of prompt and response that one slot, or one request of a server, may hold."""
+    kernels: Kernels = Field(default=Kernels.AUTO, strict=False)
+    """What computes on the CPU: `native` ones, compiled on first use, or `torch`; `auto` takes native ones where they
+    can be compiled.
+    """
+    precision: Precision = Field(default=Precision.AUTO, strict=False)
+    """`auto` is exact: `fp32` on a CPU, `bf16` on a GPU. `int8` (native kernels only) holds weights and activations in
+    8 bits: faster, and an approximation that samples are marked with.
+    """
+    device: str = "cpu"
+    """What the embedded engine runs on: `cpu`, or a GPU such as `cuda:0`."""
+    sglang: SGLangSettings | None = None
+    """SGLang servers to use instead of the embedded engine."""
+
+    @field_validator("device", mode="after")
+    @classmethod
+    def _device_is_one(cls, device: str) -> str:
+        if not is_device(device):
+            raise ValueError(f"{device!r} is not a device: write cpu, or cuda:0 for the first GPU")
+        return device
+
+
+def is_device(name: str) -> bool:
+    """Tell whether this names something to compute on: ``cpu``, ``cuda`` or ``cuda:0``."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+def _address(text: str) -> str:
+    """Return an address without a slash at its end.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    form = "write it as http://host:port"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not an address ({error}): {form}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(map(str.isspace, text)):
+        raise ValueError(f"{text!r} is not an address: {form}")
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError(f"{text!r} has more than host and port: {form}")
+    return text.rstrip("/")

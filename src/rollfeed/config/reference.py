@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -17,7 +17,7 @@ _HEAD = """# Settings
 A settings file is TOML: the key `seed`, and the tables below. Every key can be overridden on the command line with
 `--set table.key=value` (list entries by number: `--set prompts.environments.0.level=2`). Unknown keys are refused.
 An unfinished run in the same folder is continued when all settings agree but {free}
-(threads count when `rollout.deterministic` is on: they change the rounding).
+and those below `[engine.sglang]` (threads count when `rollout.deterministic` is on: they change the rounding).
 
 This page is generated from the classes: `python -m rollfeed.config.reference > docs/settings.md`.
 """
@@ -28,23 +28,28 @@ def render_reference() -> str:
     free = ", ".join(f"`{key}`" for key in FREE_TO_CHANGE)
     parts = [_HEAD.format(free=free), _table("Root", Settings, "", sections=False)]
     for name, info in Settings.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        if _is_section(info.annotation):
             parts.append(_table(f"`[{name}]`", info.annotation, f"{name}."))
-            parts += _list_tables(name, info.annotation)
+            parts += _inner_tables(name, info.annotation)
     return "\n".join(parts)
 
 
-def _list_tables(name: str, section: type[BaseModel]) -> list[str]:
+def _inner_tables(name: str, section: type[BaseModel]) -> list[str]:
     return [
-        _table(f"`[[{name}.{key}]]`", inner, f"{name}.{key}.")
+        _table(f"`[[{name}.{key}]]`" if is_list else f"`[{name}.{key}]`", inner, f"{name}.{key}.")
         for key, info in section.model_fields.items()
-        if (inner := _list_section(info)) is not None
+        for inner, is_list in _inner_sections(info)
     ]
 
 
-def _list_section(info: FieldInfo) -> type[BaseModel] | None:
-    inner = get_args(info.annotation)[0] if get_origin(info.annotation) is tuple else None
-    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+def _inner_sections(info: FieldInfo) -> list[tuple[type[BaseModel], bool]]:
+    """Return the section that a field is, may be or has a list of, and whether it is a list."""
+    is_list = get_origin(info.annotation) is tuple
+    return [(inner, is_list) for inner in (info.annotation, *get_args(info.annotation)) if _is_section(inner)]
+
+
+def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _table(title: str, section: type[BaseModel], prefix: str, *, sections: bool = True) -> str:
@@ -57,7 +62,7 @@ def _table(title: str, section: type[BaseModel], prefix: str, *, sections: bool 
         "|---|---|---|---|",
     ]
     for name, info in section.model_fields.items():
-        if not sections and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        if not sections and _is_section(info.annotation):
             continue
         meaning = " ".join((info.description or "").split()).replace("|", "\\|")
         lines.append(f"| `{prefix}{name}` | {_type(info)} | {_default(info)} | {meaning} |")
@@ -82,7 +87,9 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(_type_name(inner) for inner in get_args(annotation) if inner is not NoneType)
     if origin is tuple:
         inner = get_args(annotation)[0]
-        return "tables" if isinstance(inner, type) and issubclass(inner, BaseModel) else f"list of {_type_name(inner)}"
+        return "tables" if _is_section(inner) else f"list of {_type_name(inner)}"
+    if _is_section(annotation) or origin is dict:
+        return "table"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(f'"{member.value}"' for member in annotation)
     return {str: "text", int: "integer", float: "number", bool: "true/false"}.get(annotation, str(annotation))
@@ -91,8 +98,10 @@ def _type_name(annotation: Any) -> str:
 def _default(info: FieldInfo) -> str:
     if info.default is PydanticUndefined:
         return "required"
-    if info.default is None or info.default == ():
+    if info.default is None or info.default in ((), {}):
         return "none"
+    if isinstance(info.default, BaseModel):
+        return "its defaults"
     if isinstance(info.default, bool):
         return f"`{str(info.default).lower()}`"
     return f'`"{info.default}"`' if isinstance(info.default, str) else f"`{info.default}`"

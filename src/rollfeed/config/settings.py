@@ -24,6 +24,9 @@ FREE_TO_CHANGE = ("engine.threads", "rollout.num_rollout", "rollout.watchdog_sec
 The number of threads comes first: it changes the rounding, and so counts in a deterministic run.
 """
 
+SERVERS = "engine.sglang."
+"""Settings below it may differ as well: servers come and go, and answer for the same weights."""
+
 
 class Settings(Section):
     """A whole run, as one frozen tree."""
@@ -84,7 +87,7 @@ class Settings(Section):
         """Return the settings that decide what a run is, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
         free = FREE_TO_CHANGE[1:] if self.rollout.deterministic else FREE_TO_CHANGE
-        return {key: value for key, value in flat.items() if key not in free}
+        return {key: value for key, value in flat.items() if key not in free and not key.startswith(SERVERS)}
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

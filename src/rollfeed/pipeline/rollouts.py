@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -67,8 +68,10 @@ class Rollouts:
         state: RunState | None,
         commit: Callable[[StepCommit], None] | None,
         observers: Observers,
+        services: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
         self._settings = settings
+        self._services = services
         self._parts = parts
         self._source = source
         self._engine = engine
@@ -103,11 +106,16 @@ class Rollouts:
         )
 
     async def __aenter__(self) -> Rollouts:
-        await self._engine.__aenter__()
+        async with AsyncExitStack() as entered:
+            if self._services is not None:
+                await entered.enter_async_context(self._services)
+            await self._engine.__aenter__()
+            entered.push_async_exit(self._engine.__aexit__)
+            self._entered = entered.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._engine.__aexit__(*exc_info)
+        await self._entered.aclose()
 
     @property
     def next_step(self) -> int:
@@ -192,8 +200,10 @@ class Rollouts:
         metrics = {
             **batch.metrics,
             **_step_metrics(output, num_submitted=len(context.draws), num_requeued=len(requeued)),
+            **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
             **{f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in wasted_tokens.items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
+            **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
             "rollout/generated_tokens": float(num_tokens),
             "perf/step_seconds": seconds,
             "perf/tokens_per_second": num_tokens / seconds,

@@ -1,0 +1,175 @@
+"""HTTP as this client speaks it: what is sent where, and what a failure means for the caller.
+
+Generation and control have connections of their own, so that an abort never waits for a free one.
+Proxy variables of the environment are ignored.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from rollfeed.engine.http.connections import BrokenConnectionError, Connections, NotConnectedError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+
+_CONNECT_SECONDS = 10.0
+_JSON_HEADERS = {"Content-Type": "application/json"}
+_LONGEST_MESSAGE = 300
+
+
+class Failure(StrEnum):
+    """Why a try failed."""
+
+    CONNECTION = "connection"
+    SERVER = "server"
+    """A 5xx status."""
+    REFUSED = "refused"
+    """Status 429: too much at once."""
+    BROKEN = "broken"
+    """Not JSON to its end."""
+    STALE = "stale"
+    """Sampled by older weights."""
+    LOST = "lost"
+    """The worker was declared dead."""
+    UNASKED_ABORT = "unasked abort"
+    """The server ended the request before its first token, and nobody here had asked for it."""
+
+
+class TryFailedError(Exception):
+    """One try has failed, and the same request may succeed later or elsewhere."""
+
+    def __init__(
+        self, failure: Failure, message: str, *, may_run: bool = False, wait_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.failure = failure
+        self.may_run = may_run
+        """Whether an engine may still be working on it."""
+        self.wait_seconds = wait_seconds
+        """How long the server asks to wait."""
+
+
+class ControlReply(NamedTuple):
+    """Any HTTP reply to a control request."""
+
+    status: int
+    content: bytes
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object in it; an empty one where there is none."""
+        try:
+            value = msgspec.json.decode(self.content)
+        except msgspec.DecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+class Http:
+    """Two pools of connections; entered with ``async with``, which closes them at its end."""
+
+    def __init__(self, *, max_connections: int, control_timeout_seconds: float) -> None:
+        self._max_connections = max_connections
+        self._control_timeout_seconds = control_timeout_seconds
+
+    async def __aenter__(self) -> Http:
+        self._generation = Connections(limit=self._max_connections)
+        self._control = aiohttp.ClientSession(
+            # A fresh connection each: one that the server has just closed would make an abort fail.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._generation.close()
+        await self._control.close()
+
+    async def generate(self, address: str, path: str, body: bytes, *, is_router: bool) -> bytes | bytearray:
+        """POST a request for tokens and return the body of a reply with status 200.
+
+        Args:
+            address: Of a server, or of a router.
+            path: On it.
+            body: JSON.
+            is_router: Whether a 5xx status may come from somebody who has only lost sight of the request.
+
+        Raises:
+            TryFailedError: If another try may succeed.
+            EngineProtocolError: If the server says that the request is wrong.
+        """
+        try:
+            reply = await self._generation.post(address, path, body)
+        except NotConnectedError as error:
+            raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}") from error
+        except BrokenConnectionError as error:
+            raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}", may_run=True) from error
+        if reply.status == 200:
+            return reply.content
+        message = f"{address}: HTTP {reply.status}: {error_message(reply.content)}"
+        if reply.status == 429:
+            wait = reply.headers.get("retry-after", "")
+            raise TryFailedError(Failure.REFUSED, message, wait_seconds=float(wait) if wait.isdecimal() else None)
+        if reply.status >= 500:
+            # A router may have lost the connection to a worker that goes on.
+            raise TryFailedError(Failure.SERVER, message, may_run=is_router)
+        raise EngineProtocolError(message)
+
+    async def control(
+        self, method: str, url: str, body: Any = None, *, timeout_seconds: float | None = None
+    ) -> ControlReply:
+        """Return a reply, whatever its status.
+
+        Raises:
+            EngineUnavailableError: If there is none in time.
+        """
+        seconds = timeout_seconds if timeout_seconds is not None else self._control_timeout_seconds
+        encoded = msgspec.json.encode(body) if body is not None else None
+        try:
+            async with self._control.request(
+                method,
+                url,
+                data=encoded,
+                headers=_JSON_HEADERS if encoded is not None else None,
+                timeout=aiohttp.ClientTimeout(total=seconds),
+                allow_redirects=False,
+            ) as response:
+                return ControlReply(response.status, await response.read())
+        except TimeoutError:
+            raise EngineUnavailableError(f"{url}: no answer within {seconds:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnavailableError(f"{url}: {_told(error)}") from error
+
+    async def command(self, url: str, body: Any, *, timeout_seconds: float | None = None) -> ControlReply:
+        """POST a command and return the reply, which has status 200.
+
+        Raises:
+            EngineUnavailableError: If there is no answer in time, or a 5xx status.
+            EngineProtocolError: If the server refuses.
+        """
+        reply = await self.control("POST", url, body, timeout_seconds=timeout_seconds)
+        if reply.status >= 500:
+            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        if reply.status != 200:
+            raise EngineProtocolError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        return reply
+
+
+def error_message(content: bytes | bytearray) -> str:
+    """Return what a server's error body says, as one line."""
+    try:
+        value = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        value = content.decode(errors="replace")
+    for _ in range(2):
+        if isinstance(value, dict):
+            value = next((value[key] for key in ("error", "message", "detail") if value.get(key)), value)
+    return " ".join(str(value).split())[:_LONGEST_MESSAGE] or "no message"
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LONGEST_MESSAGE] or type(error).__name__

@@ -1,0 +1,169 @@
+"""Watches the workers, off the path of requests: who is alive, at which version, and how busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from rollfeed.engine.http import Http
+from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Window
+from rollfeed.engine.sglang.routers import Router
+from rollfeed.engine.sglang.weights import WeightUpdater
+from rollfeed.engine.sglang.workers import Worker, WorkerLoad, WorkerPool, check_health, read_load, read_version
+from rollfeed.errors import EngineError, EngineProtocolError
+
+_log = logging.getLogger(__name__)
+
+_MEASURING_SECONDS = 1.0
+_SUSPECTED_SHARE = 0.2
+"""Of the probing interval, while a worker's last probe failed."""
+
+
+class ProbePlan(NamedTuple):
+    """How workers are probed."""
+
+    interval_seconds: float
+    timeout_seconds: float
+    num_failures: int
+    """Failed probes in a row that take a worker out."""
+
+
+class Monitor:
+    """Owns a task a worker, and one each for the router and the load; all end with :meth:`close`."""
+
+    def __init__(
+        self, *, pool: WorkerPool, router: Router | None, http: Http, weights: WeightUpdater, plan: ProbePlan
+    ) -> None:
+        self._pool = pool
+        self._router = router
+        self._http = http
+        self._weights = weights
+        self._plan = plan
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._versions: dict[str, int] = {}
+
+    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, num_sampled: Callable[[], int]) -> None:
+        """Begin; ``limit`` is steered when there is one.
+
+        Args:
+            limit: Fed with what the workers achieve.
+            permits: What the limit is applied to.
+            num_sampled: Tokens received so far, for servers that do not tell their throughput.
+        """
+        for worker in self._pool.workers:
+            self._spawn(worker.address, self._watch(worker))
+        if self._router is not None:
+            self._spawn("router", self._follow_router(self._router))
+        if limit is not None:
+            self._spawn("load", self._steer(limit, permits, num_sampled))
+
+    async def close(self) -> None:
+        """End all tasks; an error that should not have happened in one of them is raised."""
+        for task in self._tasks.values():
+            task.cancel()
+        outcomes = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def distrust(self, worker: Worker) -> None:
+        """Somebody has answered from older weights: take out whoever has them."""
+        suspects = self._pool.owners(worker)
+        if suspects == (worker,):
+            await self._pool.take_out(worker, "it answered from older weights")
+        for suspect in suspects:
+            suspect.suspected.set()
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[name] = asyncio.create_task(work, name=f"watch {name}")
+
+    async def _watch(self, worker: Worker) -> None:
+        while True:
+            failing = worker.is_live and worker.num_failed_probes > 0
+            seconds = self._plan.interval_seconds * (_SUSPECTED_SHARE if failing else 1.0)
+            try:
+                async with asyncio.timeout(seconds):
+                    await worker.suspected.wait()
+                # Many requests may fail at one moment: that is one reason to look, not many.
+                await asyncio.sleep(self._plan.interval_seconds * _SUSPECTED_SHARE)
+            except TimeoutError:
+                pass
+            worker.suspected.clear()
+            try:
+                await self._probe(worker)
+            except EngineError as error:
+                await self._failed(worker, error)
+
+    async def _probe(self, worker: Worker) -> None:
+        timeout_seconds = self._plan.timeout_seconds
+        before = self._weights.current_version
+        await check_health(worker.address, http=self._http, timeout_seconds=timeout_seconds)
+        version = await read_version(worker.address, http=self._http, timeout_seconds=timeout_seconds)
+        worker.num_failed_probes = 0
+        if self._weights.is_updating or before != self._weights.current_version:
+            return
+        if not worker.is_live:
+            await self._weights.readmit(worker)
+        elif version < before:
+            await self._pool.take_out(worker, f"it serves version {version}, {before} is current")
+            worker.suspected.set()
+        self._versions[worker.address] = version
+        versions = {self._versions.get(each.address) for each in self._pool.live}
+        if versions == {version} and version > self._weights.current_version:
+            self._weights.adopt(version)
+
+    async def _failed(self, worker: Worker, error: EngineError) -> None:
+        worker.num_failed_probes += 1
+        if worker.is_live and worker.num_failed_probes >= self._plan.num_failures:
+            await self._pool.take_out(worker, f"{worker.num_failed_probes} failed probes, the last: {error}")
+        elif not worker.is_live and isinstance(error, EngineProtocolError):
+            _log.warning("%s: stays out: %s", worker.address, error)
+
+    async def _follow_router(self, router: Router) -> None:
+        while True:
+            await asyncio.sleep(self._plan.interval_seconds)
+            try:
+                listed = await router.workers()
+            except EngineError as error:
+                _log.warning("the router does not list its workers: %s", error)
+                continue
+            known = {worker.address: worker for worker in self._pool.workers}
+            for address in listed.keys() - known.keys():
+                # It has requests already; the first probe finds out whether it should.
+                self._spawn(address, self._watch(self._pool.add(address, is_live=True)))
+            for address in known.keys() - listed.keys():
+                if known[address].is_live:
+                    self._pool.forget(known[address])
+                    self._tasks.pop(address).cancel()
+
+    async def _steer(self, limit: AdaptiveLimit, permits: Permits, num_sampled: Callable[[], int]) -> None:
+        loop = asyncio.get_running_loop()
+        since, sampled = loop.time(), num_sampled()
+        while True:
+            await asyncio.sleep(_MEASURING_SECONDS)
+            in_flight = sum(1 for _ in self._pool.flights)
+            loads = await asyncio.gather(*(self._load(worker) for worker in self._pool.live))
+            now, total = loop.time(), num_sampled()
+            rates = [load.tokens_per_second for load in loads if load is not None]
+            told = [rate for rate in rates if rate is not None]
+            own_rate = (total - sampled) / max(now - since, 1e-3)
+            since, sampled = now, total
+            limit.set_num_workers(len(self._pool.live))
+            limit.observe(
+                Window(
+                    tokens_per_second=sum(told) if len(told) == len(loads) > 0 else own_rate,
+                    running=sum(load.running for load in loads if load is not None),
+                    waiting=sum(load.waiting for load in loads if load is not None),
+                    in_flight=in_flight,
+                )
+            )
+            permits.set_limit(limit.limit)
+
+    async def _load(self, worker: Worker) -> WorkerLoad | None:
+        try:
+            return await read_load(worker.address, http=self._http)
+        except EngineError:
+            return None  # its probes find out what is the matter

@@ -1,0 +1,272 @@
+"""New weights for every server, from a folder that all of them can read.
+
+Invariant: no request is sent between the moment an update begins and the moment every worker that
+may have requests has confirmed the new version.
+
+A real server whose prefix cache is to be flushed under running requests exits. So an update either
+empties the servers first (``abort``: what ran goes on afterwards from the tokens it has), or leaves
+the cache alone (``in_place``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollfeed.config.engine import WeightUpdateMode
+from rollfeed.engine.http import Http
+from rollfeed.engine.sglang.counters import Counters
+from rollfeed.engine.sglang.flights import Turnstile
+from rollfeed.engine.sglang.workers import Orphans, Worker, WorkerPool, read_load, read_version
+from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_LANDING_SECONDS = 1.0
+"""For the partial replies of an emptied server."""
+_KEPT_FOLDERS = 2
+"""A worker that comes back late loads the last one; the one before may still be being read."""
+_INDEX_FILE = "model.safetensors.index.json"
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+class WeightUpdater:
+    """Keeps all workers at one version."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        http: Http,
+        counters: Counters,
+        admission: Turnstile,
+        mode: WeightUpdateMode,
+        timeout_seconds: float,
+        orphans: Orphans,
+    ) -> None:
+        self.current_version = 0
+        self.is_updating = False
+        self.is_paused = False
+        """By the caller; an update leaves the engines so."""
+        self._pool = pool
+        self._http = http
+        self._counters = counters
+        self._admission = admission
+        self._mode = mode
+        self._timeout_seconds = timeout_seconds
+        self._orphans = orphans
+        self._folder: Path | None = None
+        self._lock = asyncio.Lock()
+
+    async def pause(self) -> None:
+        """Hold every worker between two tokens; raises as :meth:`resume`."""
+        async with self._lock:
+            self._admission.set_open(False)
+            self.is_paused = True
+            await self._all("/pause_generation", {"mode": "in_place"})
+
+    async def resume(self) -> None:
+        """Let every worker go on.
+
+        Raises:
+            EngineError: If one does not confirm.
+        """
+        async with self._lock:
+            await self._all("/continue_generation", {})
+            self.is_paused = False
+            self._admission.set_open(True)
+
+    async def update(self, folder: Path, *, policy_version: int) -> None:
+        """Have every live worker serve the weights of a folder.
+
+        A worker that fails is taken out, and comes back when it has them.
+
+        Raises:
+            EngineProtocolError: If all workers refuse the weights; they serve the old ones.
+            EngineUnavailableError: If no worker is left.
+        """
+        async with self._lock:
+            self.is_updating = True
+            self._admission.set_open(False)
+            try:
+                await self._update_all(folder, policy_version)
+            finally:
+                self.is_updating = False
+                self._admission.set_open(not self.is_paused)
+
+    async def readmit(self, worker: Worker) -> None:
+        """Bring a healthy worker to the current version and let it have requests.
+
+        Raises:
+            EngineError: If it does not get there.
+        """
+        async with self._lock:
+            version = await read_version(worker.address, http=self._http)
+            if version != self.current_version:
+                if self._folder is None:
+                    raise EngineUnavailableError(
+                        f"{worker.address}: serves version {version}, not {self.current_version}, and no weights have "
+                        "been published from here"
+                    )
+                await self._load(worker, self._folder, self.current_version, flush_cache=True, abort=True)
+            known = tuple(self._orphans.outstanding)
+            await self._http.command(f"{worker.address}/abort_request", {"abort_all": True})
+            self._orphans.clear(known, at=[worker])
+            await self._http.command(f"{worker.address}/continue_generation", {})
+            if self.is_paused:
+                await self._http.command(f"{worker.address}/pause_generation", {"mode": "in_place"})
+            await self._pool.readmit(worker)
+
+    def adopt(self, policy_version: int) -> None:
+        """Take over a version that somebody else has published to all workers."""
+        _log.warning("all workers serve version %d, published by somebody else", policy_version)
+        self.current_version, self._folder = policy_version, None
+
+    async def _update_all(self, folder: Path, version: int) -> None:
+        workers = self._pool.live
+        outcomes = await asyncio.gather(
+            *(self._update_one(worker, folder, version) for worker in workers), return_exceptions=True
+        )
+        failed: list[tuple[Worker, EngineError]] = []
+        for worker, outcome in zip(workers, outcomes, strict=True):
+            if isinstance(outcome, EngineError):
+                failed.append((worker, outcome))
+            elif outcome is not None:
+                raise outcome
+        if workers and len(failed) == len(workers) and all(isinstance(e, EngineProtocolError) for _, e in failed):
+            raise EngineProtocolError(f"weights not taken: {failed[0][1]}")
+        self.current_version, self._folder = version, folder
+        for worker, error in failed:
+            await self._pool.take_out(worker, f"weight update failed: {error}")
+        if not self._pool.live:
+            reason = failed[0][1] if failed else "none was alive"
+            raise EngineUnavailableError(f"no worker has version {version}: {reason}")
+        self._counters.weight_updates += 1
+
+    async def _update_one(self, worker: Worker, folder: Path, version: int) -> None:
+        abort = self._mode is WeightUpdateMode.ABORT
+        await self._http.command(f"{worker.address}/pause_generation", {"mode": "abort" if abort else "in_place"})
+        try:
+            if abort:
+                await self._until_idle(worker)
+            await self._load(worker, folder, version, flush_cache=abort, abort=False)
+        finally:
+            if not self.is_paused:
+                await self._http.command(f"{worker.address}/continue_generation", {})
+
+    async def _load(self, worker: Worker, folder: Path, version: int, *, flush_cache: bool, abort: bool) -> None:
+        reply = await self._http.command(
+            f"{worker.address}/update_weights_from_disk",
+            {
+                "model_path": str(folder),
+                "weight_version": str(version),
+                "flush_cache": flush_cache,
+                "abort_all_requests": abort,
+            },
+            timeout_seconds=self._timeout_seconds,
+        )
+        content = reply.json()
+        if content.get("success") is not True:
+            raise EngineProtocolError(f"{worker.address}: {content.get('message', 'no success')}")
+        served = await read_version(worker.address, http=self._http)
+        if served != version:
+            raise EngineProtocolError(f"{worker.address}: serves version {served} after an update to {version}")
+
+    async def _until_idle(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        given_up_at = loop.time() + _LANDING_SECONDS
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                while worker.flights or not await self._is_idle(worker):
+                    await asyncio.sleep(_POLL_SECONDS)
+                    # What was on its way when the server paused is held there, and would be for ever.
+                    await self._http.command(f"{worker.address}/abort_request", {"abort_all": True})
+                    if loop.time() > given_up_at:
+                        for flight in tuple(worker.flights):
+                            flight.interrupt()
+        except TimeoutError:
+            raise EngineUnavailableError(f"{worker.address}: still works on aborted requests") from None
+
+    async def _is_idle(self, worker: Worker) -> bool:
+        load = await read_load(worker.address, http=self._http)
+        return load is None or load.running + load.waiting == 0
+
+    async def _all(self, path: str, body: Mapping[str, str]) -> None:
+        outcomes = await asyncio.gather(
+            *(self._http.command(worker.address + path, body) for worker in self._pool.live), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+class WeightFolders:
+    """Checkpoint folders written here for servers to read.
+
+    Without a folder of the user's they are temporary, which is enough for servers on this machine.
+    """
+
+    def __init__(self, folder: Path | None, *, checkpoint: Path | None) -> None:
+        self._given = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._checkpoint = checkpoint
+        self._written: list[Path] = []
+
+    def write(self, tensors: Mapping[str, Any], *, policy_version: int) -> Path:
+        """Write tensors, all numpy or all torch, with the checkpoint's configuration and tokenizer.
+
+        Raises:
+            EngineProtocolError: If they cannot be written.
+        """
+        try:
+            root = self._root()
+            folder = Path(tempfile.mkdtemp(prefix=f"version-{policy_version}-", dir=root))
+            folder.chmod(0o755)
+            for path in self._small_files():
+                shutil.copyfile(path, folder / path.name)
+            _save(tensors, folder / "model.safetensors")
+        except OSError as error:
+            raise EngineProtocolError(f"weights of version {policy_version} cannot be written: {error}") from error
+        self._written.append(folder)
+        while len(self._written) > _KEPT_FOLDERS:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove what is temporary."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def _small_files(self) -> list[Path]:
+        if self._checkpoint is None:
+            return []
+        found = [path for pattern in _SMALL_FILES for path in self._checkpoint.glob(pattern)]
+        return [path for path in found if path.name != _INDEX_FILE]
+
+    def _root(self) -> Path:
+        if self._given is not None:
+            self._given.mkdir(parents=True, exist_ok=True)
+            return self._given.resolve()
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="rollfeed-weights-")
+        return Path(self._temporary.name)
+
+
+def _save(tensors: Mapping[str, Any], path: Path) -> None:
+    if any(hasattr(tensor, "detach") for tensor in tensors.values()):
+        from safetensors.torch import save_file as save_torch  # brings torch, which its tensors have brought already
+
+        # The format has no two names for one memory, which tied weights are; hence the copies.
+        save_torch({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+        return
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)

@@ -1,0 +1,191 @@
+"""Replies arrive whole however they are cut, and what is not one is an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from rollfeed.engine.http import BrokenConnectionError, Connections, NotConnectedError
+
+
+class RawServer:
+    """Answers each request with the given pieces, one write a piece; an empty one closes the connection."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self.requests: list[bytes] = []
+        self.num_connections = 0
+        self.num_closed = 0
+        self.address = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                for piece in self.pieces:
+                    if not piece:
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.num_closed += 1
+        finally:
+            writer.close()
+
+
+Serving = Callable[[Sequence[bytes]], AbstractAsyncContextManager[RawServer]]
+
+
+@pytest.fixture
+def serving() -> Serving:
+    @asynccontextmanager
+    async def start(pieces: Sequence[bytes]) -> AsyncIterator[RawServer]:
+        raw = RawServer(pieces)
+        server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
+        raw.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield raw
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    return start
+
+
+@pytest.fixture
+async def connections() -> AsyncIterator[Connections]:
+    pool = Connections(limit=2)
+    yield pool
+    await pool.close()
+
+
+def cut(reply: bytes, size: int) -> list[bytes]:
+    return [reply[start : start + size] for start in range(0, len(reply), size)]
+
+
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+@pytest.fixture
+def until() -> Until:
+    """Wait for something that has no event of its own."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - see above
+                await asyncio.sleep(0.005)
+
+    return wait
+
+
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\nX-A: b\r\n\r\nhello world"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n"
+CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + SIZED
+
+
+@pytest.mark.parametrize("reply", [SIZED, CHUNKED, CONTINUED])
+@pytest.mark.parametrize("size", [1, 7, 48, 10_000])
+async def test_a_reply_is_whole_however_it_is_cut(
+    serving: Serving, connections: Connections, reply: bytes, size: int
+) -> None:
+    async with serving(cut(reply, size)) as server:
+        for _ in range(3):
+            got = await connections.post(server.address, "/generate", b'{"a":1}')
+            assert (got.status, bytes(got.content)) == (200, b"hello world")
+        assert server.num_connections == 1
+        request = server.requests[0]
+        assert request.startswith(b"POST /generate HTTP/1.1\r\n")
+        assert f"Host: {server.address.removeprefix('http://')}\r\n".encode() in request
+        assert request.endswith(b'Content-Length: 7\r\n\r\n{"a":1}')
+
+
+async def test_a_body_may_end_with_its_connection(serving: Serving, connections: Connections) -> None:
+    async with serving([b"HTTP/1.1 500 Oh\r\n\r\nit ", b"broke", b""]) as server:
+        for number in (1, 2):
+            got = await connections.post(server.address, "/", b"")
+            assert (got.status, bytes(got.content)) == (500, b"it broke")
+            assert server.num_connections == number
+
+
+@pytest.mark.parametrize("status", [b"204 None", b"200 OK\r\nContent-Length: 0"])
+async def test_a_reply_may_be_empty(serving: Serving, connections: Connections, status: bytes) -> None:
+    async with serving([b"HTTP/1.1 " + status + b"\r\n\r\n"]) as server:
+        for _ in range(2):
+            assert bytes((await connections.post(server.address, "/", b"")).content) == b""
+        assert server.num_connections == 1
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b""],
+        [b"HTTP/1.1 200 OK\r\nContent-Le", b""],
+        [SIZED[:-3], b""],
+        [CHUNKED[:-9], b""],
+        [b"220 smtp.example ESMTP\r\n\r\n", b""],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: -4\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nmore"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n"],
+        [b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000],
+    ],
+)
+async def test_what_is_no_whole_reply_is_an_error(
+    serving: Serving, connections: Connections, pieces: Sequence[bytes]
+) -> None:
+    async with asyncio.timeout(10), serving(pieces) as server:
+        with pytest.raises(BrokenConnectionError):
+            await connections.post(server.address, "/", b"")
+        server.pieces = [SIZED]
+        assert (await connections.post(server.address, "/", b"")).status == 200
+        assert server.num_connections == 2
+
+
+async def test_nobody_there_is_told_from_a_lost_connection(serving: Serving, connections: Connections) -> None:
+    async with serving([]) as server:
+        address = server.address
+    with pytest.raises(NotConnectedError):
+        await connections.post(address, "/", b"")
+
+
+async def test_a_connection_that_the_server_closes_while_idle_is_not_used_again(
+    serving: Serving, connections: Connections, until: Until
+) -> None:
+    async with serving([SIZED, b""]) as server:
+        for number in (1, 2, 3):
+            assert (await connections.post(server.address, "/", b"")).status == 200
+            assert server.num_connections == number
+            await until(lambda: connections.is_empty)
+
+
+async def test_never_more_connections_than_the_limit_and_all_are_answered(
+    serving: Serving, connections: Connections, until: Until
+) -> None:
+    async with serving([SIZED]) as server, serving([SIZED]) as other:
+        for each in (server, other):
+            replies = await asyncio.gather(*(connections.post(each.address, "/", b"") for _ in range(20)))
+            assert {reply.status for reply in replies} == {200}
+            assert each.num_connections == 2
+        await until(lambda: server.num_closed == 2)  # two are open to the other one
+
+
+async def test_giving_up_closes_the_connection_and_frees_its_place(
+    serving: Serving, connections: Connections, until: Until
+) -> None:
+    async with serving([]) as server:
+        waiting = [asyncio.create_task(connections.post(server.address, "/", b"")) for _ in range(4)]
+        await until(lambda: len(server.requests) == 2)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        await until(lambda: server.num_closed == 2)
+        server.pieces = [SIZED]
+        assert (await connections.post(server.address, "/", b"")).status == 200

@@ -1,0 +1,195 @@
+"""New weights: no request in between, every server confirms, and running requests survive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.types import FinishKind, SamplingParams, VersionSpan
+
+PROMPT = np.array([3, 4, 5], np.int32)
+EngineAt = Callable[..., SGLangEngine]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+TENSORS = {"w": np.arange(4, dtype=np.float32)}
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+async def test_r45_no_request_before_the_last_server_has_confirmed(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(3) as servers, engine_at(*servers) as engine:
+        late = servers[1]
+        late.update_gate = asyncio.Event()
+        updating = asyncio.create_task(engine.update_weights(TENSORS, policy_version=2))
+        await until(lambda: bool(late.bodies("/update_weights_from_disk")))
+        params = SamplingParams(max_new_tokens=3)
+        tasks = [asyncio.create_task(engine.generate(PROMPT + i, params, request_id=f"r{i}")) for i in range(60)]
+        await until(lambda: {server.version for server in (servers[0], servers[2])} == {"2"})
+        await asyncio.sleep(0.05)
+        assert [server.requests for server in servers] == [[], [], []]
+        late.update_gate.set()
+        await updating
+        completions = await asyncio.gather(*tasks)
+        assert all(server.requests for server in servers)
+        assert {span.policy_version for each in completions for span in each.version_spans} == {2}
+        assert engine.policy_version == 2
+
+
+async def test_what_runs_goes_on_with_the_new_weights_and_spans_tell_which_token_is_whose(engine_at: EngineAt) -> None:
+    script = [
+        {"output_ids": [1, 2, 3, 4], "finish_reason": "length", "delay_seconds": 60.0, "num_tokens_when_aborted": 2}
+    ]
+    async with serve_fake_sglang(mode="scripted", script=script) as fakes, engine_at(fakes.address) as engine:
+        task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
+        await fakes.wait_until(lambda stats: stats["requests"].get("/generate", 0) == 1)
+        await engine.update_weights(TENSORS, policy_version=4)
+        completion = await task
+        assert completion.version_spans == (VersionSpan(0, 2, 0), VersionSpan(2, 6, 4))
+        assert completion.finish_reason.kind is FinishKind.LENGTH
+        assert len(completion.token_ids) == 6
+        assert engine.metrics()["weight_updates"] == 1
+
+
+@pytest.mark.parametrize("mode", ["abort", "in_place"])
+@pytest.mark.parametrize("router", [None, "new"])
+async def test_a_busy_server_survives_updates(engine_at: EngineAt, mode: str, router: str | None) -> None:
+    model = {"num_slots": 8, "median_length": 60.0, "max_length": 100}
+    async with serve_fake_sglang(
+        mode="time-model", num_workers=2, router=router, time_model=model, speed=4.0, update_seconds=0.1
+    ) as fakes:
+        where = {"router": fakes.router_address} if router else {"workers": fakes.addresses}
+        async with engine_at(**where, weight_update=mode) as engine:
+            params = SamplingParams(max_new_tokens=100)
+            tasks = [asyncio.create_task(engine.generate(PROMPT + i, params, request_id=f"r{i}")) for i in range(40)]
+            for version in (1, 2, 3):
+                await asyncio.sleep(0.03)
+                await engine.update_weights(TENSORS, policy_version=version)
+            completions = await asyncio.gather(*tasks)
+            assert all(each.finish_reason.kind is not FinishKind.ABORT for each in completions)
+            versions = {span.policy_version for each in completions for span in each.version_spans}
+            assert versions <= {0, 1, 2, 3}
+            assert engine.policy_version == 3
+            assert engine.metrics()["dead_workers"] == 0
+            assert {(await fakes.stats(worker))["weight_version"] for worker in (0, 1)} == {"3"}
+
+
+async def test_a_server_that_fails_an_update_is_out_until_it_has_it(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers, engine_at(*servers, probe_interval_seconds=30.0) as engine:
+        bad = servers[0]
+        bad.answers["/update_weights_from_disk"] = _server_error
+        await engine.update_weights(TENSORS, policy_version=2)
+        params = SamplingParams(max_new_tokens=3)
+        await asyncio.gather(*(engine.generate(PROMPT + i, params, request_id=f"r{i}") for i in range(20)))
+        assert bad.requests == []
+        assert engine.metrics()["live_workers"] == 1
+
+
+async def _server_error(_request: Any) -> Any:
+    from aiohttp import web
+
+    return web.json_response({"error": {"message": "no memory"}}, status=500)
+
+
+async def test_weights_that_no_server_takes_change_nothing(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers, engine_at(*servers) as engine:
+        for server in servers:
+            server.answers["/update_weights_from_disk"] = _refused
+        with pytest.raises(EngineProtocolError, match=r"weights not taken: .*no such tensor"):
+            await engine.update_weights(TENSORS, policy_version=2)
+        assert engine.policy_version == 0
+        assert engine.metrics()["live_workers"] == 2
+        completion = await engine.generate(PROMPT, SamplingParams(max_new_tokens=2), request_id="r")
+        assert completion.version_spans == (VersionSpan(0, 2, 0),)
+
+
+async def _refused(_request: Any) -> Any:
+    from aiohttp import web
+
+    return web.json_response({"success": False, "message": "no such tensor"}, status=400)
+
+
+async def test_an_update_that_leaves_no_server_says_so(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted() as (server,), engine_at(server) as engine:
+        server.answers["/update_weights_from_disk"] = _server_error
+        with pytest.raises(EngineUnavailableError, match=r"no worker has version 2: .*no memory"):
+            await engine.update_weights(TENSORS, policy_version=2)
+
+
+async def test_the_weights_are_written_with_configuration_and_only_the_last_two_are_kept(
+    scripted: Any, engine_at: EngineAt, tmp_path: Path
+) -> None:
+    async with scripted() as (server,), engine_at(server, weights_folder=str(tmp_path / "weights")) as engine:
+        for version in (1, 2, 3):
+            await engine.update_weights({"w": np.full(3, version, np.float32)}, policy_version=version)
+        sent = [Path(body["model_path"]) for body in server.bodies("/update_weights_from_disk")]
+    assert [path.exists() for path in sent] == [False, True, True]
+    assert load_file(sent[-1] / "model.safetensors")["w"].tolist() == [3.0, 3.0, 3.0]
+    assert sent[-1].parent == tmp_path / "weights"
+
+
+async def test_temporary_weights_go_with_the_engine(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted() as (server,):
+        async with engine_at(server) as engine:
+            await engine.update_weights(TENSORS, policy_version=1)
+            folder = Path(server.bodies("/update_weights_from_disk")[0]["model_path"])
+            assert is_there(folder)
+        assert not is_there(folder.parent)
+
+
+async def test_pause_holds_new_requests_here_until_it_ends(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers, engine_at(*servers) as engine:
+        await engine.pause()
+        params = SamplingParams(max_new_tokens=2)
+        task = asyncio.create_task(engine.generate(PROMPT, params, request_id="r"))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        assert [server.requests for server in servers] == [[], []]
+        await engine.update_weights(TENSORS, policy_version=1)
+        assert not task.done()
+        await engine.resume()
+        assert (await task).version_spans == (VersionSpan(0, 2, 1),)
+        for server in servers:
+            paths = [path for path, _ in server.calls if path in ("/pause_generation", "/continue_generation")]
+            assert paths[0] == "/pause_generation"
+            assert paths[-1] == "/continue_generation"
+
+
+async def test_a_version_that_somebody_else_published_everywhere_is_taken_over(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(2) as servers, engine_at(*servers) as engine:
+        for server in servers:
+            server.version = "9"
+        await until(lambda: engine.policy_version == 9)
+        assert engine.metrics()["dead_workers"] == 0
+
+
+async def test_the_embedded_server_takes_new_weights_and_pauses(
+    embedded_server: Any, engine_at: EngineAt, tiny_checkpoint: Path
+) -> None:
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    async with embedded_server() as address, engine_at(address, context_length=200) as engine:
+        assert engine.precision == "fp32"
+        greedy = SamplingParams(max_new_tokens=12, temperature=0.0)
+        before = await engine.generate(PROMPT, greedy, request_id="before")
+        await engine.update_weights({name: values * 0.5 for name, values in tensors.items()}, policy_version=1)
+        after = await engine.generate(PROMPT, greedy, request_id="after")
+        assert {span.policy_version for span in after.version_spans} == {1}
+        assert not np.array_equal(before.logprobs, after.logprobs)
+        await engine.update_weights(tensors, policy_version=2)
+        again = await engine.generate(PROMPT, greedy, request_id="again")
+        assert np.array_equal(before.token_ids, again.token_ids)
+        await engine.pause()
+        await engine.resume()

@@ -1,0 +1,239 @@
+"""Servers that die, come back, or are slow to say that they live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.types import EngineLoad, FinishKind, SamplingParams
+
+PROMPT = np.array([3, 4, 5], np.int32)
+EngineAt = Callable[..., SGLangEngine]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+PARAMS = SamplingParams(max_new_tokens=4)
+
+
+async def test_r31_all_samples_finish_when_one_of_three_servers_dies(engine_at: EngineAt, until: Until) -> None:
+    model = {"num_slots": 8, "median_length": 40.0, "max_length": 60}
+    async with (
+        serve_fake_sglang(mode="time-model", num_workers=3, time_model=model, speed=10.0) as fakes,
+        engine_at(*fakes.addresses, concurrency=24) as engine,
+    ):
+        params = SamplingParams(max_new_tokens=60)
+        tasks = [
+            asyncio.create_task(engine.generate(PROMPT + number, params, request_id=f"r{number}"))
+            for number in range(120)
+        ]
+        await until(lambda: sum(task.done() for task in tasks) >= 10)
+        fakes.kill(1)
+        completions = await asyncio.gather(*tasks)
+        assert len(completions) == 120
+        assert all(each.finish_reason.kind is not FinishKind.ABORT for each in completions)
+        assert all(len(each.token_ids) == len(each.logprobs) > 0 for each in completions)
+        await until(lambda: engine.metrics()["live_workers"] == 2)
+        metrics = engine.metrics()
+        assert metrics["dead_workers"] == 1
+        assert metrics["redispatched_requests"] > 0
+        assert metrics["requests_in_flight"] == 0
+        per_server = [await fakes.stats(worker) for worker in (0, 2)]
+        answered = sum(stats["requests"]["/generate"] for stats in per_server)
+        await engine.generate(PROMPT, PARAMS, request_id="after")
+        after = [await fakes.stats(worker) for worker in (0, 2)]
+        assert sum(stats["requests"]["/generate"] for stats in after) == answered + 1
+
+
+async def test_a_server_that_hangs_is_taken_out_and_its_requests_go_elsewhere(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(2) as servers, engine_at(*servers, probe_timeout_seconds=0.1) as engine:
+        first, second = servers
+        first.generate = second.generate = first.hold
+        tasks = [asyncio.create_task(engine.generate(PROMPT, PARAMS, request_id=f"r{i}")) for i in range(30)]
+        await until(lambda: first.running + second.running == 30)
+        sick, well = (first, second) if first.running else (second, first)
+        well.generate = well.answer_whole
+        sick.health_delay, sick.abort_gate = asyncio.Event(), asyncio.Event()
+        moved = sick.running
+        await until(lambda: engine.metrics()["live_workers"] == 1)
+        await until(lambda: len(well.requests) >= moved)
+        well.abort(None)  # what it held from before
+        first.abort(None)
+        completions = await asyncio.gather(*tasks)
+        assert [len(each.token_ids) for each in completions] == [4] * 30
+        assert engine.metrics()["orphaned_requests"] == moved
+        await engine.abort()  # confirmed by the other one only
+        assert engine.metrics()["orphans"] == moved
+        assert engine.metrics()["orphans_max_tokens"] == 4 * moved
+        sick.health_delay.set()
+        sick.abort_gate.set()
+        await until(lambda: engine.metrics()["live_workers"] == 2)
+        assert engine.metrics()["orphans"] == 0
+
+
+async def test_one_or_two_failed_probes_do_not_take_a_server_out(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted() as (server,), engine_at(server, probes_until_dead=3) as engine:
+        failures = 0
+
+        async def fail_twice(_request: Any) -> Any:
+            nonlocal failures
+            failures += 1
+            if failures <= 2:
+                raise ConnectionResetError
+            del server.answers["/health"]
+            return await server._control("/health", {})
+
+        server.answers["/health"] = fail_twice
+        await until(lambda: "/health" not in server.answers)
+        seen = len(server.bodies("/health"))
+        await until(lambda: len(server.bodies("/health")) > seen)
+        assert engine.metrics()["dead_workers"] == 0
+
+
+async def test_a_server_returns_with_the_current_weights_before_it_is_asked_anything(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(2) as servers, engine_at(*servers) as engine:
+        await engine.update_weights({"w": np.zeros(2, np.float32)}, policy_version=5)
+        lost = servers[0]
+        await lost.kill()
+        await until(lambda: engine.metrics()["live_workers"] == 1)
+        lost.version, lost.calls = "default", []  # restarted from its own checkpoint
+        await lost.start()
+        await until(lambda: engine.metrics()["live_workers"] == 2)
+        assert lost.version == "5"
+        completions = await asyncio.gather(
+            *(engine.generate(PROMPT + i, PARAMS, request_id=f"r{i}") for i in range(40))
+        )
+        assert lost.requests
+        order = [path for path, _ in lost.calls if path in ("/generate", "/update_weights_from_disk")]
+        assert order[0] == "/update_weights_from_disk"
+        assert {span.policy_version for each in completions for span in each.version_spans} == {5}
+        assert engine.metrics()["readmitted_workers"] == 1
+
+
+async def test_a_server_that_restarted_between_two_probes_is_found_by_its_version(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted() as (server,), engine_at(server) as engine:
+        await engine.update_weights({"w": np.zeros(2, np.float32)}, policy_version=5)
+        server.version = "default"
+        await until(lambda: engine.metrics()["readmitted_workers"] == 1)
+        assert server.version == "5"
+
+
+async def test_r33_a_slow_health_probe_holds_nothing_up(engine_at: EngineAt) -> None:
+    async with serve_fake_sglang(mode="zero") as fakes, engine_at(fakes.address, probe_timeout_seconds=60.0) as engine:
+        await fakes.add_fault("slow_health", seconds=30.0)
+        probes = (await fakes.stats())["requests"]["/health"]
+        await fakes.wait_until(lambda stats: stats["requests"]["/health"] > probes)
+        await asyncio.gather(*(engine.generate(PROMPT, PARAMS, request_id=f"r{i}") for i in range(100)))
+        stats = await fakes.stats()
+        assert stats["requests"]["/generate"] == 100
+        assert stats["requests"]["/health"] == probes + 1
+        await fakes.clear_faults()
+
+
+async def test_health_is_refused_when_no_server_is_left(scripted: Any, engine_at: EngineAt, until: Until) -> None:
+    async with scripted() as (server,), engine_at(server) as engine:
+        await engine.health()
+        await server.kill()
+        await until(lambda: engine.metrics()["live_workers"] == 0)
+        with pytest.raises(EngineUnavailableError, match="none of 1 servers"):
+            await engine.health()
+
+
+async def test_samples_of_one_prompt_meet_at_one_server_and_others_spread(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers, engine_at(*servers) as engine:
+        await asyncio.gather(*(engine.generate(PROMPT, PARAMS, request_id=f"r{i}") for i in range(8)))
+        assert sorted(len(server.requests) for server in servers) == [0, 8]
+        prompts = [np.array([number, 7], np.int32) for number in range(200)]
+        await asyncio.gather(*(engine.generate(ids, PARAMS, request_id="x") for ids in prompts))
+        assert min(len(server.requests) for server in servers) > 50
+
+
+@pytest.mark.parametrize("path", ["/workers", "/list_workers"])
+async def test_a_router_under_workers_is_refused(scripted: Any, engine_at: EngineAt, path: str) -> None:
+    async with scripted() as (server,):
+        answer = {"/workers": {"workers": []}, "/list_workers": {"urls": []}}[path]
+
+        async def listed(_request: Any) -> Any:
+            from aiohttp import web
+
+            return web.json_response(answer)
+
+        server.answers[path] = listed
+        with pytest.raises(EngineProtocolError, match=r"is a router: give it as engine\.sglang\.router"):
+            await engine_at(server).__aenter__()
+
+
+async def test_what_is_no_sglang_server_is_refused(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted() as (server,):
+        server.answers["/get_model_info"] = server.answers["/nothing"] = _not_found
+        with pytest.raises(EngineProtocolError, match="not an SGLang server"):
+            await engine_at(server).__aenter__()
+
+
+async def _not_found(_request: Any) -> Any:
+    from aiohttp import web
+
+    return web.Response(status=404)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"loads": []}, {"loads": [3]}, {"loads": [{"num_running_reqs": None}]}, {"loads": [{"gen_throughput": "x"}]}],
+)
+async def test_a_load_that_makes_no_sense_is_as_good_as_none(scripted: Any, engine_at: EngineAt, content: Any) -> None:
+    async with scripted() as (server,), engine_at(server) as engine:
+
+        async def answer(_request: Any) -> Any:
+            return web.json_response(content)
+
+        server.answers["/v1/loads"] = answer
+        assert await engine.load() == EngineLoad(running=0, waiting=0)
+
+
+@pytest.mark.parametrize("version", [None, [], "latest"])
+async def test_a_version_without_a_number_is_refused(scripted: Any, engine_at: EngineAt, version: Any) -> None:
+    async with scripted() as (server,):
+        server.version = version
+        with pytest.raises(EngineProtocolError, match="has no policy version in it"):
+            await engine_at(server).__aenter__()
+
+
+async def test_nobody_at_the_address_is_told_with_the_time_waited(engine_at: EngineAt) -> None:
+    engine = engine_at("http://127.0.0.1:9", startup_timeout_seconds=0.3)
+    with pytest.raises(EngineUnavailableError, match=r"startup_timeout_seconds = 0\.3: http://127\.0\.0\.1:9/health"):
+        await engine.__aenter__()
+
+
+async def test_servers_at_different_versions_are_refused(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers:
+        servers[1].version = "4"
+        with pytest.raises(EngineProtocolError, match=r"different versions .* has 0, .* has 4"):
+            await engine_at(*servers).__aenter__()
+
+
+async def test_the_version_that_all_serve_is_where_the_engine_begins(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers:
+        for server in servers:
+            server.version = "v7"
+        async with engine_at(*servers) as engine:
+            assert engine.policy_version == 7
+            assert engine.precision == "bf16"
+
+
+async def test_a_context_that_the_server_has_not_is_refused(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted() as (server,):
+        with pytest.raises(EngineProtocolError, match=r"engine\.context_length = 200000: .* takes 100000"):
+            await engine_at(server, context_length=200_000).__aenter__()

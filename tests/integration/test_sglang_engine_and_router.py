@@ -1,0 +1,94 @@
+"""The SGLang engine through the real ``sglang-router``, over fake servers that take their time."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import STDOUT, Popen
+
+import numpy as np
+import pytest
+
+from rollfeed.config import SGLangSettings
+from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.testing import CharTokenizer
+from rollfeed.testing.fake_sglang import start_fake_sglang
+from rollfeed.types import Completion, FinishKind, SamplingParams
+
+PARAMS = SamplingParams(max_new_tokens=100)
+PROMPT = np.arange(10, dtype=np.int32)
+OWN_ENVIRONMENT = Path(__file__).parents[2] / ".venv-router"
+
+
+def router_python() -> str:
+    """The Python that has the wheel; without one there is nothing to test."""
+    named = os.environ.get("ROLLFEED_ROUTER_PYTHON", str(OWN_ENVIRONMENT / "bin" / "python"))
+    if not Path(named).exists():
+        pytest.skip("no sglang-router: `make install` makes .venv-router, ROLLFEED_ROUTER_PYTHON names another one")
+    return named
+
+
+@contextmanager
+def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("127.0.0.1", 0))
+        port, metrics_port = (each.getsockname()[1] for each in (first, second))
+    options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "round_robin"]
+    options += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+    with log.open("w") as file:
+        process = Popen([router_python(), "-m", "sglang_router.launch_router", *options], stdout=file, stderr=STDOUT)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(engine: SGLangEngine, name: str, count: int) -> list[asyncio.Task[Completion]]:
+    return [
+        asyncio.create_task(engine.generate(PROMPT + number, PARAMS, request_id=f"{name}{number}"))
+        for number in range(count)
+    ]
+
+
+def kinds(completions: Sequence[Completion]) -> set[FinishKind]:
+    assert all(len(each.token_ids) == len(each.logprobs) for each in completions)
+    return {each.finish_reason.kind for each in completions}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")
+async def test_weights_aborts_and_a_lost_server_behind_the_real_router(tmp_path: Path) -> None:
+    model = {"num_slots": 8, "median_length": 60.0, "max_length": 100}
+    async with start_fake_sglang(mode="time-model", num_workers=2, time_model=model) as fakes:
+        with running_router(fakes.addresses, tmp_path / "log.txt") as address:
+            settings = SGLangSettings(router=address, concurrency=32, probe_interval_seconds=0.3)
+            async with SGLangEngine(settings, context_length=4096, tokenizer=CharTokenizer()) as engine:
+                asked = ask(engine, "updated", 40)
+                await fakes.wait_until(lambda stats: stats["requests"].get("/generate", 0) > 0)
+                await engine.update_weights({"w": np.zeros(3, np.float32)}, policy_version=1)
+                completions = await asyncio.gather(*asked)
+                assert FinishKind.ABORT not in kinds(completions)
+                versions = [span.policy_version for each in completions for span in each.version_spans]
+                assert set(versions) == {0, 1}
+
+                before = (await fakes.stats())["requests"]["/generate"]
+                asked = ask(engine, "aborted", 40)
+                await fakes.wait_until(lambda stats: stats["requests"]["/generate"] > before)
+                await engine.abort()
+                assert FinishKind.ABORT in kinds(await asyncio.gather(*asked))
+
+                asked = ask(engine, "moved", 60)
+                await asyncio.sleep(0)
+                await fakes.add_fault("refuse", worker=1, seconds=3.0)
+                assert FinishKind.ABORT not in kinds(await asyncio.gather(*asked))
+                async with asyncio.timeout(60):
+                    while engine.metrics()["readmitted_workers"] < 1:  # noqa: ASYNC110 - it has no event
+                        await asyncio.sleep(0.05)
+                completions = await asyncio.gather(*ask(engine, "after", 20))
+                assert {span.policy_version for each in completions for span in each.version_spans} == {1}
+                assert engine.metrics()["dead_workers"] == 1
+                assert engine.metrics()["rejected_replies"] == 0
