@@ -42,9 +42,9 @@ from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.types import Completion, SamplingParams
 
-CONCURRENCIES = (64, 128, 192, 256, 384, 512, 768, 1024)
+CONCURRENCIES = (64, 128, 192, 256, 320, 512, 1024)
 PROMPT_TOKENS = 150
-NEW_TOKENS = 256
+NEW_TOKENS = 192
 CONTEXT_LENGTH = 2048
 ENVIRONMENTS = ("core/compare_max", "core/add_numbers", "core/copy_text", "core/constrained_words")
 
@@ -213,13 +213,13 @@ name = "reward_std"
         rates: dict[int, float] = {}
         for count in (CONCURRENCIES[1], *CONCURRENCIES):  # the first one warms up
             async with self.engine([self.arguments.server], concurrency=count) as engine:
-                rates[count] = await self._throughput(engine, num_requests=max(1536, 2 * count))
+                rates[count] = await self._throughput(engine, num_requests=max(768, 2 * count))
         async with self.engine([self.arguments.server]) as engine:
             limits: list[float] = []
-            adaptive = [await self._throughput(engine, num_requests=2048, limits=limits) for _ in range(4)]
+            adaptive = [await self._throughput(engine, num_requests=1280, limits=limits) for _ in range(4)]
         best = max(rates, key=lambda count: rates[count])
         async with self.engine([self.arguments.server], concurrency=best) as engine:
-            again = await self._throughput(engine, num_requests=2048)
+            again = await self._throughput(engine, num_requests=1280)
         steady = statistics.mean(adaptive[2:])
         return {
             "fixed_tokens_per_second": {str(count): round(rate) for count, rate in rates.items()},
@@ -238,7 +238,7 @@ name = "reward_std"
         async def one(index: int, prompt: NDArray[np.int32]) -> None:
             await engine.generate(prompt, params, request_id=f"c{index}")
             ends.append(time.perf_counter())
-            if limits is not None and len(ends) % 256 == 0:
+            if limits is not None and len(ends) % 128 == 0:
                 limits.append(engine.metrics()["concurrency_limit"])
 
         await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(self.prompts(num_requests))))
@@ -282,7 +282,7 @@ name = "reward_std"
         )
         async with rollouts:
             await rollouts.generate_batch()
-            for _ in range(6):
+            for _ in range(4):
                 started = time.perf_counter()
                 await rollouts.generate_batch()
                 whole.append(time.perf_counter() - started)

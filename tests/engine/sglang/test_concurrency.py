@@ -59,6 +59,14 @@ def test_all_slots_are_used_and_few_requests_queue(noise: float) -> None:
     assert 96 <= limit.limit <= 110
 
 
+def test_one_bad_window_does_not_end_the_doubling() -> None:
+    limit = AdaptiveLimit(num_workers=1, ceiling=1024)
+    for index in range(12):
+        rate = 1.0 if index in (3, 7) else float(limit.limit)
+        limit.observe(Window(rate, limit.limit, 0, limit.limit))
+    assert limit.limit >= 512
+
+
 def test_a_rate_that_only_grows_is_followed_to_the_ceiling() -> None:
     assert np.mean(settle(slots(4096), windows=400)) > 0.95
 
@@ -67,7 +75,7 @@ def test_what_is_not_asked_for_teaches_nothing() -> None:
     limit = AdaptiveLimit(num_workers=2, ceiling=1024)
     for _ in range(20):
         limit.observe(Window(tokens_per_second=10.0, running=3, waiting=0, in_flight=3))
-    assert limit.limit == 64
+    assert limit.limit == 128
 
 
 def test_a_refusal_lowers_the_limit_once_a_window() -> None:
@@ -75,17 +83,17 @@ def test_a_refusal_lowers_the_limit_once_a_window() -> None:
     limit.observe(Window(0.0, 0, 0, 0))
     for _ in range(5):
         limit.refused()
-    assert limit.limit == 24
+    assert limit.limit == 48
 
 
 def test_the_limit_follows_the_workers_that_are_alive() -> None:
     limit = AdaptiveLimit(num_workers=4, ceiling=1024)
     limit.set_num_workers(3)
-    assert limit.limit == 96
+    assert limit.limit == 192
     limit.set_num_workers(0)
-    assert limit.limit == 96
+    assert limit.limit == 192
     limit.set_num_workers(4)
-    assert limit.limit == 128
+    assert limit.limit == 256
 
 
 def test_the_ceiling_holds() -> None:

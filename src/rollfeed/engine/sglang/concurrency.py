@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rollfeed.engine.sglang.flights import Flight
 
-_START_A_WORKER = 32
+_START_A_WORKER = 64
 _FULL = 0.9
 """Share of the limit that must be in use for a window to tell anything about it."""
 _GAIN = 1.05
@@ -26,7 +26,11 @@ _FORGET = 0.998
 """Share of the best throughput that is still believed a window later; responses grow and workloads change."""
 _TRUST = 0.3
 """Weight of a further measurement at the best limit: one lucky window must not be the mark for ever."""
-_FIRST_HOLD, _LONGEST_HOLD = 15, 240
+_NUM_DOUBTS = 2
+"""Windows in a row that must say that a doubling did not pay: one may have been the end of a step."""
+_STEP = 8
+"""Outside of doubling the limit grows by one part in so many."""
+_FIRST_HOLD, _LONGEST_HOLD = 6, 120
 """Windows without growth after a fall; twice as many after each further one."""
 
 
@@ -51,6 +55,7 @@ class AdaptiveLimit:
         self._best_rate = 0.0
         self._best_limit = self.limit
         self._doubling = True
+        self._num_doubts = 0
         self._hold = 0
         self._next_hold = _FIRST_HOLD
         self._has_settled = False
@@ -95,17 +100,21 @@ class AdaptiveLimit:
         elif rate > self._best_rate * (_GAIN if self._doubling else 1.0):
             self._best_rate, self._best_limit = rate, self.limit
         elif self._doubling or (rate < _LOSS * self._best_rate and self.limit > self._best_limit):
-            self._fall_to(self._best_limit)
+            self._num_doubts += 1
+            if self._num_doubts == _NUM_DOUBTS:
+                self._fall_to(self._best_limit)
             return
+        self._num_doubts = 0
         if self._hold:
             self._hold -= 1
         elif self._doubling:
             self._set(2 * self.limit)
         else:
-            self._set(self.limit + max(1, self.limit // 16))
+            self._set(self.limit + max(1, self.limit // _STEP))
 
     def _fall_to(self, limit: int) -> None:
         self._doubling = False
+        self._num_doubts = 0
         self._hold = self._next_hold
         self._next_hold = min(2 * self._next_hold, _LONGEST_HOLD)
         self._set(limit)

@@ -17,8 +17,18 @@ from rollfeed.errors import EngineError, EngineProtocolError
 _log = logging.getLogger(__name__)
 
 _MEASURING_SECONDS = 1.0
+_FEW_REQUESTS = 8
 _SUSPECTED_SHARE = 0.2
 """Of the probing interval, while a worker's last probe failed."""
+
+
+class Served(NamedTuple):
+    """What has come back from the workers since the engine was entered, aborted requests included."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+    """That the requests were at the workers, added up."""
 
 
 class ProbePlan(NamedTuple):
@@ -44,20 +54,20 @@ class Monitor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._versions: dict[str, int] = {}
 
-    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, num_sampled: Callable[[], int]) -> None:
+    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, served: Callable[[], Served]) -> None:
         """Begin; ``limit`` is steered when there is one.
 
         Args:
             limit: Fed with what the workers achieve.
             permits: What the limit is applied to.
-            num_sampled: Tokens received so far, for servers that do not tell their throughput.
+            served: What has come back so far.
         """
         for worker in self._pool.workers:
             self._spawn(worker.address, self._watch(worker))
         if self._router is not None:
             self._spawn("router", self._follow_router(self._router))
         if limit is not None:
-            self._spawn("load", self._steer(limit, permits, num_sampled))
+            self._spawn("load", self._steer(limit, permits, served))
 
     async def close(self) -> None:
         """End all tasks; an error that should not have happened in one of them is raised."""
@@ -139,22 +149,25 @@ class Monitor:
                     self._pool.forget(known[address])
                     self._tasks.pop(address).cancel()
 
-    async def _steer(self, limit: AdaptiveLimit, permits: Permits, num_sampled: Callable[[], int]) -> None:
-        loop = asyncio.get_running_loop()
-        since, sampled = loop.time(), num_sampled()
+    async def _steer(self, limit: AdaptiveLimit, permits: Permits, served: Callable[[], Served]) -> None:
+        before = served()
         while True:
             await asyncio.sleep(_MEASURING_SECONDS)
             in_flight = sum(1 for _ in self._pool.flights)
             loads = await asyncio.gather(*(self._load(worker) for worker in self._pool.live))
-            now, total = loop.time(), num_sampled()
+            now = served()
             rates = [load.tokens_per_second for load in loads if load is not None]
             told = [rate for rate in rates if rate is not None]
-            own_rate = (total - sampled) / max(now - since, 1e-3)
-            since, sampled = now, total
+            rate = _rate(before, now, in_flight)
+            if rate is None and len(told) == len(loads) > 0:
+                rate = sum(told)
+            if rate is None:
+                continue  # the window goes on until enough requests have come back
+            before = now
             limit.set_num_workers(len(self._pool.live))
             limit.observe(
                 Window(
-                    tokens_per_second=sum(told) if len(told) == len(loads) > 0 else own_rate,
+                    tokens_per_second=rate,
                     running=sum(load.running for load in loads if load is not None),
                     waiting=sum(load.waiting for load in loads if load is not None),
                     in_flight=in_flight,
@@ -167,3 +180,16 @@ class Monitor:
             return await read_load(worker.address, http=self._http)
         except EngineError:
             return None  # its probes find out what is the matter
+
+
+def _rate(before: Served, now: Served, in_flight: int) -> float | None:
+    """Return tokens per second by Little's law, or None when too few requests have come back.
+
+    Requests at the workers, times what each of them gets per second while it is there. Unlike a count of tokens it
+    does not depend on when in the window requests end, and unlike the servers' own figure, which covers their last
+    few steps and says nothing of prefill, it does not jump.
+    """
+    num_requests, seconds = now.num_requests - before.num_requests, now.seconds - before.seconds
+    if num_requests < max(_FEW_REQUESTS, in_flight // 8) or seconds <= 0.0:
+        return None
+    return in_flight * (now.num_tokens - before.num_tokens) / seconds
