@@ -5,6 +5,9 @@ INSTALLED := $(VENV)/.installed
 ROUTER_VENV := .venv-router
 ROUTER_INSTALLED := $(ROUTER_VENV)/.installed
 
+# Folders of tests that start servers and processes, or take long; `make test` runs them too.
+SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
+
 .PHONY: install demo test check soak settings
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
@@ -34,7 +37,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/vulture
-	$(BIN)/python -m pytest -q -m "not soak and not model"
+	$(BIN)/python -m pytest -q -m "not soak and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
 soak: install
 	$(BIN)/python -m pytest -q -m soak

@@ -42,7 +42,8 @@ from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.types import Completion, SamplingParams
 
-CONCURRENCIES = (64, 128, 192, 256, 320, 512, 1024)
+CONCURRENCIES = (64, 128, 256, 512)
+NUM_REQUESTS = 768
 PROMPT_TOKENS = 150
 NEW_TOKENS = 192
 CONTEXT_LENGTH = 2048
@@ -211,15 +212,15 @@ name = "reward_std"
     async def concurrency(self) -> dict[str, Any]:
         """Compare fixed numbers of requests with the one that is found."""
         rates: dict[int, float] = {}
-        for count in (CONCURRENCIES[1], *CONCURRENCIES):  # the first one warms up
+        for count in CONCURRENCIES:
             async with self.engine([self.arguments.server], concurrency=count) as engine:
-                rates[count] = await self._throughput(engine, num_requests=max(768, 2 * count))
+                rates[count] = await self._throughput(engine, num_requests=NUM_REQUESTS)
         async with self.engine([self.arguments.server]) as engine:
             limits: list[float] = []
-            adaptive = [await self._throughput(engine, num_requests=1280, limits=limits) for _ in range(4)]
+            adaptive = [await self._throughput(engine, num_requests=NUM_REQUESTS, limits=limits) for _ in range(4)]
         best = max(rates, key=lambda count: rates[count])
         async with self.engine([self.arguments.server], concurrency=best) as engine:
-            again = await self._throughput(engine, num_requests=1280)
+            again = await self._throughput(engine, num_requests=NUM_REQUESTS)
         steady = statistics.mean(adaptive[2:])
         return {
             "fixed_tokens_per_second": {str(count): round(rate) for count, rate in rates.items()},
@@ -231,19 +232,21 @@ name = "reward_std"
         }
 
     async def _throughput(self, engine: SGLangEngine, *, num_requests: int, limits: list[float] | None = None) -> float:
-        """Return tokens per second from the first tenth of the requests to the last tenth."""
-        params = SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
-        ends: list[float] = []
+        """Return tokens per second over all requests; their lengths differ, so that they do not end together."""
+        generator = np.random.default_rng(self.arguments.seed)
+        lengths = generator.integers(NEW_TOKENS // 2, 3 * NEW_TOKENS // 2, num_requests).tolist()
+        ends: list[int] = []
 
         async def one(index: int, prompt: NDArray[np.int32]) -> None:
-            await engine.generate(prompt, params, request_id=f"c{index}")
-            ends.append(time.perf_counter())
+            params = SamplingParams(max_new_tokens=lengths[index], min_new_tokens=lengths[index])
+            completion = await engine.generate(prompt, params, request_id=f"c{index}")
+            ends.append(len(completion.token_ids))
             if limits is not None and len(ends) % 128 == 0:
                 limits.append(engine.metrics()["concurrency_limit"])
 
+        started = time.perf_counter()
         await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(self.prompts(num_requests))))
-        first, last = len(ends) // 10, len(ends) * 9 // 10
-        return (last - first) * NEW_TOKENS / (ends[last] - ends[first])
+        return sum(ends) / (time.perf_counter() - started)
 
     async def overhead(self) -> dict[str, Any]:
         """Time whole steps with everything on, and the bare requests of such a step, in turn."""

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Window
+from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput, Window
 from rollfeed.engine.sglang.flights import Flight, FlightAbortedError
 from rollfeed.types import SamplingParams
 
@@ -142,3 +142,23 @@ async def test_a_cancelled_or_aborted_waiter_takes_no_permit() -> None:
         await refused
     await last
     assert permits.num_taken == 1
+
+
+async def test_throughput_counts_requests_that_began_after_the_limit_changed() -> None:
+    throughput = Throughput()
+    now = asyncio.get_running_loop().time()
+    for _ in range(40):
+        throughput.note(began=now - 2.0, ended=now, num_tokens=1000)
+    throughput.restart(changed=True)
+    assert throughput.take(64) is None
+    for _ in range(40):
+        throughput.note(began=now - 2.0, ended=now, num_tokens=1000)
+    assert throughput.take(64) is None
+    later = asyncio.get_running_loop().time() + 1.0
+    for _ in range(8):
+        throughput.note(began=later, ended=later + 2.0, num_tokens=100)
+    assert throughput.take(64) == 64 * 50.0
+    throughput.restart(changed=False)
+    for _ in range(8):
+        throughput.note(began=later, ended=later + 1.0, num_tokens=100)
+    assert throughput.take(64) == 64 * 100.0

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rollfeed.engine.sglang.flights import Flight
 
 _START_A_WORKER = 64
+_FEW_REQUESTS = 8
 _FULL = 0.9
 """Share of the limit that must be in use for a window to tell anything about it."""
 _GAIN = 1.05
@@ -45,6 +46,47 @@ class Window(NamedTuple):
     """Requests of this client."""
 
 
+class Throughput:
+    """Tokens per second by Little's law: requests at the workers, times what each gets while it is there.
+
+    Unlike a count of tokens it does not depend on when in the window requests end, and unlike the servers' own figure,
+    which covers their last few steps and says nothing of prefill, it does not jump. Only requests that began after the
+    last change of the limit count: the others were served at another one.
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._window_began = 0.0
+        self._num_requests = 0
+        self._num_tokens = 0
+        self._seconds = 0.0
+
+    def note(self, *, began: float, ended: float, num_tokens: int) -> None:
+        """Count a request that was at the workers between these times of the event loop."""
+        if began >= self._since:
+            self._num_requests += 1
+            self._num_tokens += num_tokens
+            self._seconds += ended - began
+
+    @property
+    def seconds_waited(self) -> float:
+        """How long this window lasts already."""
+        return asyncio.get_running_loop().time() - self._window_began
+
+    def take(self, in_flight: int) -> float | None:
+        """Return tokens per second, or None while too few requests have come back."""
+        if self._num_requests < max(_FEW_REQUESTS, in_flight // 8) or self._seconds <= 0.0:
+            return None
+        return in_flight * self._num_tokens / self._seconds
+
+    def restart(self, *, changed: bool) -> None:
+        """Begin another window; ``changed`` tells that the limit is another one from now on."""
+        self._window_began = asyncio.get_running_loop().time()
+        if changed:
+            self._since = self._window_began
+        self._num_requests, self._num_tokens, self._seconds = 0, 0, 0.0
+
+
 class AdaptiveLimit:
     """Additive increase, multiplicative decrease of a number of requests; fed a :class:`Window` at a time."""
 
@@ -59,14 +101,12 @@ class AdaptiveLimit:
         self._hold = 0
         self._next_hold = _FIRST_HOLD
         self._has_settled = False
+        """Whether the limit has been measured since it was set; refusals before that say nothing new."""
 
     def observe(self, window: Window) -> None:
         """Learn from a window and set :attr:`limit` for the next one."""
         self._best_rate *= _FORGET
-        if not self._has_settled:
-            # The first window after a change mixes two limits.
-            self._has_settled = True
-            return
+        self._has_settled = True
         if window.waiting > max(1, window.running // 20):
             self._shrink_to_running(window)
         elif window.in_flight >= _FULL * self.limit:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.http import Http
-from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits
+from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput
 from rollfeed.engine.sglang.connecting import connect
 from rollfeed.engine.sglang.counters import Counters
 from rollfeed.engine.sglang.dispatch import Dispatcher, DispatchParts
 from rollfeed.engine.sglang.flights import Flight, FlightAbortedError, Turnstile
-from rollfeed.engine.sglang.monitor import Monitor, ProbePlan, Served
+from rollfeed.engine.sglang.monitor import Monitor, ProbePlan
 from rollfeed.engine.sglang.weights import WeightFolders, WeightUpdater
 from rollfeed.engine.sglang.workers import Orphans, WorkerPool, abort_at, read_load
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
@@ -63,7 +63,7 @@ class SGLangEngine(Engine):
         self._tokenizer = tokenizer
         self._flights: set[Flight] = set()
         self._has_none = asyncio.Event()
-        self._served = Served()
+        self._throughput = Throughput()
         self._takes_images = False
         self._is_open = False
         self._folders = WeightFolders(
@@ -163,12 +163,8 @@ class SGLangEngine(Engine):
             self._flights.discard(flight)
             if not self._flights:
                 self._has_none.set()
-            seconds = asyncio.get_running_loop().time() - started - queued
-            self._served = Served(
-                self._served.num_requests + 1,
-                self._served.num_tokens + flight.num_sampled,
-                self._served.seconds + seconds,
-            )
+            now = asyncio.get_running_loop().time()
+            self._throughput.note(began=started + queued, ended=now, num_tokens=flight.num_sampled)
         return self._completion(flight, None, queued, started)
 
     async def abort(self, request_id: str | None = None) -> None:
@@ -327,7 +323,7 @@ class SGLangEngine(Engine):
         )
         stack.callback(self._dispatcher.close)
         stack.push_async_callback(self._leave)
-        monitor.start(limit=limit, permits=self._permits, served=lambda: self._served)
+        monitor.start(limit=limit, permits=self._permits, throughput=self._throughput)
         stack.push_async_callback(monitor.close)
 
     async def _leave(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 from rollfeed.engine.http import Http
-from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Window
+from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput, Window
 from rollfeed.engine.sglang.routers import Router
 from rollfeed.engine.sglang.weights import WeightUpdater
 from rollfeed.engine.sglang.workers import Worker, WorkerLoad, WorkerPool, check_health, read_load, read_version
@@ -17,18 +17,10 @@ from rollfeed.errors import EngineError, EngineProtocolError
 _log = logging.getLogger(__name__)
 
 _MEASURING_SECONDS = 1.0
-_FEW_REQUESTS = 8
+_PATIENT_SECONDS = 4.0
+"""After which long responses are not waited for, and what the servers say of their last steps must do."""
 _SUSPECTED_SHARE = 0.2
 """Of the probing interval, while a worker's last probe failed."""
-
-
-class Served(NamedTuple):
-    """What has come back from the workers since the engine was entered, aborted requests included."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
-    """That the requests were at the workers, added up."""
 
 
 class ProbePlan(NamedTuple):
@@ -54,20 +46,20 @@ class Monitor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._versions: dict[str, int] = {}
 
-    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, served: Callable[[], Served]) -> None:
+    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput) -> None:
         """Begin; ``limit`` is steered when there is one.
 
         Args:
             limit: Fed with what the workers achieve.
             permits: What the limit is applied to.
-            served: What has come back so far.
+            throughput: Told of what comes back.
         """
         for worker in self._pool.workers:
             self._spawn(worker.address, self._watch(worker))
         if self._router is not None:
             self._spawn("router", self._follow_router(self._router))
         if limit is not None:
-            self._spawn("load", self._steer(limit, permits, served))
+            self._spawn("load", self._steer(limit, permits, throughput))
 
     async def close(self) -> None:
         """End all tasks; an error that should not have happened in one of them is raised."""
@@ -149,21 +141,18 @@ class Monitor:
                     self._pool.forget(known[address])
                     self._tasks.pop(address).cancel()
 
-    async def _steer(self, limit: AdaptiveLimit, permits: Permits, served: Callable[[], Served]) -> None:
-        before = served()
+    async def _steer(self, limit: AdaptiveLimit, permits: Permits, throughput: Throughput) -> None:
         while True:
             await asyncio.sleep(_MEASURING_SECONDS)
             in_flight = sum(1 for _ in self._pool.flights)
             loads = await asyncio.gather(*(self._load(worker) for worker in self._pool.live))
-            now = served()
             rates = [load.tokens_per_second for load in loads if load is not None]
             told = [rate for rate in rates if rate is not None]
-            rate = _rate(before, now, in_flight)
-            if rate is None and len(told) == len(loads) > 0:
+            rate = throughput.take(in_flight)
+            if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == len(loads) > 0:
                 rate = sum(told)
             if rate is None:
                 continue  # the window goes on until enough requests have come back
-            before = now
             limit.set_num_workers(len(self._pool.live))
             limit.observe(
                 Window(
@@ -173,6 +162,7 @@ class Monitor:
                     in_flight=in_flight,
                 )
             )
+            throughput.restart(changed=limit.limit != permits.limit)
             permits.set_limit(limit.limit)
 
     async def _load(self, worker: Worker) -> WorkerLoad | None:
@@ -180,16 +170,3 @@ class Monitor:
             return await read_load(worker.address, http=self._http)
         except EngineError:
             return None  # its probes find out what is the matter
-
-
-def _rate(before: Served, now: Served, in_flight: int) -> float | None:
-    """Return tokens per second by Little's law, or None when too few requests have come back.
-
-    Requests at the workers, times what each of them gets per second while it is there. Unlike a count of tokens it
-    does not depend on when in the window requests end, and unlike the servers' own figure, which covers their last
-    few steps and says nothing of prefill, it does not jump.
-    """
-    num_requests, seconds = now.num_requests - before.num_requests, now.seconds - before.seconds
-    if num_requests < max(_FEW_REQUESTS, in_flight // 8) or seconds <= 0.0:
-        return None
-    return in_flight * (now.num_tokens - before.num_tokens) / seconds
