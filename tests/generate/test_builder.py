@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,3 +103,13 @@ def test_a_sample_holds_at_most_sixteen_bytes_a_token() -> None:
     sample = builder.build(SampleStatus.COMPLETED, response="")
     held = sample.token_ids.nbytes + sample.loss_mask.nbytes + sample.logprobs.nbytes
     assert held <= 16 * 100_003
+
+
+def test_a_sample_keeps_no_more_in_memory_than_its_own_arrays() -> None:
+    builder = SampleBuilder(request())
+    logprobs = np.zeros(1000, np.float32)[:2]
+    builder.append_completion(replace(completion([5, 6]), logprobs=logprobs))
+    sample = builder.build(SampleStatus.COMPLETED, response="r")
+    assert sample.logprobs.base is None
+    assert sample.loss_mask.base is None
+    assert sample.token_ids.base is None

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollfeed.errors import RunDirectoryError
+from rollfeed.store.columns import write_table
 from rollfeed.store.parquet import (
     batch_table,
     dropped_table,
@@ -21,7 +22,6 @@ from rollfeed.store.parquet import (
     read_groups,
     read_timings,
     timings_table,
-    write_table,
 )
 from rollfeed.store.schema import BATCH_SCHEMA, DROPPED_SCHEMA, TIMINGS_SCHEMA
 from rollfeed.types import DroppedGroup, Group, Prompt, Rollout, Sample, SampleStatus, TrainBatch, VersionSpan

@@ -17,6 +17,7 @@ import pytest
 
 import rollfeed
 from rollfeed.errors import RunDirectoryError, RunFailedError
+from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.types import RunState
 
@@ -339,3 +340,18 @@ def test_killing_the_process_at_any_instant_loses_no_committed_step(tmp_path) ->
         assert run.state.next_step == num_steps + 1
     assert files_of(path) == BASE_FILES.union(*(step_files(step) for step in range(1, num_steps + 1)))
     assert len((path / "metrics.jsonl").read_text().splitlines()) == num_steps
+
+
+def test_isolation_level_is_stored_until_another_run_takes_the_place(
+    tmp_path: Path, make_commit: Callable[..., object]
+) -> None:
+    isolation = Isolation(level=IsolationLevel.LIMITS, network_cut=False, files_hidden=False, detail="tried")
+    with start(tmp_path / "run") as directory:
+        directory.record_isolation(isolation)
+        directory.commit(make_commit(0), reward_key=None)
+    stored = json.loads((tmp_path / "run" / "isolation.json").read_text())
+    assert stored == {"level": "limits", "network_cut": False, "files_hidden": False, "detail": "tried"}
+    with start(tmp_path / "run"):
+        assert (tmp_path / "run" / "isolation.json").exists()
+    with start(tmp_path / "run", overwrite=True):
+        assert not (tmp_path / "run" / "isolation.json").exists()

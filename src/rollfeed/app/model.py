@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollfeed.config import EngineSettings
+from rollfeed.config import EngineSettings, Purpose
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
+from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.errors import ConfigError
 from rollfeed.prompts import load_tokenizer
@@ -43,6 +44,14 @@ def build_engine(model: Model, settings: EngineSettings | None = None, *, determ
         ConfigError: If the checkpoint cannot be served with these settings.
     """
     settings = settings or EngineSettings()
+    if settings.openai is not None:
+        return OpenAIEngine(
+            settings.openai,
+            context_length=settings.context_length,
+            tokenizer=model.tokenizer,
+            exact=settings.openai.purpose is Purpose.TRAINING,
+            checkpoint=model.checkpoint,
+        )
     if settings.sglang is None:
         return _embedded_engine(model, settings, deterministic=deterministic)
     return SGLangEngine(

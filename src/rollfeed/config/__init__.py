@@ -5,6 +5,7 @@ from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSet
 from rollfeed.config.filters import FilterSettings, FiltersSettings
 from rollfeed.config.load import load_settings, validate_settings
 from rollfeed.config.model import ModelSettings
+from rollfeed.config.openai_engine import OpenAISettings, Purpose
 from rollfeed.config.plugins import PluginSettings
 from rollfeed.config.prompts import DatasetSettings, EnvironmentSettings, PromptSettings
 from rollfeed.config.reward import (
@@ -30,9 +31,11 @@ __all__ = [
     "GroupFailurePolicy",
     "Kernels",
     "ModelSettings",
+    "OpenAISettings",
     "PluginSettings",
     "Precision",
     "PromptSettings",
+    "Purpose",
     "Refill",
     "RemoteForm",
     "RemoteRewardSettings",

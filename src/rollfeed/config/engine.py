@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from rollfeed.config.openai_engine import OpenAISettings
 from rollfeed.config.section import Section
 
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
@@ -107,7 +108,7 @@ class SGLangSettings(Section):
 
 
 class EngineSettings(Section):
-    """The embedded engine, inside this process; or, with a table `[engine.sglang]`, SGLang servers."""
+    """The embedded engine, inside this process; or, with a table `[engine.sglang]` or `[engine.openai]`, servers."""
 
     threads: int = Field(default=0, ge=0, le=4096)
     """CPU threads of the embedded engine; 0 chooses by measurement when it starts, up to the physical cores open to
@@ -129,6 +130,8 @@ class EngineSettings(Section):
     """What the embedded engine runs on: `cpu`, or a GPU such as `cuda:0`."""
     sglang: SGLangSettings | None = None
     """SGLang servers to use instead of the embedded engine."""
+    openai: OpenAISettings | None = None
+    """An OpenAI-style server, such as vLLM, to use instead of the embedded engine."""
 
     @field_validator("device", mode="after")
     @classmethod
@@ -136,6 +139,12 @@ class EngineSettings(Section):
         if not is_device(device):
             raise ValueError(f"{device!r} is not a device: write cpu, or cuda:0 for the first GPU")
         return device
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_servers(self) -> EngineSettings:
+        if self.sglang is not None and self.openai is not None:
+            raise ValueError("sglang and openai are both given: remove one of the tables")
+        return self
 
 
 def is_device(name: str) -> bool:

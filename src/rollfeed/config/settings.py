@@ -18,14 +18,25 @@ from rollfeed.config.rollout import RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Section
 
-FREE_TO_CHANGE = ("engine.threads", "rollout.num_rollout", "rollout.watchdog_seconds", "rollout.abort_grace_seconds")
+FREE_TO_CHANGE = (
+    "engine.threads",
+    "rollout.num_rollout",
+    "rollout.watchdog_seconds",
+    "rollout.abort_grace_seconds",
+    "reward.workers.num_workers",
+    "reward.code.concurrency",
+    "reward.remote.url",
+    "reward.remote.concurrency",
+)
 """Settings that may differ when an unfinished run is continued; all others decide what a run is.
 
 The number of threads comes first: it changes the rounding, and so counts in a deterministic run.
 """
 
-SERVERS = "engine.sglang."
-"""Settings below it may differ as well: servers come and go, and answer for the same weights."""
+SERVERS = ("engine.sglang.", "engine.openai.")
+"""Settings below them may differ as well, but for what samples are for: servers come and go, and answer for the same
+weights.
+"""
 
 
 class Settings(Section):
@@ -87,7 +98,11 @@ class Settings(Section):
         """Return the settings that decide what a run is, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
         free = FREE_TO_CHANGE[1:] if self.rollout.deterministic else FREE_TO_CHANGE
-        return {key: value for key, value in flat.items() if key not in free and not key.startswith(SERVERS)}
+        return {
+            key: value
+            for key, value in flat.items()
+            if key not in free and (not key.startswith(SERVERS) or key == "engine.openai.purpose")
+        }
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -67,9 +67,9 @@ class SampleBuilder:
 
     def append_inserted(self, token_ids: NDArray[np.int32], *, policy_version: int) -> None:
         """Append tokens that were not sampled, such as a tool's output; they are not trained on."""
-        zeros = np.zeros(len(token_ids), np.float32)
+        mask, logprobs = np.zeros((2, len(token_ids)), np.float32)
         spans = [VersionSpan(0, len(token_ids), policy_version)] if len(token_ids) else []
-        self._append(token_ids, zeros, zeros, spans)
+        self._append(token_ids, mask, logprobs, spans)
 
     def build(self, status: SampleStatus, *, response: str) -> Sample:
         """Return the sample as it stands."""
@@ -77,8 +77,8 @@ class SampleBuilder:
         return Sample(
             token_ids=self.token_ids,
             response_length=self.response_length,
-            loss_mask=np.concatenate([*self._loss_mask, np.empty(0, np.float32)]),
-            logprobs=np.concatenate([*self._logprobs, np.empty(0, np.float32)]),
+            loss_mask=_joined(self._loss_mask),
+            logprobs=_joined(self._logprobs),
             version_spans=tuple(self._spans),
             status=status,
             group_index=request.group_index,
@@ -114,3 +114,10 @@ class SampleBuilder:
         if self._spans and self._spans[-1].policy_version == policy_version:
             start = self._spans.pop().start
         self._spans.append(VersionSpan(start, end, policy_version))
+
+
+def _joined(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return the arrays as one; the only one as it is, unless it is a view that keeps more than itself in memory."""
+    if len(arrays) == 1 and arrays[0].base is None:
+        return arrays[0]
+    return np.concatenate([*arrays, np.empty(0, np.float32)])

@@ -22,11 +22,10 @@ async def single_turn(
     if budget == 0:
         response = request.partial.response if request.partial is not None else ""
         return [builder.build(SampleStatus.TRUNCATED, response=response)]
-    params = replace(
-        request.params,
-        max_new_tokens=budget,
-        min_new_tokens=min(budget, max(0, request.params.min_new_tokens - resumed_at)),
-    )
+    params = request.params
+    if resumed_at or budget < max(params.max_new_tokens, params.min_new_tokens):
+        min_new_tokens = min(budget, max(0, params.min_new_tokens - resumed_at))
+        params = replace(params, max_new_tokens=budget, min_new_tokens=min_new_tokens)
     completion = await endpoint.generate(
         builder.token_ids,
         params,

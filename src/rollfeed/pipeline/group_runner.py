@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -83,6 +84,7 @@ class GroupRunner:
         self._failures = failures
         self._observer = observer
         self._retries = plan.failure_retries if plan.failure_policy is GroupFailurePolicy.RETRY else 0
+        self._reward_failures: Counter[Outcome] = Counter()
         self.phases: dict[int, str] = {}
         """What each running group is doing, by group index."""
 
@@ -170,12 +172,19 @@ class GroupRunner:
             verdicts = await self._scorer.score(rollouts, draw.prompt)
             for verdict in verdicts:
                 if verdict.outcome is not Outcome.OK:
+                    self._reward_failures[verdict.outcome] += 1
                     self._failures.record(_reward_cause(verdict, draw))
             scored = [_scored(rollout, verdict, draw) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
             if all(verdict.outcome is Outcome.OK for verdict in verdicts):
                 return scored
             rollouts = [new if new.error is None else old for new, old in zip(scored, rollouts, strict=True)]
         return scored
+
+    def take_reward_failures(self) -> dict[str, int]:
+        """Return how many gradings failed since the last call, by outcome."""
+        counts = {each.value: self._reward_failures[each] for each in (Outcome.TIMEOUT, Outcome.ERROR)}
+        self._reward_failures.clear()
+        return counts
 
     def _describe(self, error: Exception, draw: PromptDraw) -> str:
         where = f"prompt {draw.prompt.prompt_id}"

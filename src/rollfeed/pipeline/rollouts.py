@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rollfeed.config import RolloutSettings
+from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.failures import FailureBudget
 from rollfeed.pipeline.gate import EngineGate
@@ -143,7 +144,8 @@ class Rollouts:
         context = self._context(step)
         self._gate.open()
         try:
-            output = await self._make_step(context)
+            with rare_collections():
+                output = await self._make_step(context)
             check_output(output, context)
             batch = self._parts.cut_batch(output.groups, step=step, policy_version=self._engine.policy_version)
         except BaseException:

@@ -9,6 +9,8 @@ from typing import Any
 
 from rollfeed.errors import RunFailedError
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 def to_json(value: Any, what: str) -> str:
     """Return JSON text that is valid UTF-8, keys in their order.
@@ -17,7 +19,7 @@ def to_json(value: Any, what: str) -> str:
         RunFailedError: If the value is not JSON; the message says ``what`` it is.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        text = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
         raise RunFailedError(
             f"{what} cannot be stored: {error}; use JSON values (text, numbers, lists, dicts)"
@@ -38,4 +40,4 @@ def metrics_json(metrics: Mapping[str, float]) -> str:
 
 def printable_utf8(text: str) -> str:
     r"""Return text that UTF-8 can carry; a lone surrogate becomes ``\udXXX``, as JSON escapes it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

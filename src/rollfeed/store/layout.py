@@ -5,6 +5,7 @@
     run.lock                     held by the process that works on the run
     journal.sqlite               what is committed; a step exists when it is in here
     settings.json                the resolved settings
+    isolation.json               at which isolation level programs ran, if any did
     metrics.jsonl                one line a step, derived from the journal
     batches/step-000001.parquet  the batch of a step
     dropped/step-000001.parquet  the groups it dropped, if any
@@ -19,6 +20,7 @@ from pathlib import Path
 LOCK = "run.lock"
 JOURNAL = "journal.sqlite"
 SETTINGS = "settings.json"
+ISOLATION = "isolation.json"
 METRICS = "metrics.jsonl"
 BATCHES, DROPPED, TIMINGS = "batches", "dropped", "timings"
 STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS)
@@ -26,7 +28,14 @@ STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS)
 _STEP_FILE = re.compile(r"step-(\d{6,})\.parquet")
 _TEMPORARY_STEP_FILE = re.compile(r"\.step-\d{6,}\.parquet\.tmp")
 _TEMPORARY_FILES = frozenset(
-    {f".{SETTINGS}.tmp", f".{METRICS}.tmp", f".{JOURNAL}.tmp", f".{JOURNAL}.tmp-journal", f".{JOURNAL}.tmp-wal"}
+    {
+        f".{SETTINGS}.tmp",
+        f".{ISOLATION}.tmp",
+        f".{METRICS}.tmp",
+        f".{JOURNAL}.tmp",
+        f".{JOURNAL}.tmp-journal",
+        f".{JOURNAL}.tmp-wal",
+    }
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rollfeed.errors import RunDirectoryError
+from rollfeed.store.columns import is_numbers, table_of
 from rollfeed.store.json_text import printable_utf8, to_json
 from rollfeed.store.schema import BATCH_SCHEMA, DROPPED_SCHEMA, SCHEMA_VERSION, TIMINGS_SCHEMA
 from rollfeed.types import (
@@ -36,8 +37,6 @@ from rollfeed.types import (
     VersionSpan,
 )
 
-_ROW_GROUP_TOKENS = 1 << 18  # a row group ends with the group that reaches it: a few MB in memory
-
 Timings = Mapping[tuple[int, int | None, int | None], tuple[float, float, int]]
 """By (group index, rollout id, index): seconds, seconds outside generation, cached tokens."""
 
@@ -53,7 +52,7 @@ def batch_table(batch: TrainBatch, *, reward_key: str | None) -> pa.Table:
     rows = [
         {**common, **row, "advantage": next(advantages)} for group in batch.groups for row in _rows(group, reward_key)
     ]
-    return _table(rows, BATCH_SCHEMA)
+    return table_of(rows, BATCH_SCHEMA)
 
 
 def dropped_table(
@@ -70,7 +69,7 @@ def dropped_table(
         for drop in dropped
         for row in _rows(drop.group, reward_key)
     ]
-    return _table(rows, DROPPED_SCHEMA)
+    return table_of(rows, DROPPED_SCHEMA)
 
 
 def timings_table(groups: Sequence[Group]) -> pa.Table:
@@ -87,14 +86,7 @@ def timings_table(groups: Sequence[Group]) -> pa.Table:
         for group in groups
         for rollout, sample in _rollouts_and_samples(group)
     ]
-    return _table(rows, TIMINGS_SCHEMA)
-
-
-def write_table(table: pa.Table, file: IO[bytes]) -> None:
-    """Write one of the tables above."""
-    with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
-        for start, end in _row_groups(table):
-            writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+    return table_of(rows, TIMINGS_SCHEMA)
 
 
 def read_batch(path: Path, *, metrics: Mapping[str, float], timings: Timings) -> TrainBatch:
@@ -165,11 +157,6 @@ def read_timings(path: Path, *, group_index: int | None = None) -> Timings:
             )
             for row in _read(path, group_index).to_pylist()
         }
-
-
-def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    arrays = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _rows(group: Group, reward_key: str | None) -> Iterator[dict[str, Any]]:
@@ -259,20 +246,6 @@ def _reward_number(reward: Reward | None, reward_key: str | None) -> float | Non
     return None if reward is None else float(reward)
 
 
-def _row_groups(table: pa.Table) -> Iterator[tuple[int, int]]:
-    groups = table["group_index"].to_pylist()
-    lengths = [0] * len(groups)
-    if "token_ids" in table.column_names:
-        lengths = [len(scalar) if scalar.is_valid else 0 for scalar in table["token_ids"]]
-    start = tokens = 0
-    for row, length in enumerate(lengths):
-        tokens += length
-        is_last_of_group = row + 1 == len(groups) or groups[row + 1] != groups[row]
-        if is_last_of_group and (tokens >= _ROW_GROUP_TOKENS or row + 1 == len(groups)):
-            yield start, row + 1
-            start, tokens = row + 1, 0
-
-
 def _check_version(path: Path) -> None:
     version = (pq.read_schema(path).metadata or {}).get(b"rollfeed.schema")
     if version != str(SCHEMA_VERSION).encode():
@@ -302,16 +275,12 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _groups_of(table: pa.Table) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     values = [
-        [_array(scalar) for scalar in column] if _is_numbers(column.type) else column.to_pylist()
+        [_array(scalar) for scalar in column] if is_numbers(column.type) else column.to_pylist()
         for column in table.columns
     ]
     rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*values, strict=True)]
     for group_index, members in groupby(rows, key=lambda row: int(row["group_index"])):
         yield group_index, list(members)
-
-
-def _is_numbers(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type))
 
 
 def _array(scalar: pa.ListScalar) -> NDArray[Any] | None:

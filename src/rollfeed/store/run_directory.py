@@ -14,17 +14,21 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunDirectoryError, RunFailedError
+from rollfeed.protocols import Isolation
 from rollfeed.store.atomic import replace_file, sync_folder
 from rollfeed.store.codec import encode_state
+from rollfeed.store.columns import write_table
 from rollfeed.store.journal import Journal, RunStatus, StepRecord, check_is_journal
 from rollfeed.store.layout import (
     BATCHES,
     DROPPED,
+    ISOLATION,
     JOURNAL,
     METRICS,
     SETTINGS,
@@ -36,7 +40,7 @@ from rollfeed.store.layout import (
 )
 from rollfeed.store.lock import RunLock, held_message, is_held
 from rollfeed.store.metrics_file import MetricsFile
-from rollfeed.store.parquet import batch_table, dropped_table, timings_table, write_table
+from rollfeed.store.parquet import batch_table, dropped_table, timings_table
 from rollfeed.types import RunState, StepCommit
 
 
@@ -154,6 +158,16 @@ class RunDirectory:
             self.state = commit.state
             self._metrics.log(record.metrics, step=batch.step)
 
+    def record_isolation(self, isolation: Isolation) -> None:
+        """Store at which isolation level programs of the policy run.
+
+        Raises:
+            RunFailedError: If the disk refuses.
+        """
+        text = json.dumps(asdict(isolation), indent=2, ensure_ascii=False) + "\n"
+        with self._explained("the isolation level cannot be stored"):
+            replace_file(self.path / ISOLATION, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+
     def finish(self) -> None:
         """Say that the run has come to its end; it will not be resumed."""
         with self._explained("the end of the run cannot be stored"):
@@ -196,8 +210,10 @@ class RunDirectory:
 def _restore_files(path: Path, journal: Journal, settings: Mapping[str, Any]) -> MetricsFile:
     for folder in STEP_FOLDERS:
         (path / folder).mkdir(exist_ok=True)
-    sync_folder(path)
     committed = journal.steps()
+    if not committed:  # of the run that was here before
+        (path / ISOLATION).unlink(missing_ok=True)
+    sync_folder(path)
     remove_uncommitted(path, frozenset(record.step for record in committed))
     text = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     replace_file(path / SETTINGS, lambda file: file.write(text.encode("utf-8", "backslashreplace")))

@@ -189,3 +189,14 @@ async def test_giving_up_closes_the_connection_and_frees_its_place(
         await until(lambda: server.num_closed == 2)
         server.pieces = [SIZED]
         assert (await connections.post(server.address, "/", b"")).status == 200
+
+
+async def test_replies_that_arrive_at_once_in_pieces_do_not_mix(serving: Serving, connections: Connections) -> None:
+    other = SIZED.replace(b"hello world", b"HELLO WORLD").replace(b"X-A: b", b"X-A: B")
+    async with serving(cut(SIZED, 9)) as one, serving(cut(other, 9)) as another:
+        for _ in range(3):
+            got, also = await asyncio.gather(
+                connections.post(one.address, "/generate", b"{}"), connections.post(another.address, "/generate", b"{}")
+            )
+            assert (bytes(got.content), got.headers["x-a"]) == (b"hello world", "b")
+            assert (bytes(also.content), also.headers["x-a"]) == (b"HELLO WORLD", "B")

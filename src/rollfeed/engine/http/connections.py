@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 3.0  # below the 5 s after which uvicorn, SGLang's server, closes an idle connection
-_HEAD_BYTES = 4096
+_HEAD_BYTES = 1 << 16  # and as much of the body as comes with it: often all of it, which saves a read
 _LONGEST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
 _LARGEST_BODY_BYTES = 1 << 31
@@ -51,6 +52,8 @@ class Connections:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
         self._heads: dict[str, tuple[str, int, ssl.SSLContext | None, str]] = {}
+        self._head_buffer = bytearray(_HEAD_BYTES)
+        """Where all connections receive the beginning of a reply; what is not whole then is copied from it at once."""
 
     @property
     def is_empty(self) -> bool:
@@ -156,7 +159,9 @@ class Connections:
         host, port, context, _ = self._target(address)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                _, connection = await asyncio.get_running_loop().create_connection(_Connection, host, port, ssl=context)
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    partial(_Connection, self._head_buffer), host, port, ssl=context
+                )
         except TimeoutError:
             raise NotConnectedError(f"no connection within {_CONNECT_SECONDS:g} s") from None
         except OSError as error:
@@ -181,7 +186,8 @@ class Connections:
 class _Connection(asyncio.BufferedProtocol):
     """One request and its reply at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_buffer: bytearray) -> None:
+        self._head_buffer = head_buffer
         self.idle_since = 0.0
         self.closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
@@ -231,8 +237,8 @@ class _Connection(asyncio.BufferedProtocol):
     def get_buffer(self, _sizehint: int) -> memoryview:
         if self._length is not None:
             return memoryview(self._body)[self._filled :]
-        if not self._status and len(self._piece) - self._filled < _HEAD_BYTES // 2:
-            self._piece += bytes(len(self._piece))
+        if not self._status and len(self._piece) == self._filled:
+            self._piece += bytes(_HEAD_BYTES)
         return memoryview(self._piece)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -250,7 +256,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._headers: dict[str, str] = {}
         self._length: int | None = None
         self._is_chunked = False
-        self._piece = bytearray(_HEAD_BYTES)
+        self._piece = self._head_buffer
         self._filled = 0
         self._body = bytearray()
         self._chunks = bytearray()
@@ -271,6 +277,8 @@ class _Connection(asyncio.BufferedProtocol):
         if end < 0:
             if self._filled > _LONGEST_HEAD_BYTES:
                 raise ValueError("the head is too long")
+            if self._piece is self._head_buffer:
+                self._piece = self._piece[: self._filled] + bytes(_HEAD_BYTES)
             return
         rest = bytes(memoryview(self._piece)[end + 4 : self._filled])
         status_line, *lines = self._piece[:end].decode("latin-1").split("\r\n")

@@ -1,0 +1,182 @@
+"""Our SGLang client, the whole pipeline on, beside a plain httpx client, on one server that takes no time.
+
+The server is a process of its own, and so is each client, every time: what is counted is the processor time and
+the memory of the process that makes rollouts. The two take turns, so that a machine busy with other work is so
+for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+import rollfeed
+from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Client, Job, Usage
+from rollfeed.errors import ConfigError, RollfeedError
+from rollfeed.testing.fake_sglang import start_fake_sglang
+
+GOALS = {
+    "cpu_seconds_per_million_tokens": {"1000": 0.85, "8000": 0.6},
+    "most_over_least_in_flight": 1.2,
+    "ratio_at_8000_tokens": 6.0,
+    "bytes_per_token": 16.0,
+}
+_PROGRAM = "from rollfeed.benchmarks.client_process import main; main()"
+_MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientWorkload:
+    """What both clients do."""
+
+    repetitions: int = 3
+    """Of each client in each cell, in turn."""
+    repeat_reference_up_to: int = 512
+    """Requests in flight; with more, where the reference takes minutes, it is measured once, in the last repetition."""
+    samples_per_step: int = 512
+    """At least as many as are in flight."""
+    min_tokens: int = 4_000_000
+    """Our steps are as many as make so many tokens, after a first one; the reference, which is slow, does one."""
+    n_samples_per_prompt: int = 8
+    prompt_tokens: int = PROMPT_TOKENS
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One length of response and one number of requests in flight; medians over the repetitions."""
+
+    tokens: int
+    in_flight: int
+    cpu_seconds_per_million_tokens: float
+    reference_cpu_seconds_per_million_tokens: float
+    ratio: float
+    """The reference's over ours."""
+    samples_per_second: float
+    reference_samples_per_second: float
+    bytes_per_token: float
+    """Of the arrays that buffered samples keep in memory, per response token."""
+    peak_memory_mb: float
+    """Above the process before the steps; a step's samples, their replies and what is being stored."""
+    reference_peak_memory_mb: float
+    cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...]
+    reference_cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...]
+
+
+def bench_client(
+    *, tokens: Sequence[int], in_flight: Sequence[int], workload: ClientWorkload, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure every pair of a length and a number in flight, and return JSON values.
+
+    With one pair, its figures are at the top. All cells of a repetition are measured before the next repetition.
+
+    Raises:
+        ConfigError: If the reference is not installed.
+    """
+    if find_spec("httpx") is None:
+        raise ConfigError("the reference is httpx, which is not installed: pip install httpx")
+    pairs = [(length, limit) for length in tokens for limit in in_flight]
+    ours: dict[tuple[int, int], list[Usage]] = {pair: [] for pair in pairs}
+    theirs: dict[tuple[int, int], list[Usage]] = {pair: [] for pair in pairs}
+    for repetition in range(workload.repetitions):
+        for pair in pairs:
+            is_last = repetition == workload.repetitions - 1
+            clients = list(Client) if is_last or pair[1] <= workload.repeat_reference_up_to else [Client.OURS]
+            usages = asyncio.run(_measure(clients, *pair, workload))
+            ours[pair].append(usages[Client.OURS])
+            theirs[pair] += [usages[Client.REFERENCE]] if Client.REFERENCE in usages else []
+            told = ", ".join(f"{client} {_cost(usage):.3f}" for client, usage in usages.items())
+            progress(f"{pair[0]} tokens, {pair[1]} in flight: CPU seconds per million tokens: {told}")
+    cells = [_cell(*pair, ours[pair], theirs[pair]) for pair in pairs]
+    figures = asdict(cells[0]) if len(cells) == 1 else {"cells": [asdict(cell) for cell in cells]}
+    by_tokens = {length: [cell for cell in cells if cell.tokens == length] for length in tokens}
+    return {
+        **figures,
+        "most_over_least_in_flight": {str(length): _spread(row) for length, row in by_tokens.items()},
+        "goals": GOALS,
+        "workload": asdict(workload),
+        "seed": workload.seed,
+    }
+
+
+async def _measure(
+    clients: Sequence[Client], tokens: int, in_flight: int, workload: ClientWorkload
+) -> dict[Client, Usage]:
+    num_members = workload.n_samples_per_prompt
+    num_samples = math.ceil(max(workload.samples_per_step, in_flight) / num_members) * num_members
+    num_steps = math.ceil(workload.min_tokens / (num_samples * tokens))
+    async with start_fake_sglang(mode="zero") as fakes:
+        return {
+            client: await _run(
+                Job(
+                    client=client,
+                    address=fakes.address,
+                    tokens=tokens,
+                    in_flight=in_flight,
+                    num_samples=num_samples,
+                    num_steps=num_steps if client is Client.OURS else 1,
+                    n_samples_per_prompt=num_members,
+                    seed=workload.seed,
+                )
+            )
+            for client in clients
+        }
+
+
+async def _run(job: Job) -> Usage:
+    source = str(Path(rollfeed.__file__).parents[1])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _PROGRAM,
+        msgspec.json.encode(job).decode(),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise RollfeedError(f"the {job.client} client's process ended with code {process.returncode}")
+    return msgspec.json.decode(output, type=Usage)
+
+
+def _cell(tokens: int, in_flight: int, ours: Sequence[Usage], theirs: Sequence[Usage]) -> Cell:
+    our_costs, their_costs = [tuple(_cost(usage) for usage in usages) for usages in (ours, theirs)]
+    return Cell(
+        tokens=tokens,
+        in_flight=in_flight,
+        cpu_seconds_per_million_tokens=median(our_costs),
+        reference_cpu_seconds_per_million_tokens=median(their_costs),
+        ratio=median(their_costs) / median(our_costs),
+        samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in ours),
+        reference_samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in theirs),
+        bytes_per_token=median(usage.array_bytes / usage.array_tokens for usage in ours),
+        peak_memory_mb=median(usage.peak_bytes for usage in ours) / _MEGABYTE,
+        reference_peak_memory_mb=median(usage.peak_bytes for usage in theirs) / _MEGABYTE,
+        cpu_seconds_per_million_tokens_by_repetition=our_costs,
+        reference_cpu_seconds_per_million_tokens_by_repetition=their_costs,
+    )
+
+
+def _cost(usage: Usage) -> float:
+    return usage.cpu_seconds / usage.num_tokens * 1e6
+
+
+def _spread(cells: Sequence[Cell]) -> float:
+    costs = [cell.cpu_seconds_per_million_tokens for cell in cells]
+    return max(costs) / min(costs)
