@@ -1,6 +1,9 @@
-"""A tiny real checkpoint: a Llama of 50,000 random weights with a tokenizer of one id a byte."""
+"""What many tests need: a tiny real checkpoint (a Llama of 50,000 random weights); what processes are left."""
 
 import json
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,33 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     return folder
+
+
+def descendants() -> set[int]:
+    """Return this process's, the dead that nobody waited for included."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text(errors="replace")
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    level = {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found |= level
+    return found
+
+
+@pytest.fixture
+def leaves_no_process() -> Iterator[None]:
+    """Fail the test when it leaves a process; name it before the fixtures that have to end theirs."""
+    before = descendants()
+    yield
+    for _ in range(250):  # killed ones take a moment to go, and nothing here is told of it
+        if not descendants() - before:
+            return
+        time.sleep(0.02)
+    assert descendants() - before == set()

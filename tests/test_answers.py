@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollfeed.answers import (
+    MAX_CHARS,
     Mark,
+    after_reasoning,
     clean,
     find_answer,
+    find_box,
     find_claimed_number,
+    find_code,
     find_numbers,
     find_quoted,
     normalize,
@@ -145,6 +152,124 @@ def test_quoted_parts_do_not_go_over_a_line() -> None:
 def test_combining_marks_are_composed_but_endless_ones_left_alone() -> None:
     assert normalize("e\u0301") == "\u00e9"
     assert normalize("e" + "\u0301" * 500) == "e" + "\u0301" * 500
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"\boxed{a \{ b}", r"a \{ b"),
+        (r"\boxed{x \\ y}", r"x \\ y"),
+        (r"\boxed{a}} and {", "a"),
+        (r"\fbox{a}", "a"),
+        (r"\\boxed{a}", "a"),
+        (r"\boxed", None),
+        (r"\boxed 5", None),
+        (r"\boxed{a", ""),
+        (r"\boxed{a} \boxed{b", ""),
+        (r"\boxed{" * 500 + "a" + "}" * 500, "a"),
+    ],
+)
+def test_box_is_the_last_one_with_balanced_braces(text: str, box: str | None) -> None:
+    assert find_box(text) == box
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```\nx\n```\nthen\n```py\ny\n```\nbye", "y\n"),
+        ("~~~\nx\n~~~", "x\n"),
+        ("````md\n```\nx\n````", "```\nx\n"),
+        ("```python\nx = 1", None),
+        ("```python\nx\n```\n```python\ny", None),
+        ("```python\nx\n```python\ny\n```", "y\n"),
+        ("no code", None),
+        ("inline ```x``` only", None),
+        ("<think>```\nx\n```</think> none", None),
+        ("<think>```\nx\n```", None),
+    ],
+)
+def test_code_is_the_last_fenced_block(response: str, code: str | None) -> None:
+    assert find_code(response) == code
+
+
+def test_code_is_left_as_it_is() -> None:
+    assert find_code("```\ns = '\uff16\ud83d'\n```") == "s = '\uff16\ud83d'\n"
+
+
+def test_only_the_end_of_a_response_is_read() -> None:
+    assert find_answer(r"\boxed{5}" + " " * MAX_CHARS) is None
+    assert after_reasoning("a" * 2 * MAX_CHARS) == "a" * 2 * MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("\uff0d\u2013\u2014\u2212", "----"),
+        ("x\u207b\u00b9\u00b2", "x^-12"),
+        ("\u0664\u0662", "42"),
+        ("\uff12\u00bd", "2 1/2"),
+        ("4\u200b2\ufeff", "42"),
+        ("\ud83d", "\ufffd"),
+    ],
+)
+def test_signs_of_other_scripts_become_plain(text: str, normal: str) -> None:
+    assert normalize(text) == normal
+
+
+PIECES = [
+    r"\boxed{",
+    "{",
+    "}",
+    "<answer>",
+    "</answer>",
+    "Answer: ",
+    "answer ",
+    "answer is ",
+    "```\n",
+    "<think>",
+    "</think>",
+]
+
+
+def num_lines_run(function: Callable[[str], Any], text: str) -> int:
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(text)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "a", " ", "\\", "\u00e9", "\u0301", r"\boxed{5} ", "* ", "answer   "])
+@pytest.mark.parametrize("function", [find_answer, find_code, find_box])
+def test_work_grows_linearly_with_the_text(function: Callable[[str], Any], piece: str) -> None:
+    num_pieces = MAX_CHARS // (4 * len(piece))
+    short, middle, long = (num_lines_run(function, piece * (num_pieces * factor)) for factor in (1, 2, 4))
+    per_piece = (middle - short) / num_pieces
+    assert long - middle <= 2 * num_pieces * (per_piece + 1)
+    assert long <= 20 * MAX_CHARS
+
+
+ALPHABET = [*PIECES, *"5 \n\\$*_`.~", "\ud83d", "\u0301", "\u00bd", "\uff16", "\u2212", "\x00", "\U0001f600"]
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=10_000, deadline=None)
+def test_extractor_never_raises(choices: bytes) -> None:
+    response = "".join(ALPHABET[choice % len(ALPHABET)] for choice in choices)
+    answer = find_answer(response)
+    assert answer is None or answer.text.strip()
+    find_box(response)
+    find_code(response)
 
 
 @given(st.text() | st.text(alphabet='0123456789.,-/ \n{}\\"<>=:eEanswer^$'))

@@ -7,15 +7,35 @@ the extension points.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollfeed.app import Model, build_engine, environment_source, load_model, open_rollouts, prepare, run
-    from rollfeed.config import EngineSettings, RolloutConfig, SamplingSettings, Settings, load_settings
+    from rollfeed.app import (
+        Model,
+        build_engine,
+        environment_source,
+        grade_rows,
+        load_model,
+        open_rollouts,
+        prepare,
+        run,
+        score_file,
+    )
+    from rollfeed.config import EngineSettings, RewardSettings, RolloutConfig, SamplingSettings, Settings, load_settings
     from rollfeed.types import Drop, Keep, TrainBatch, Verdict
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "app": ("Model", "build_engine", "environment_source", "load_model", "open_rollouts", "prepare", "run"),
-    "config": ("EngineSettings", "RolloutConfig", "SamplingSettings", "Settings", "load_settings"),
+    "app": (
+        "Model",
+        "build_engine",
+        "environment_source",
+        "grade_rows",
+        "load_model",
+        "open_rollouts",
+        "prepare",
+        "run",
+        "score_file",
+    ),
+    "config": ("EngineSettings", "RewardSettings", "RolloutConfig", "SamplingSettings", "Settings", "load_settings"),
     "types": ("Drop", "Keep", "TrainBatch", "Verdict"),
 }
 
@@ -24,6 +44,7 @@ __all__ = [
     "EngineSettings",
     "Keep",
     "Model",
+    "RewardSettings",
     "RolloutConfig",
     "SamplingSettings",
     "Settings",
@@ -31,11 +52,13 @@ __all__ = [
     "Verdict",
     "build_engine",
     "environment_source",
+    "grade_rows",
     "load_model",
     "load_settings",
     "open_rollouts",
     "prepare",
     "run",
+    "score_file",
 ]
 
 

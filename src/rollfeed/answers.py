@@ -1,7 +1,7 @@
 r"""The answer inside a response: one extractor for graders and environments.
 
 Pure functions on text at the level of ``types``, so that parts which may not import each other share
-them. Invariants: nothing here raises, whatever a model wrote, and the time is linear in the text,
+them. Invariants: nothing here raises, whatever a model wrote, and the work is linear in the text,
 of which only the last ``MAX_CHARS`` characters are looked at.
 
 What counts as the answer, in this order: the last ``\boxed{...}`` (braces balanced), the last
@@ -18,13 +18,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-MAX_CHARS = 4_000
+MAX_CHARS = 20_000
 """An answer further than this from the end of the response is not found."""
 
 # NFKC sorts runs of combining marks in quadratic time; no writing system stacks as many as this.
 _MAX_COMBINING_RUN = 30
 
-_BRACES = re.compile(r"\\boxed\s?\{|\\[{}]|[{}]")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s?\{|\\[{}]|\\\\(?!boxed|fbox)|[{}]")
+_FENCE = re.compile(r"^[ ]{0,3}(```+|~~~+)[ \t]*([\w+.#-]*)[^\n`]*$", re.MULTILINE)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+# Signs that are written for a minus, and the bar of fractions.
+_PLAIN_SIGNS = dict.fromkeys([0x2212, 0x2010, 0x2012, 0x2013, 0x2014], "-") | {0x2044: "/"}
 _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _ANSWER_LINE = re.compile(r"\banswer(?:[ \t]+is\b[ \t*_]*:?|[ \t*_]*[:=])", re.IGNORECASE)
 _FIRST_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\s(?:because|since|as)\b", re.IGNORECASE)
@@ -78,20 +83,59 @@ class Answer:
         return self.mark in (Mark.BOXED, Mark.TAG, Mark.LINE)
 
 
-def final_text(response: str) -> str:
-    """Return what follows the reasoning, NFKC-normalised; reasoning that never ends leaves nothing."""
+def after_reasoning(response: str) -> str:
+    """Return what follows the last ``</think>`` as it is; reasoning that never ends leaves nothing."""
     text = response[response.rfind("</think>") + len("</think>") :] if "</think>" in response else response
-    return normalize(text.partition("<think>")[0][-MAX_CHARS:])[-MAX_CHARS:]
+    return text.partition("<think>")[0]
+
+
+def final_text(response: str) -> str:
+    """Return the end of what follows the reasoning, NFKC-normalised."""
+    return normalize(after_reasoning(response)[-MAX_CHARS:])[-MAX_CHARS:]
 
 
 def normalize(text: str) -> str:
-    """Return ``text`` in NFKC with plain minus signs; superscripts keep their meaning as ``^``."""
-    if text.isascii() or _has_long_combining_run(text):
+    """Return ``text`` in NFKC with plain minus signs and digits; superscripts keep their meaning as ``^``.
+
+    Lone surrogates, which no file and no pipe takes, become replacement characters; invisible signs go.
+    """
+    if text.isascii():
         return text
-    text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+", lambda m: "^" + m[0], text)
-    text = re.sub(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3})", ",", text)
-    text = re.sub("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
-    return unicodedata.normalize("NFKC", text).translate({0x2212: "-", 0x2013: "-", 0x2044: "/"})
+    text = _INVISIBLE.sub("", _SURROGATES.sub("\ufffd", text))
+    if _has_long_combining_run(text):
+        return text
+    text = re.sub("[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+", lambda m: "^" + m[0], text)
+    text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})", ",", text)
+    text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
+    text = unicodedata.normalize("NFKC", text).translate(_PLAIN_SIGNS)
+    return re.sub(r"(?![0-9])\d", lambda digit: str(unicodedata.decimal(digit[0])), text)
+
+
+def find_box(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{...}`` of ``text``; empty text when that box never closes."""
+    opened: list[int | None] = []  # content start for a box, None for a plain brace
+    last_start, content = -1, ""
+    for token in _BRACES.finditer(text):
+        if len(token[0]) > len("\\\\"):
+            opened.append(token.end())
+            last_start, content = token.end(), ""
+        elif token[0] == "{":
+            opened.append(None)
+        elif token[0] == "}" and opened and opened.pop() == last_start:
+            content = text[last_start : token.start()]
+    return None if last_start < 0 else content
+
+
+def find_code(response: str) -> str | None:
+    """Return the last fenced code block after the reasoning as it is, or None when there is none or it never ends."""
+    text = after_reasoning(response)
+    fence, start, code = "", 0, None
+    for match in _FENCE.finditer(text):
+        if not fence or match[2]:  # a fence that names a language opens a block
+            fence, start, code = match[1], match.end() + 1, None
+        elif match[1].startswith(fence):
+            fence, code = "", text[start : match.start()]
+    return None if fence else code
 
 
 def find_answer(response: str, *, fallback: Mark = Mark.LAST_LINE) -> Answer | None:
@@ -99,7 +143,7 @@ def find_answer(response: str, *, fallback: Mark = Mark.LAST_LINE) -> Answer | N
     text = final_text(response)
     if not text.strip():
         return None
-    box = _last_box(text)
+    box = find_box(text)
     if box is not None:
         return Answer(box, Mark.BOXED) if box.strip() else None
     for mark, marked in ((Mark.TAG, _last_tag(text)), (Mark.LINE, _last_answer_line(text))):
@@ -111,7 +155,11 @@ def find_answer(response: str, *, fallback: Mark = Mark.LAST_LINE) -> Answer | N
 def clean(text: str) -> str:
     """Return ``text`` with single spaces, and without surrounding quotes, markdown and a final full stop."""
     text = " ".join(text.split())
-    bare = text.strip(_WRAPPING).removesuffix(".").strip(_WRAPPING)
+    wrapping = _WRAPPING
+    bare = text.strip(wrapping).removesuffix(".").strip(wrapping)
+    if "$" in bare:  # several formulas: their signs belong together
+        wrapping = wrapping.replace("$", "")
+        bare = text.strip(wrapping).removesuffix(".").strip(wrapping)
     return bare or text
 
 
@@ -174,21 +222,6 @@ def _has_long_combining_run(text: str) -> bool:
         if run > _MAX_COMBINING_RUN:
             return True
     return False
-
-
-def _last_box(text: str) -> str | None:
-    """Return the content of the box that opens last; empty text when that box never closes."""
-    opened: list[int | None] = []  # content start for a box, None for a plain brace
-    last_start, content = -1, ""
-    for token in _BRACES.finditer(text):
-        if token[0].startswith("\\boxed"):
-            opened.append(token.end())
-            last_start, content = token.end(), ""
-        elif token[0] == "{":
-            opened.append(None)
-        elif token[0] == "}" and opened and opened.pop() == last_start:
-            content = text[last_start : token.start()]
-    return None if last_start < 0 else content
 
 
 def _last_tag(text: str) -> str | None:

@@ -4,13 +4,14 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rollfeed.errors import ConfigError
-from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.errors import ConfigError, WorkerDiedError, WorkerTimeoutError
+from rollfeed.rewards import BUILTIN_GRADERS, BuiltinGrader, RewardHub
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
 
 MakePrompt = Callable[..., Prompt]
@@ -72,7 +73,7 @@ async def test_unknown_grader_of_a_prompt_is_an_error_with_the_known_ones(
 ) -> None:
     for verdict in await hub(rm_type="number").score(group, make_prompt(rm_type="nunber")):
         assert verdict.outcome is Outcome.ERROR
-        assert "'nunber' of the prompt's metadata" in verdict.detail
+        assert "rm_type = 'nunber': no such grader" in verdict.detail
         assert "did you mean number?" in verdict.detail
 
 
@@ -323,3 +324,155 @@ async def test_bad_element_of_a_group_result_fails_its_member_only(group: list[R
     verdicts = await hub(group_reward_fn=lambda samples, prompt: [1, None, 0]).score(group, prompt)
     assert rewards(verdicts) == [1.0, None, 0.0]
     assert "None, a NoneType; it must be a number" in verdicts[1].detail
+
+
+# Functions by name, keys of a prompt, boxed types
+
+
+async def test_function_named_by_the_sample_comes_before_all_others(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    named = replace(group[1].samples[0], metadata={"reward_fn": "length"})
+    group[1] = replace(group[1], samples=(named,))
+    scorer = hub(reward_fn=lambda sample, prompt: -1.0, named_reward_fns={"length": reward_by_length})
+    assert rewards(await scorer.score(group, make_prompt("4"))) == [-1.0, 4.0, -1.0]
+
+
+async def test_function_named_by_the_prompt_comes_before_the_configured_one(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    scorer = hub(reward_fn=lambda sample, prompt: -1.0, named_reward_fns={"length": reward_by_length})
+    assert rewards(await scorer.score(group, make_prompt("4", reward_fn="length"))) == [1.0, 4.0, 1.0]
+
+
+async def test_function_that_takes_several_gets_only_samples_without_one_of_their_own(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    named = replace(group[0].samples[0], metadata={"reward_fn": "length"})
+    group[0] = replace(group[0], samples=(named,))
+
+    def batched(samples: Sequence[Sample], prompts: Sequence[Prompt]) -> list[float]:
+        return [float(len(samples))] * len(samples)
+
+    scorer = hub(batched_reward_fn=batched, named_reward_fns={"length": reward_by_length})
+    assert rewards(await scorer.score(group, make_prompt("4"))) == [1.0, 2.0, 2.0]
+
+
+async def test_unknown_function_name_is_an_error(group: list[Rollout], make_prompt: MakePrompt) -> None:
+    scorer = hub(named_reward_fns={"length": reward_by_length})
+    for verdict in await scorer.score(group, make_prompt("4", reward_fn="lenght")):
+        assert verdict.outcome is Outcome.ERROR
+        assert "did you mean length?" in verdict.detail
+    for verdict in await scorer.score(group, make_prompt("4", reward_fn=["length"])):
+        assert verdict.outcome is Outcome.ERROR
+
+
+async def test_reward_key_of_a_prompt_picks_its_entry(group: list[Rollout], make_prompt: MakePrompt) -> None:
+    scorer = hub(reward_fn=lambda sample, prompt: {"score": 1, "bonus": 0.0}, reward_key="score")
+    assert rewards(await scorer.score(group, make_prompt("4"))) == [{"score": 1.0, "bonus": 0.0}] * 3
+    assert rewards(await scorer.score(group, make_prompt("4", reward_key="bonus"))) == [0.0] * 3
+    missing = await scorer.score(group, make_prompt("4", reward_key="malus"))
+    assert {verdict.outcome for verdict in missing} == {Outcome.ERROR}
+
+
+async def test_boxed_type_grades_the_box_only(make_rollout: MakeRollout, make_prompt: MakePrompt) -> None:
+    answers = [make_rollout(1, r"5 \boxed{4}"), make_rollout(2, "4")]
+    assert rewards(await hub(rm_type="boxed_number").score(answers, make_prompt("4"))) == [1.0, 0.0]
+
+    def shout(response: str, label: Any, metadata: Any) -> Verdict:
+        return Verdict(reward=float(len(response)))
+
+    scorer = hub(graders={"shout": shout}, rm_type="boxed_shout")
+    assert rewards(await scorer.score(answers, make_prompt("4"))) == [1.0, 0.0]
+
+
+def test_boxed_type_of_no_grader_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rm_type = 'boxed_exakt'"):
+        hub(rm_type="boxed_exakt")
+
+
+async def test_random_rewards_differ_between_samples_and_stay_the_same(
+    make_rollout: MakeRollout, make_prompt: MakePrompt
+) -> None:
+    rollouts = [make_rollout(number, "text") for number in range(64)]
+    first = rewards(await hub(rm_type="random").score(rollouts, make_prompt()))
+    assert set(first) == {0.0, 1.0}
+    assert rewards(await hub(rm_type="random").score(rollouts, make_prompt())) == first
+
+
+# Single responses
+
+
+async def test_single_response_is_graded_with_metadata_as_json_text() -> None:
+    graded = await hub(rm_type="exact").grade("Answer: B", "B", metadata='{"rm_type": "gpqa"}')
+    assert (graded.reward, graded.extracted) == (1.0, "B")
+
+
+@pytest.mark.parametrize("response", [None, 5, ["4"]])
+async def test_response_that_is_no_text_is_an_error(response: Any) -> None:
+    verdict = await hub(rm_type="math").grade(response, "4")
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+    assert "the response is" in verdict.detail
+
+
+@pytest.mark.parametrize("metadata", ["{", "[]", "5"])
+async def test_metadata_that_is_no_mapping_is_an_error(metadata: str) -> None:
+    verdict = await hub(rm_type="math").grade("4", "4", metadata=metadata)
+    assert verdict.outcome is Outcome.ERROR
+    assert "metadata is" in verdict.detail
+
+
+# Isolated calls
+
+
+class ScriptedWorkers:
+    """Answers every call with a value, or raises it."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.calls: list[tuple[Any, ...]] = []
+
+    async def call(
+        self, function_path: str, args: Sequence[Any], *, deadline_seconds: float, cached: bool = False
+    ) -> Any:
+        self.calls.append((function_path, list(args), deadline_seconds, cached))
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+UNDECIDED = r"\boxed{\sin^2 x + \cos^2 x}"
+
+
+async def test_only_what_exact_means_leave_undecided_goes_to_the_workers() -> None:
+    workers = ScriptedWorkers(True)
+    scorer = hub(rm_type="math", workers=workers, worker_timeout_seconds=2.0)
+    assert (await scorer.grade(r"\boxed{2}", "1")).reward == 0.0
+    assert workers.calls == []
+    assert (await scorer.grade(UNDECIDED, ["2x", "1"])).reward == 1.0
+    path = "rollfeed.rewards.equality.numeric.equals_any"
+    assert workers.calls == [(path, [r"\sin^2 x + \cos^2 x", ["2x", "1"]], 2.0, True)]
+
+
+async def test_worker_that_overruns_is_a_timeout_and_one_that_dies_an_error() -> None:
+    for failure, outcome in [
+        (WorkerTimeoutError("too slow"), Outcome.TIMEOUT),
+        (WorkerDiedError("killed"), Outcome.ERROR),
+        (RuntimeError("odd"), Outcome.ERROR),
+    ]:
+        verdict = await hub(rm_type="math", workers=ScriptedWorkers(failure)).grade(UNDECIDED, "1")
+        assert (verdict.outcome, verdict.reward) == (outcome, None)
+        assert str(failure) in verdict.detail
+
+
+async def test_without_workers_this_process_makes_the_calls() -> None:
+    assert (await hub(rm_type="math").grade(UNDECIDED, "1")).reward == 1.0
+
+
+async def test_grader_that_raises_is_an_error() -> None:
+    def broken(response: str, label: Any, metadata: Any) -> Verdict:
+        raise KeyError("oops")
+
+    verdict = await hub(graders={"broken": BuiltinGrader(broken)}).grade("4", "4", rm_type="broken")
+    assert verdict.outcome is Outcome.ERROR
+    assert "KeyError" in verdict.detail

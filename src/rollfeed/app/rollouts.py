@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from rollfeed import plugins
+from rollfeed.app.marker_watch import MarkerWatch
+from rollfeed.app.rewards import RewardServices, in_its_place
 from rollfeed.batch import cut_batch, group_advantages
 from rollfeed.config import RolloutConfig
-from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
-from rollfeed.environments import EnvironmentRegistry, environment_grader
 from rollfeed.errors import ConfigError
 from rollfeed.filters import compose
 from rollfeed.generate import single_turn
@@ -23,6 +23,7 @@ from rollfeed.protocols import (
     Grader,
     GroupFilter,
     GroupRewardFn,
+    Isolation,
     PromptSource,
     RewardFn,
     RolloutFn,
@@ -30,7 +31,7 @@ from rollfeed.protocols import (
     SampleHook,
     Tokenizer,
 )
-from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.rewards import RewardHub
 from rollfeed.types import RunState, SamplingParams, StepCommit
 
 
@@ -44,6 +45,7 @@ def open_rollouts(
     state: RunState | None = None,
     commit: Callable[[StepCommit], None] | None = None,
     observers: Sequence[RolloutObserver] = (),
+    on_isolation: Callable[[Isolation], None] | None = None,
 ) -> Rollouts:
     """Return a rollout manager; enter it with ``async with``, then call ``generate_batch()``.
 
@@ -56,6 +58,7 @@ def open_rollouts(
         state: Where an earlier run stopped; by default the beginning.
         commit: Stores a step before it is delivered; called in a thread.
         observers: Told what happens as it happens.
+        on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
 
     Raises:
         ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
@@ -66,11 +69,12 @@ def open_rollouts(
         raise ConfigError(
             f"rollout_max_context_len = {max_context_length}: the engine takes {engine.context_length} tokens; lower it"
         )
+    services = _reward_services(config, on_isolation)
     parts = RolloutParts(
         generate_fn=config.generate or single_turn,
         default_generate_fn=single_turn,
         rollout_fn=config.rollout or _step_synchronous(config),
-        scorer=_reward_hub(config, graders or {}),
+        scorer=_reward_hub(config, services, graders or {}),
         group_filter=compose(config.group_filters),
         cut_batch=partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages),
         sample_hook=config.sample_hook,
@@ -84,7 +88,8 @@ def open_rollouts(
         tokenizer=tokenizer,
         state=state,
         commit=commit,
-        observers=Observers(observers),
+        observers=Observers([*observers, MarkerWatch(rm_type=config.rm_type)]),
+        services=services,
     )
 
 
@@ -98,6 +103,7 @@ def _check_functions(config: RolloutConfig, source: PromptSource) -> None:
         ("sample_hook", config.sample_hook, SampleHook),
         ("advantage", config.advantage, AdvantageFn),
         *(("group_filters", each, GroupFilter) for each in config.group_filters),
+        *((f"named_rewards[{name!r}]", each, RewardFn) for name, each in config.named_rewards.items()),
     ]
     for name, function, protocol in wanted:
         if function is not None:
@@ -105,16 +111,31 @@ def _check_functions(config: RolloutConfig, source: PromptSource) -> None:
     plugins.check_methods(source, PromptSource, key="source")
 
 
-def _reward_hub(config: RolloutConfig, graders: Mapping[str, Grader]) -> RewardHub:
-    known = {**BUILTIN_GRADERS, ENVIRONMENT_RM_TYPE: environment_grader(EnvironmentRegistry()), **graders}
-    return RewardHub(
-        graders=known,
+def _reward_services(config: RolloutConfig, on_isolation: Callable[[Isolation], None] | None) -> RewardServices:
+    return RewardServices(
+        workers=config.reward_workers,
+        code=config.code_reward,
+        remote=config.remote_reward,
+        on_isolation=on_isolation,
         rm_type=config.rm_type,
-        reward_fn=config.reward,
-        batched_reward_fn=config.batched_reward,
-        group_reward_fn=config.group_reward,
+    )
+
+
+def _reward_hub(config: RolloutConfig, services: RewardServices, graders: Mapping[str, Grader]) -> RewardHub:
+    def place(function: Any) -> Any:
+        return in_its_place(function, services.workers, timeout_seconds=config.reward_timeout_seconds)
+
+    return RewardHub(
+        graders={**services.graders(), **graders},
+        rm_type=config.rm_type,
+        reward_fn=place(config.reward),
+        batched_reward_fn=place(config.batched_reward),
+        group_reward_fn=place(config.group_reward),
+        named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
         reward_key=config.reward_key,
         timeout_seconds=config.reward_timeout_seconds,
+        workers=services.workers,
+        worker_timeout_seconds=services.worker_timeout_seconds,
     )
 
 

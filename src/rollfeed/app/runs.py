@@ -10,6 +10,7 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.app.model import Model, build_engine, load_model
+from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_reward_function
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
 from rollfeed.batch import group_advantages
@@ -30,8 +31,11 @@ from rollfeed.protocols import (
     SampleHook,
     Tracker,
 )
+from rollfeed.rewards import Takes
 from rollfeed.store import RunDirectory
 from rollfeed.types import LedgerCounts, StepCommit
+
+_WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,7 @@ async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Seq
         state=directory.state,
         commit=commit,
         observers=observers,
+        on_isolation=directory.record_isolation,
     )
     resumed = rollouts.next_step
     try:
@@ -147,6 +152,13 @@ def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> Rollout
         path = getattr(settings.plugins, name)
         return None if path is None else plugins.load_plugin(path, protocol, key=f"plugins.{name}", folders=folders)
 
+    def load_reward(name: str, protocol: type[Any], takes: Takes) -> Any:
+        path = getattr(settings.plugins, name)
+        if path is None:
+            return None
+        killable = settings.reward.functions_in_workers
+        return load_reward_function(path, protocol, takes, key=f"plugins.{name}", folders=folders, killable=killable)
+
     own_filters = tuple(
         plugins.load_plugin(path, GroupFilter, key="plugins.group_filters", folders=folders)
         for path in settings.plugins.group_filters
@@ -158,12 +170,16 @@ def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> Rollout
         sampling=settings.sampling,
         generate=load("generate", GenerateFn),
         rollout=load("rollout", RolloutFn),
-        reward=load("reward", RewardFn),
-        batched_reward=load("batched_reward", BatchedRewardFn),
-        group_reward=load("group_reward", GroupRewardFn),
+        reward=load_reward("reward", RewardFn, Takes.SAMPLE),
+        batched_reward=load_reward("batched_reward", BatchedRewardFn, Takes.SAMPLES),
+        group_reward=load_reward("group_reward", GroupRewardFn, Takes.GROUP),
+        named_rewards=load_named_functions(settings.reward, folders=folders),
         rm_type=settings.reward.rm_type,
         reward_key=settings.reward.reward_key,
         reward_timeout_seconds=settings.reward.timeout_seconds,
+        reward_workers=settings.reward.workers,
+        code_reward=settings.reward.code,
+        remote_reward=settings.reward.remote,
         group_filters=(*builtin, *own_filters),
         sample_hook=load("sample_hook", SampleHook),
         advantage=load("advantage", AdvantageFn)
@@ -197,7 +213,7 @@ def _check_combination(settings: Settings, config: RolloutConfig) -> None:
             raise ConfigError(
                 f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
             )
-        if dataset.label_key is None:
+        if dataset.label_key is None and config.rm_type not in _WITHOUT_LABELS:
             raise ConfigError(
                 f"prompts.datasets: reward.rm_type = {config.rm_type!r} needs labels, and {dataset.path} has none: "
                 "set its label_key"

@@ -13,6 +13,7 @@ from typing import Any
 from rollfeed import app
 from rollfeed.benchmarks.engine import Workload, bench_engine
 from rollfeed.engine import DEFAULT_MODEL
+from rollfeed.errors import ConfigError
 
 
 def register(commands: Any) -> None:
@@ -35,6 +36,47 @@ def register(commands: Any) -> None:
     engine.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (default 3)")
     engine.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
     engine.set_defaults(run=run_engine)
+    _register_rewards(actions)
+    _register_client(actions)
+
+
+def _register_rewards(actions: Any) -> None:
+    rewards = actions.add_parser(
+        "rewards",
+        help="the reward hub beside math-verify",
+        description="Grade the same answers with the reward hub and with math-verify in one process, in turn.",
+        epilog="example: rollfeed bench rewards --json > bench/rewards.json",
+    )
+    rewards.add_argument("--inputs", type=int, default=1_000, metavar="N", help="responses (default 1000)")
+    rewards.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (default 3)")
+    rewards.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default 0)")
+    rewards.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    rewards.set_defaults(run=run_rewards)
+
+
+def _register_client(actions: Any) -> None:
+    client = actions.add_parser(
+        "client",
+        help="the SGLang client under a whole run beside a plain httpx client",
+        description="Make rollouts on a fake server that takes no time, with ours and with httpx, json and lists, in "
+        "turn. Takes half an hour for everything.",
+        epilog="example: rollfeed bench client --tokens 8000 --in-flight 512 --json",
+    )
+    client.add_argument(
+        "--tokens", type=int, nargs="+", metavar="N", default=[1000, 8000], help="of a response (default 1000 8000)"
+    )
+    client.add_argument(
+        "--in-flight",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[128, 512, 2048],
+        help="requests at once (default 128 512 2048)",
+    )
+    client.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (default 3)")
+    client.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and sampling (default 0)")
+    client.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    client.set_defaults(run=run_client)
 
 
 def run_engine(arguments: argparse.Namespace) -> int:
@@ -59,6 +101,65 @@ def run_engine(arguments: argparse.Namespace) -> int:
                 f"KL {figures['kl']:.4f} a token, "
                 f"greedy outputs {'identical' if figures['greedy_outputs_identical'] else 'DIFFERENT'}"
             )
+    return 0
+
+
+def run_rewards(arguments: argparse.Namespace) -> int:
+    """Measure the reward hub.
+
+    Raises:
+        ConfigError: If an option is wrong, or the reference is not installed.
+    """
+    from rollfeed.benchmarks.rewards import Workload as RewardWorkload
+    from rollfeed.benchmarks.rewards import bench_rewards
+
+    if arguments.inputs < 1 or arguments.repetitions < 1:
+        raise ConfigError("--inputs and --repetitions must be at least 1")
+    workload = RewardWorkload(num_inputs=arguments.inputs, repetitions=arguments.repetitions, seed=arguments.seed)
+    result = bench_rewards(workload, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    print(
+        f"{result['hub_ratio']:.1f} times {result['cores']} cores of math-verify "
+        f"({result['math_verify_verdicts_per_second']:.0f} verdicts/s in one process)"
+    )
+    for row in result["by_hanging_share"]:
+        print(
+            f"hub, {row['hanging_share']:.0%} hanging: {row['verdicts_per_second']:.0f} verdicts/s, "
+            f"{row['lost_seconds']:.1f} s lost of {row['deadlines_seconds']:.1f} s of deadlines"
+        )
+    return 0
+
+
+def run_client(arguments: argparse.Namespace) -> int:
+    """Measure the SGLang client.
+
+    Raises:
+        ConfigError: If an option is wrong, or the reference is not installed.
+    """
+    from rollfeed.benchmarks.client import ClientWorkload, bench_client
+
+    if min(*arguments.tokens, *arguments.in_flight, arguments.repetitions) < 1:
+        raise ConfigError("--tokens, --in-flight and --repetitions must be at least 1")
+    result = bench_client(
+        tokens=arguments.tokens,
+        in_flight=arguments.in_flight,
+        workload=ClientWorkload(repetitions=arguments.repetitions, seed=arguments.seed),
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    for cell in result.get("cells", [result]):
+        print(
+            f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['ratio']:.1f} times below httpx, "
+            f"{cell['cpu_seconds_per_million_tokens']:.2f} CPU seconds per million tokens, "
+            f"{cell['bytes_per_token']:.1f} bytes a token, "
+            f"{cell['peak_memory_mb']:.0f} MB of memory (httpx {cell['reference_peak_memory_mb']:.0f} MB)"
+        )
     return 0
 
 

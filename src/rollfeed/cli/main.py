@@ -13,9 +13,10 @@ import threading
 from collections.abc import Sequence
 
 from rollfeed.cli import bench, check, env, exit_codes, run, serve, show
+from rollfeed.cli.grading import score
 from rollfeed.errors import ConfigError, RollfeedError
 
-_COMMANDS = (run, check, show, env, serve, bench)
+_COMMANDS = (run, check, show, env, score, serve, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,17 +2,91 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from enum import StrEnum
+from urllib.parse import urlsplit
 
+from pydantic import Field, field_validator
+
+from rollfeed.config.plugins import ImportPath
 from rollfeed.config.section import Section
+from rollfeed.protocols import IsolationLevel
+
+
+class RemoteForm(StrEnum):
+    """What a reward server is sent."""
+
+    RESPONSE = "response"
+    PREDICTIONS = "predictions"
+
+
+class RemoteRewardSettings(Section):
+    """A reward server, for `rm_type = "remote_rm"`."""
+
+    url: str | None = None
+    """Where responses are sent, for example `http://10.0.0.5:11111/get_reward`."""
+    form: RemoteForm = Field(default=RemoteForm.RESPONSE, strict=False)
+    """`response` sends prompt, response and label; `predictions` sends the lists predictions and answers."""
+    reply_key: str = Field(default="reward", min_length=1)
+    """Which entry of the reply is the reward; a reply that is a number is the reward itself."""
+    timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
+    """For one try."""
+    max_tries: int = Field(default=3, ge=1, le=100)
+    """When connections fail, time runs out, or the status is 408, 429 or 5xx; anything else fails at once."""
+    concurrency: int = Field(default=64, ge=1, le=100_000)
+    """Requests at once; more wait."""
+
+    @field_validator("url", mode="after")
+    @classmethod
+    def _url_is_one(cls, url: str | None) -> str | None:
+        if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+            raise ValueError(f"{url!r} is no address: write it as http://host:port/path")
+        return url
+
+
+class CodeRewardSettings(Section):
+    """Programs of the policy, for `rm_type = "livecodebench"`; they run in sandboxes of this machine."""
+
+    isolation: IsolationLevel | None = Field(default=None, strict=False)
+    """The level to insist on, else programs are not run; by default the strongest that holds here."""
+    test_timeout_seconds: float = Field(default=6.0, gt=0.0, le=3600.0, strict=False)
+    """For one test."""
+    timeout_seconds: float = Field(default=300.0, gt=0.0, le=86_400.0, strict=False)
+    """For all tests of a program together, from its turn; more is a failed grading, not a wrong program."""
+    memory_mb: int = Field(default=1024, ge=64, le=1_048_576)
+    """Of a program and all that it starts."""
+    concurrency: int | None = Field(default=None, ge=1, le=4096)
+    """Programs at once; by default the cores that this process may use."""
+
+
+class WorkerSettings(Section):
+    """The processes that grade what could hang or crash; they are started on first use."""
+
+    num_workers: int | None = Field(default=None, ge=1, le=1024)
+    """Processes; by default the cores that this process may use."""
+    timeout_seconds: float = Field(default=5.0, gt=0.0, le=86_400.0, strict=False)
+    """For one comparison of formulas; what takes longer is killed and fails its rollout."""
+    memory_mb: int = Field(default=4096, ge=256, le=1_048_576)
+    """Address space of each process."""
 
 
 class RewardSettings(Section):
     """Graders for prompts that bring none of their own; `[plugins]` has custom functions."""
 
     rm_type: str | None = Field(default=None, min_length=1)
-    """Grader by name: `exact` or `number`. Prompts of environments use their own verifier."""
+    """Grader by name; docs/rewards.md lists them. Prompts of environments use their own verifier."""
     reward_key: str | None = Field(default=None, min_length=1)
     """Which entry of a reward dictionary is the reward."""
     timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
-    """A reward call that takes longer fails its rollout; it is never a reward of 0."""
+    """A reward function that takes longer fails its rollout; it is never a reward of 0."""
+    functions: dict[str, ImportPath] = Field(default={})
+    """Reward functions, each as `name = "module:name"`, that prompts choose with the `reward_fn` of their metadata."""
+    functions_in_workers: bool = True
+    """Run reward functions that are not async in processes that can be killed; `false` runs them in threads of this
+    process, for functions that keep a state or use a GPU.
+    """
+    workers: WorkerSettings = WorkerSettings()
+    """Processes that can be killed."""
+    code: CodeRewardSettings = CodeRewardSettings()
+    """Programs and their tests."""
+    remote: RemoteRewardSettings = RemoteRewardSettings()
+    """A reward server."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, SkipValidation, model_validator
 
+from rollfeed.config.reward import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
 from rollfeed.config.rollout import RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.protocols import (
@@ -42,12 +43,20 @@ class RolloutConfig(RolloutSettings):
     """Scores the samples of a prompt in one call."""
     group_reward: SkipValidation[GroupRewardFn] | None = None
     """Scores a group whole."""
+    named_rewards: dict[str, SkipValidation[RewardFn]] = Field(default={})
+    """Functions that prompts choose with the `reward_fn` of their metadata."""
     rm_type: str | None = Field(default=None, min_length=1)
     """Grader by name, for prompts that bring none of their own."""
     reward_key: str | None = Field(default=None, min_length=1)
     """Which entry of a reward dictionary is the reward."""
     reward_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
-    """A reward call that takes longer fails its rollout."""
+    """A reward function that takes longer fails its rollout."""
+    reward_workers: WorkerSettings = WorkerSettings()
+    """Processes that grade what could hang or crash."""
+    code_reward: CodeRewardSettings = CodeRewardSettings()
+    """Programs and their tests."""
+    remote_reward: RemoteRewardSettings = RemoteRewardSettings()
+    """The reward server."""
     group_filters: SkipValidation[tuple[GroupFilter, ...]] = ()
     """Applied in order; the first that drops decides."""
     sample_hook: SkipValidation[SampleHook] | None = None

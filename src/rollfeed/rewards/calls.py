@@ -11,10 +11,11 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rollfeed.errors import WorkerCallError, WorkerTimeoutError
 from rollfeed.types import Outcome, Verdict
 
 
@@ -30,6 +31,22 @@ class _Raised:
     error: BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class OwnPace:
+    """An async function that holds its own deadlines and its own number of calls at once; it is awaited without any."""
+
+    function: Callable[..., Awaitable[Any]]
+
+    async def __call__(self, *args: Any) -> Any:
+        return await self.function(*args)
+
+
+async def call_at_own_pace(function: OwnPace, *args: Any) -> Returned | Verdict:
+    """Await ``function``; its failure is an ERROR verdict, a worker's timeout a TIMEOUT one."""
+    outcome = await _settle(function(*args))
+    return failure(outcome.error) if isinstance(outcome, _Raised) else outcome
+
+
 async def call_within(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Returned | Verdict:
     """Call ``function``; a plain one in a thread of its own, an async one on the event loop.
 
@@ -43,9 +60,9 @@ async def call_within(function: Callable[..., Any], *args: Any, timeout_seconds:
     except TimeoutError as error:
         if deadline.expired():
             return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=f"no result within {timeout_seconds:g} s")
-        return _failure(error)
+        return failure(error)
     if isinstance(outcome, _Raised):
-        return _failure(outcome.error)
+        return failure(outcome.error)
     return outcome
 
 
@@ -102,6 +119,11 @@ async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -
     return await future
 
 
-def _failure(error: BaseException) -> Verdict:
+def failure(error: BaseException) -> Verdict:
+    """Return the verdict that says what was raised: TIMEOUT for a worker's timeout, else ERROR."""
     message = " ".join(str(error).split())
+    if isinstance(error, WorkerTimeoutError):
+        return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=message)
+    if isinstance(error, WorkerCallError):  # its message names what was raised over there
+        return Verdict(reward=None, outcome=Outcome.ERROR, detail=message[:1_000])
     return Verdict(reward=None, outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {message}"[:1_000])

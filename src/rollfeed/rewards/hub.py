@@ -1,4 +1,4 @@
-"""Scores the finished rollouts of a prompt.
+"""Scores the finished rollouts of a prompt, and single responses.
 
 Invariants: one verdict a rollout, in order; a call that failed, timed out or returned nonsense is a
 TIMEOUT or ERROR verdict, never a reward of 0; a rollout that carries a reward keeps it.
@@ -7,32 +7,49 @@ TIMEOUT or ERROR verdict, never a reward of 0; a rollout that carries a reward k
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rollfeed.errors import ConfigError, suggestion
-from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn
-from rollfeed.rewards.calls import call_within
-from rollfeed.rewards.results import to_verdict
+from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
+from rollfeed.rewards.calls import OwnPace, call_at_own_pace, call_within, failure
+from rollfeed.rewards.graders.random_bit import SEED_KEY
+from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
+from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed
+from rollfeed.rewards.results import pick, to_verdict
+from rollfeed.seeds import derive_seed
 from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 
+PROMPT_KEY = "prompt_text"
+"""Entry of the metadata with the rendered prompt; the hub sets it."""
 _MAX_CALLS = 32
 """Reward calls at once; each plain function has a thread."""
 
 
 class RewardHub:
-    """Chooses who scores: a custom function, else the grader of the prompt's ``rm_type``, else of ``rm_type``.
+    """Chooses who scores.
+
+    That is the function of ``named_reward_fns`` that the metadata of the sample, or else of the prompt, names under
+    ``reward_fn``; else the custom function; else the grader of the prompt's ``rm_type``, else of ``rm_type``.
+    ``boxed_<rm_type>`` grades the content of the last box. A ``reward_key`` in the prompt's metadata goes before
+    ``reward_key``.
+
+    Any of these that is an :class:`OwnPace` is awaited without a deadline.
 
     Args:
         graders: By ``rm_type``; the door for further graders.
         rm_type: Grader for prompts whose metadata names none.
+        named_reward_fns: Functions that prompts and samples may ask for by name.
         reward_fn: Scores a rollout by its last sample.
         batched_reward_fn: Scores all rollouts of a prompt in one call.
         group_reward_fn: As ``batched_reward_fn``, and is handed rollouts that carry a reward as well.
         reward_key: Which entry of a reward dictionary counts.
-        timeout_seconds: Deadline of every single call.
+        timeout_seconds: Deadline of every single call of a function or a further grader.
+        workers: Make the calls of built-in graders that must be killable; by default this process makes them.
+        worker_timeout_seconds: Deadline of each of those, from its turn.
 
     Raises:
         ConfigError: If ``rm_type`` is unknown, or more than one function is given.
@@ -41,24 +58,30 @@ class RewardHub:
     def __init__(
         self,
         *,
-        graders: Mapping[str, Grader],
+        graders: Mapping[str, Grader | OwnPace],
         rm_type: str | None = None,
         reward_fn: RewardFn | None = None,
         batched_reward_fn: BatchedRewardFn | None = None,
         group_reward_fn: GroupRewardFn | None = None,
+        named_reward_fns: Mapping[str, RewardFn] | None = None,
         reward_key: str | None = None,
         timeout_seconds: float,
+        workers: Workers | None = None,
+        worker_timeout_seconds: float = 5.0,
     ) -> None:
         if sum(function is not None for function in (reward_fn, batched_reward_fn, group_reward_fn)) > 1:
             raise ConfigError("reward_fn, batched_reward_fn and group_reward_fn all score rollouts: set one of them")
-        if rm_type is not None and rm_type not in graders:
-            raise ConfigError(f"rm_type = {rm_type!r}: no such grader; {suggestion(rm_type, graders)}")
         self._graders = dict(graders)
+        if rm_type is not None and self._find_grader(rm_type) is None:
+            raise ConfigError(self.problem(rm_type))
         self._rm_type = rm_type
         self._reward_fn = reward_fn
         self._batched_reward_fn = batched_reward_fn
         self._group_reward_fn = group_reward_fn
+        self._named_reward_fns = dict(named_reward_fns or {})
         self._reward_key = reward_key
+        self._workers = workers or InProcessWorkers()
+        self._worker_timeout_seconds = worker_timeout_seconds
         self._timeout_seconds = timeout_seconds
         self._calls = asyncio.Semaphore(_MAX_CALLS)
 
@@ -75,41 +98,114 @@ class RewardHub:
             verdicts = [scored.get(position, verdict) for position, verdict in enumerate(verdicts)]
         return [verdict for verdict in verdicts if verdict is not None]
 
+    async def grade(
+        self,
+        response: Any,
+        label: Any,
+        *,
+        rm_type: Any = None,
+        metadata: Any = None,
+        reward_key: str | None = None,
+        prompt: Any = None,
+    ) -> Verdict:
+        """Grade one response by the ``rm_type`` of the metadata, which may be JSON text, or ``rm_type``, or the hub's.
+
+        Whatever is wrong with the arguments is an ERROR verdict.
+        """
+        try:
+            read = json.loads(metadata) if isinstance(metadata, str) else metadata or {}
+        except (ValueError, RecursionError) as error:
+            return _error(f"metadata is no JSON: {error}")
+        if not isinstance(read, Mapping):
+            return _error(f"metadata is {read!r:.80}; it must be a mapping")
+        grader = self._grader(read.get("rm_type", rm_type or self._rm_type))
+        if isinstance(grader, Verdict):
+            return grader
+        known = read if prompt is None else {PROMPT_KEY: prompt, **read}
+        result = await self._grade(grader, response, label, known)
+        return _verdict(result, read, reward_key or self._reward_key)
+
+    def problem(self, rm_type: Any) -> str | None:
+        """Return why a response cannot be graded by ``rm_type``, or None; None takes the hub's own."""
+        if rm_type is None:
+            rm_type = self._rm_type
+        if rm_type is None:
+            return "no rm_type: name a grader in the metadata or in the settings"
+        if isinstance(rm_type, str) and self._find_grader(rm_type) is not None:
+            return None
+        return f"rm_type = {rm_type!r:.80}: no such grader; {suggestion(str(rm_type), self._graders)}"
+
     async def _score_missing(
         self, rollouts: Sequence[Rollout], missing: Sequence[int], prompt: Prompt
     ) -> dict[int, Verdict]:
+        alone = [position for position in missing if self._is_scored_alone(rollouts[position], prompt)]
+        together = [position for position in missing if position not in alone]
+        async with asyncio.TaskGroup() as tasks:
+            rest = tasks.create_task(self._score_rest(rollouts, together, prompt))
+            running = [tasks.create_task(self._score_one(rollouts[position], prompt)) for position in alone]
+        verdicts = [task.result() for task in running]
+        return dict(zip(alone, verdicts, strict=True)) | dict(zip(together, rest.result(), strict=True))
+
+    def _is_scored_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+        if self._group_reward_fn is None and self._batched_reward_fn is None:
+            return True
+        return bool(rollout.samples) and _named_function(rollout.samples[-1], prompt) is not None
+
+    async def _score_rest(
+        self, rollouts: Sequence[Rollout], positions: Sequence[int], prompt: Prompt
+    ) -> Sequence[Verdict]:
+        """Score the rollouts at ``positions`` with the function that takes several."""
+        if not positions:
+            return []
         if self._group_reward_fn is not None:
             verdicts = await self._score_together(
-                rollouts, lambda samples: self._call(self._group_reward_fn, samples, prompt)
+                rollouts, lambda samples: self._call(self._group_reward_fn, samples, prompt), prompt
             )
-            return {position: verdicts[position] for position in missing}
-        chosen = [rollouts[position] for position in missing]
-        if self._batched_reward_fn is not None:
-            prompts = [prompt] * len(chosen)
-            verdicts = await self._score_together(
-                chosen, lambda samples: self._call(self._batched_reward_fn, samples, prompts)
-            )
-        else:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._score_one(rollout, prompt)) for rollout in chosen]
-            verdicts = [task.result() for task in running]
-        return dict(zip(missing, verdicts, strict=True))
+            return [verdicts[position] for position in positions]
+        chosen = [rollouts[position] for position in positions]
+        prompts = [prompt] * len(chosen)
+        return await self._score_together(
+            chosen, lambda samples: self._call(self._batched_reward_fn, samples, prompts), prompt
+        )
 
     async def _score_one(self, rollout: Rollout, prompt: Prompt) -> Verdict:
         if not rollout.has_finished:
             return _error(f"not scored: the rollout is {rollout.status.value}")
         sample = rollout.samples[-1]
-        if self._reward_fn is not None:
-            result = await self._call(self._reward_fn, sample, prompt)
+        name = _named_function(sample, prompt)
+        if name is not None and (not isinstance(name, str) or name not in self._named_reward_fns):
+            return _error(f"reward_fn {name!r:.80}: no such function; {suggestion(str(name), self._named_reward_fns)}")
+        function = self._reward_fn if name is None else self._named_reward_fns[name]
+        if function is not None:
+            result = await self._call(function, sample, prompt)
         else:
-            grader = self._grader(prompt)
+            grader = self._grader(prompt.metadata.get("rm_type", self._rm_type))
             if isinstance(grader, Verdict):
                 return grader
-            result = await self._call(grader, sample.response, prompt.label, prompt.metadata)
-        return to_verdict(result, reward_key=self._reward_key)
+            seed = derive_seed("sample", sample.group_index, sample.index, sample.rollout_id)
+            metadata = {SEED_KEY: seed, PROMPT_KEY: prompt.text, **prompt.metadata}
+            result = await self._grade(grader, sample.response, prompt.label, metadata)
+        return _verdict(result, prompt.metadata, self._reward_key)
+
+    async def _grade(self, grader: Grader | OwnPace, response: Any, label: Any, metadata: Mapping[str, Any]) -> Any:
+        if not isinstance(response, str):
+            return _error(f"the response is {response!r:.80}; it must be a text")
+        if not isinstance(grader, BuiltinGrader):
+            return await self._call(grader, response, label, metadata)
+        try:
+            begun = grader.grade(response, label, metadata)
+            return begun if isinstance(begun, Verdict) else await self._finish(begun)
+        except Exception as error:  # a grader that raises is at fault, never the response
+            return failure(error)
+
+    async def _finish(self, call: IsolatedCall) -> Verdict:
+        result = await self._workers.call(
+            call.function_path, call.args, deadline_seconds=self._worker_timeout_seconds, cached=True
+        )
+        return call.finish(result)
 
     async def _score_together(
-        self, rollouts: Sequence[Rollout], call: Callable[[list[Sample]], Awaitable[Any]]
+        self, rollouts: Sequence[Rollout], call: Callable[[list[Sample]], Awaitable[Any]], prompt: Prompt
     ) -> list[Verdict]:
         unfinished = [rollout for rollout in rollouts if not rollout.has_finished]
         if unfinished:
@@ -121,22 +217,31 @@ class RewardHub:
         results = results.tolist() if isinstance(results, np.ndarray) and results.ndim == 1 else results
         if not isinstance(results, Sequence) or isinstance(results, str | bytes) or len(results) != len(rollouts):
             return [_not_a_list(results, rollouts)] * len(rollouts)
-        return [to_verdict(result, reward_key=self._reward_key) for result in results]
+        return [_verdict(result, prompt.metadata, self._reward_key) for result in results]
 
     async def _call(self, function: Callable[..., Any] | None, *args: Any) -> Any:
         assert function is not None
+        if isinstance(function, OwnPace):
+            outcome = await call_at_own_pace(function, *args)
+            return outcome if isinstance(outcome, Verdict) else outcome.value
         async with self._calls:
             outcome = await call_within(function, *args, timeout_seconds=self._timeout_seconds)
         return outcome if isinstance(outcome, Verdict) else outcome.value
 
-    def _grader(self, prompt: Prompt) -> Grader | Verdict:
-        rm_type = prompt.metadata.get("rm_type", self._rm_type)
-        if rm_type is None:
-            return _error("no rm_type: name a grader in the prompt's metadata or in the settings")
-        if not isinstance(rm_type, str) or rm_type not in self._graders:
-            remedy = suggestion(str(rm_type), self._graders)
-            return _error(f"rm_type {rm_type!r:.80} of the prompt's metadata: no such grader; {remedy}")
-        return self._graders[rm_type]
+    def _grader(self, rm_type: Any) -> Grader | OwnPace | Verdict:
+        problem = self.problem(rm_type)
+        if problem is not None:
+            return _error(problem)
+        grader = self._find_grader(rm_type if rm_type is not None else str(self._rm_type))
+        assert grader is not None
+        return grader
+
+    def _find_grader(self, rm_type: str) -> Grader | OwnPace | None:
+        grader = self._graders.get(rm_type)
+        if grader is not None or not rm_type.startswith(BOXED_PREFIX):
+            return grader
+        inner = self._graders.get(rm_type.removeprefix(BOXED_PREFIX))
+        return None if inner is None else boxed(inner)
 
 
 def _carried(rollout: Rollout) -> Verdict | None:
@@ -145,6 +250,17 @@ def _carried(rollout: Rollout) -> Verdict | None:
         return rollout.verdict
     reward = rollout.samples[-1].reward if rollout.samples else None
     return None if reward is None else Verdict(reward=reward)
+
+
+def _named_function(sample: Sample, prompt: Prompt) -> Any:
+    return sample.metadata.get("reward_fn", prompt.metadata.get("reward_fn"))
+
+
+def _verdict(result: Any, metadata: Mapping[str, Any], reward_key: str | None) -> Verdict:
+    """Return the verdict, reduced to one number where the prompt names its own key."""
+    own_key = metadata.get("reward_key")
+    verdict = to_verdict(result, reward_key=reward_key if own_key is None else str(own_key))
+    return verdict if own_key is None else pick(verdict, str(own_key))
 
 
 def _error(detail: str) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -23,6 +24,11 @@ def to_verdict(result: Any, *, reward_key: str | None) -> Verdict:
         return result
     except RewardError as error:
         return Verdict(reward=None, outcome=Outcome.ERROR, detail=str(error))
+
+
+def pick(verdict: Verdict, reward_key: str) -> Verdict:
+    """Return the verdict with the entry under ``reward_key`` as its reward, where that is a dictionary."""
+    return replace(verdict, reward=verdict.reward[reward_key]) if isinstance(verdict.reward, dict) else verdict
 
 
 def _to_reward(result: Any, reward_key: str | None) -> Reward:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult
@@ -21,8 +21,10 @@ from rollfeed.sandbox.usage import children, files_exceed, resident_bytes
 _WATCH_SECONDS = 0.1
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0
+_AGAIN_SECONDS = 0.05
 _CHUNK_BYTES = 65_536
 _STARTED = "started"
+_T = TypeVar("_T")
 _FIRST = asyncio.FIRST_COMPLETED
 
 
@@ -55,7 +57,7 @@ async def run(
     loop = asyncio.get_running_loop()
     status, theirs = os.pipe()
     try:
-        transport, protocol = await loop.subprocess_exec(
+        spawning = loop.subprocess_exec(
             lambda: _Protocol(limit=_CHUNK_BYTES, loop=loop),
             *make_command(theirs),
             stdin=asyncio.subprocess.PIPE,
@@ -66,6 +68,8 @@ async def run(
             cwd="/",
             start_new_session=True,
         )
+        # asyncio's own way with a cancelled start kills the process, waits for its pipes, and knows of no descendants.
+        (transport, protocol), cancelled = await _settled(spawning)
     except OSError as error:
         os.close(status)
         raise SandboxError(f"a sandboxed program cannot be started: {error}") from error
@@ -75,6 +79,9 @@ async def run(
     finally:
         os.close(theirs)
     running = _Run(transport, protocol, limits=limits, folder=folder, has_init=has_init, sweep=sweep)
+    if cancelled:
+        os.close(status)
+        return await running.finish(_cancelled(), stdin)
     if has_launcher:
         return await running.finish(_read_status(status), stdin)
     os.close(status)
@@ -169,12 +176,13 @@ class _Run:
 
     async def _end(self, work: Sequence[asyncio.Task[None]], watching: asyncio.Task[None]) -> None:
         watching.cancel()
-        if self._has_init and not all(task.done() for task in work):
-            # So that the started process waits for it, and no other has to.
+        deadline = asyncio.get_running_loop().time() + _END_SECONDS
+        while self._has_init and not all(task.done() for task in work) and asyncio.get_running_loop().time() < deadline:
+            # So that the started process waits for it, and no other has to; it may not have been made yet.
             for pid in children(self._pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            await asyncio.wait(work, timeout=_END_SECONDS)
+            await asyncio.wait(work, timeout=_AGAIN_SECONDS)
         self._kill()
         await asyncio.wait(work, timeout=_END_SECONDS)
         self._transport.close()
@@ -213,6 +221,21 @@ async def _feed(stream: asyncio.StreamWriter, stdin: bytes) -> None:
 
 async def _started() -> str:
     return _STARTED
+
+
+async def _cancelled() -> str:
+    raise asyncio.CancelledError
+
+
+async def _settled(work: Coroutine[Any, Any, _T]) -> tuple[_T, bool]:
+    """Return the result of ``work``, and whether this task was cancelled meanwhile."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    return task.result(), cancelled
 
 
 async def _read_status(status: int) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import grade_exact
+from rollfeed.rewards.graders.exact import grade_exact
 from rollfeed.types import Correct, Outcome
 
 

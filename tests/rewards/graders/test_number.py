@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollfeed.rewards import grade_number
+from rollfeed.rewards.graders.number import grade_number
 from rollfeed.types import Correct, Outcome
 
 

@@ -1,0 +1,223 @@
+"""The reward hub with all that it needs: worker processes, sandboxes, a reward server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollfeed import plugins
+from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, RewardSettings, WorkerSettings
+from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
+from rollfeed.environments import EnvironmentRegistry, environment_grader
+from rollfeed.protocols import ExecLimits, Grader, Isolation, RewardFn, Workers
+from rollfeed.rewards import (
+    BUILTIN_GRADERS,
+    Form,
+    OwnPace,
+    RemoteGrader,
+    RewardHub,
+    Takes,
+    in_workers,
+    runs_in_workers,
+)
+from rollfeed.rewards.code import CodeGrader
+from rollfeed.rewards.registry import BOXED_PREFIX
+from rollfeed.sandbox import OnDemandSandboxes
+from rollfeed.types import Outcome, Verdict
+from rollfeed.workers import OnDemandPool, WorkerPool
+
+CODE_RM_TYPE = "livecodebench"
+REMOTE_RM_TYPE = "remote_rm"
+_WARM_UP = ("rollfeed.rewards.equality.numeric",)
+_MEGABYTE = 1024**2
+
+
+class RewardServices:
+    """What graders use that must be ended: entered and left with the run, started on first use.
+
+    Args:
+        workers: The processes.
+        code: Programs and their tests.
+        remote: The reward server.
+        on_isolation: Told once which isolation programs run at.
+        rm_type: Of most responses: for programs, isolation is found out on entering and not with the first one.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: WorkerSettings,
+        code: CodeRewardSettings,
+        remote: RemoteRewardSettings,
+        on_isolation: Callable[[Isolation], None] | None = None,
+        rm_type: str | None = None,
+    ) -> None:
+        self._runs_programs = rm_type in (CODE_RM_TYPE, BOXED_PREFIX + CODE_RM_TYPE)
+        pool = WorkerPool(
+            num_workers=workers.num_workers or num_cores(),
+            warm_up=_WARM_UP,
+            memory_limit_bytes=workers.memory_mb * _MEGABYTE,
+        )
+        self.workers = OnDemandPool(pool)
+        self.worker_timeout_seconds = workers.timeout_seconds
+        self.sandboxes = OnDemandSandboxes(
+            level=code.isolation, max_running=code.concurrency, on_isolation=on_isolation
+        )
+        self.remote = RemoteGrader(
+            url=remote.url,
+            form=Form(remote.form.value),
+            reply_key=remote.reply_key,
+            timeout_seconds=remote.timeout_seconds,
+            max_tries=remote.max_tries,
+            concurrency=remote.concurrency,
+        )
+        limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
+        self._code = _InTurns(
+            CodeGrader(sandboxes=self.sandboxes, limits=limits),
+            num_turns=code.concurrency or num_cores(),
+            timeout_seconds=code.timeout_seconds,
+        )
+
+    async def __aenter__(self) -> RewardServices:
+        """Start nothing but what is sure to be needed.
+
+        Raises:
+            ConfigError: If programs are to run and no isolation level, or not the wanted one, holds here.
+        """
+        if self._runs_programs:
+            await self.sandboxes.start()
+        self._entered = AsyncExitStack()
+        await self._entered.enter_async_context(self.workers)
+        await self._entered.enter_async_context(self.remote)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._entered.aclose()
+
+    def graders(self) -> dict[str, Grader | OwnPace]:
+        """Return all graders by ``rm_type``."""
+        return {
+            **BUILTIN_GRADERS,
+            ENVIRONMENT_RM_TYPE: environment_grader(EnvironmentRegistry()),
+            CODE_RM_TYPE: OwnPace(self._code),
+            REMOTE_RM_TYPE: OwnPace(self.remote),
+        }
+
+
+class _InTurns:
+    """Calls an async grader a few times at once, each within a deadline from its turn."""
+
+    def __init__(self, grader: CodeGrader, *, num_turns: int, timeout_seconds: float) -> None:
+        self._grader = grader
+        self._turns = asyncio.Semaphore(num_turns)
+        self._timeout_seconds = timeout_seconds
+
+    async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+        async with self._turns:
+            try:
+                async with asyncio.timeout(self._timeout_seconds) as deadline:
+                    return await self._grader(response, label, metadata)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                detail = f"the tests were not done within {self._timeout_seconds:g} s"
+                return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFunction:
+    """A reward function that a settings file names, to be called in a worker as soon as there are workers."""
+
+    path: str
+    takes: Takes
+    folders: tuple[Path, ...]
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def load_reward_function(
+    path: str, protocol: type[Any], takes: Takes, *, key: str, folders: Sequence[Path], killable: bool
+) -> Any:
+    """Import a reward function and check that it fits; unless it is async, it will be called in workers.
+
+    Args:
+        path: ``module:name``.
+        protocol: What it must fit.
+        takes: Its arguments.
+        key: The setting that names it.
+        folders: Searched for the module.
+        killable: Whether workers are wanted.
+
+    Raises:
+        PluginError: If it cannot be imported or does not fit.
+    """
+    function = plugins.load_plugin(path, protocol, key=key, folders=folders)
+    if not killable or not runs_in_workers(function):
+        return function
+    return PluginFunction(path=path, takes=takes, folders=tuple(folders), function=function)
+
+
+def in_its_place(function: Any, workers: Workers, *, timeout_seconds: float) -> Any:
+    """Return the function as the hub is to call it."""
+    if not isinstance(function, PluginFunction):
+        return function
+    return in_workers(
+        function.path,
+        takes=function.takes,
+        folders=function.folders,
+        workers=workers,
+        deadline_seconds=timeout_seconds,
+    )
+
+
+@asynccontextmanager
+async def open_reward_hub(settings: RewardSettings) -> AsyncIterator[RewardHub]:
+    """Give a hub that grades single responses, with everything it needs; leaving ends what it started.
+
+    Raises:
+        ConfigError: If the settings name a grader that does not exist.
+    """
+    services = RewardServices(
+        workers=settings.workers, code=settings.code, remote=settings.remote, rm_type=settings.rm_type
+    )
+    hub = RewardHub(
+        graders=services.graders(),
+        rm_type=settings.rm_type,
+        reward_key=settings.reward_key,
+        timeout_seconds=settings.timeout_seconds,
+        workers=services.workers,
+        worker_timeout_seconds=services.worker_timeout_seconds,
+    )
+    async with services:
+        yield hub
+
+
+def load_named_functions(settings: RewardSettings, *, folders: Sequence[Path]) -> dict[str, Any]:
+    """Import the reward functions that prompts may choose.
+
+    Raises:
+        PluginError: If one cannot be imported or does not fit.
+    """
+    return {
+        name: load_reward_function(
+            path,
+            RewardFn,
+            Takes.SAMPLE,
+            key=f"reward.functions.{name}",
+            folders=folders,
+            killable=settings.functions_in_workers,
+        )
+        for name, path in settings.functions.items()
+    }
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,182 @@
+"""The reward hub beside math-verify called directly in one process, on the same responses and labels.
+
+math-verify parses and verifies one pair after the other, with its own time limits. Inputs that hang are calls which
+never return: the hub hands them to a worker that it kills at the deadline; from math-verify they are left out, since
+what holds the interpreter for ever would hold the whole process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from statistics import median
+from typing import Any
+
+from rollfeed.app.rewards import RewardServices, num_cores
+from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
+from rollfeed.errors import ConfigError
+from rollfeed.rewards import BUILTIN_GRADERS, BuiltinGrader, IsolatedCall, RewardHub
+from rollfeed.types import Outcome, Verdict
+
+GOAL_RATIO = 0.8
+"""Of the hub's verdicts a second to cores times math-verify's."""
+_HANGS = "hangs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is graded."""
+
+    num_inputs: int = 1_000
+    hanging_shares: tuple[float, ...] = (0.0, 0.01, 0.05)
+    deadline_seconds: float = 1.0
+    """Of a call in a worker."""
+    repetitions: int = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One response with its label."""
+
+    response: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareResult:
+    """The hub's figures with a share of hanging inputs."""
+
+    hanging_share: float
+    num_hanging: int
+    seconds: float
+    """Median over the repetitions."""
+    verdicts_per_second: float
+    lost_seconds: float
+    """Over the seconds without hanging inputs."""
+    deadlines_seconds: float
+    """What the deadlines of the hanging inputs add up to: the most that may be lost."""
+    num_timeouts: int
+
+
+def bench_rewards(workload: Workload, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure and return JSON values.
+
+    Raises:
+        ConfigError: If math-verify is not installed.
+    """
+    pairs = make_pairs(workload)
+    reference, right = [], 0
+    shares: dict[float, list[tuple[float, list[Verdict]]]] = {share: [] for share in workload.hanging_shares}
+    for repetition in range(workload.repetitions):
+        seconds, right = _time_reference(pairs)
+        reference.append(len(pairs) / seconds)
+        progress(f"repetition {repetition + 1}: math-verify {reference[-1]:.0f} verdicts/s")
+        for share, results in shares.items():
+            results.append(asyncio.run(_time_hub(_with_hanging(pairs, share, workload.seed), workload)))
+            progress(f"repetition {repetition + 1}: hub, {share:.0%} hanging: {len(pairs) / results[-1][0]:.0f}")
+    clean = median(seconds for seconds, _ in shares[min(shares)])
+    by_share = [_summary(share, results, clean, workload) for share, results in shares.items()]
+    ratio = by_share[0].verdicts_per_second / (num_cores() * median(reference))
+    return {
+        "workload": asdict(workload),
+        "cores": num_cores(),
+        "math_verify_verdicts_per_second": median(reference),
+        "math_verify_right": right,
+        "hub_right": sum(verdict.reward == 1.0 for verdict in shares[min(shares)][0][1]),
+        "hub_ratio": ratio,
+        "by_hanging_share": [asdict(each) for each in by_share],
+        "hanging_inputs": "sleep for ever in a worker of the hub; left out for math-verify",
+        "goals": {
+            "hub_ratio": GOAL_RATIO,
+            "met": ratio >= GOAL_RATIO and all(each.lost_seconds <= each.deadlines_seconds for each in by_share[1:]),
+        },
+    }
+
+
+def make_pairs(workload: Workload) -> list[Pair]:
+    """Return responses of a kind that policies write: half of them right, in other spellings than the label."""
+    random = Random(workload.seed)
+    return [_make_pair(random) for _ in range(workload.num_inputs)]
+
+
+def _make_pair(random: Random) -> Pair:
+    a, b, c = (random.randint(2, 99) for _ in range(3))
+    spellings: Sequence[tuple[str, str]] = [
+        (f"{a}{b:02}", f"{a}{b:02}.0"),
+        (f"{a},{b:02}0".replace(",", "{,}", 1), f"{a}{b:02}0"),
+        (rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{a * c}}}{{{b * c}}}"),
+        (f"{a / 8}", rf"\frac{{{a}}}{{8}}"),
+        (rf"{a}\sqrt{{{b}}}", rf"\sqrt{{{a * a * b}}}"),
+        (rf"x^2+{a + b}x+{a * b}", rf"(x+{a})(x+{b})"),
+        (rf"\left({a},\frac{{{b}}}{{2}}\right)", f"({a}, {b / 2})"),
+        (rf"[{a},\infty)", rf"\left[{a}, \infty\right)"),
+        (rf"{a}\pi", rf"\pi \cdot {a}"),
+        (rf"\{{{a}, {b}\}}", rf"\{{{b}, {a}\}}"),
+        (rf"\frac{{1}}{{\sqrt{{{b}}}+1}}", rf"\frac{{\sqrt{{{b}}}-1}}{{{b}-1}}"),
+    ]
+    label, answer = random.choice(spellings)
+    if random.random() < 0.5:
+        answer = answer.replace(str(b), str(b + 1), 1).replace(str(a), str(a + 1), 1)
+    return Pair(response=rf"Adding up what we have, the answer is $\boxed{{{answer}}}$.", label=label)
+
+
+def _with_hanging(pairs: Sequence[Pair], share: float, seed: int) -> list[Pair]:
+    chosen = set(Random(seed).sample(range(len(pairs)), round(share * len(pairs))))
+    return [Pair(response=_HANGS, label=p.label) if number in chosen else p for number, p in enumerate(pairs)]
+
+
+def _time_reference(pairs: Sequence[Pair]) -> tuple[float, int]:
+    try:
+        from math_verify import parse, verify
+    except ModuleNotFoundError:
+        raise ConfigError("the reference is not installed: pip install math-verify") from None
+    _ = verify(parse("$1$"), parse("$1$"))
+    started = time.perf_counter()
+    right = sum(bool(verify(parse(f"${pair.label}$"), parse(pair.response))) for pair in pairs)
+    return time.perf_counter() - started, right
+
+
+async def _time_hub(pairs: Sequence[Pair], workload: Workload) -> tuple[float, list[Verdict]]:
+    services = RewardServices(
+        workers=WorkerSettings(timeout_seconds=workload.deadline_seconds),
+        code=CodeRewardSettings(),
+        remote=RemoteRewardSettings(),
+    )
+    hub = RewardHub(
+        graders={"math": BuiltinGrader(_grade)},
+        rm_type="math",
+        timeout_seconds=workload.deadline_seconds,
+        workers=services.workers,
+        worker_timeout_seconds=services.worker_timeout_seconds,
+    )
+    async with services:
+        await services.workers.start()
+        started = time.perf_counter()
+        verdicts = await asyncio.gather(*(hub.grade(pair.response, pair.label) for pair in pairs))
+        return time.perf_counter() - started, verdicts
+
+
+def _grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
+    if response == _HANGS:
+        return IsolatedCall("time.sleep", (1e6,), lambda _: Verdict(reward=0.0))
+    return BUILTIN_GRADERS["math"].grade(response, label, metadata)
+
+
+def _summary(
+    share: float, results: Sequence[tuple[float, list[Verdict]]], clean: float, workload: Workload
+) -> ShareResult:
+    seconds = median(each for each, _ in results)
+    num_hanging = round(share * workload.num_inputs)
+    return ShareResult(
+        hanging_share=share,
+        num_hanging=num_hanging,
+        seconds=seconds,
+        verdicts_per_second=workload.num_inputs / seconds,
+        lost_seconds=max(0.0, seconds - clean),
+        deadlines_seconds=num_hanging * workload.deadline_seconds,
+        num_timeouts=sum(verdict.outcome is Outcome.TIMEOUT for verdict in results[0][1]),
+    )

@@ -1,0 +1,55 @@
+"""Arguments of the commands that grade without a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rollfeed.config import RewardSettings, load_settings
+from rollfeed.errors import ConfigError
+
+
+def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what graders need to know."""
+    parser.add_argument("--rm-type", metavar="NAME", help="grader of responses that name none")
+    parser.add_argument("--remote-url", metavar="URL", help="reward server of rm_type remote_rm")
+    parser.add_argument("--workers", metavar="N", type=int, help="processes for grading (default: the cores)")
+    parser.add_argument("--timeout", metavar="S", type=float, help="seconds for comparing formulas (default 5)")
+    parser.add_argument(
+        "--isolation",
+        metavar="LEVEL",
+        help="run programs at this level or not at all: bubblewrap, namespaces or limits (default: the best there is)",
+    )
+    parser.add_argument(
+        "--settings", metavar="FILE", type=Path, help="take the table [reward] of a run's settings file (TOML)"
+    )
+
+
+def reward_settings(arguments: argparse.Namespace) -> RewardSettings:
+    """Return the settings that the arguments make.
+
+    Raises:
+        ConfigError: If one is out of its bounds.
+    """
+    base = RewardSettings() if arguments.settings is None else load_settings(arguments.settings, []).reward
+    tree = base.model_dump()
+    given = [
+        (("rm_type",), "--rm-type", arguments.rm_type),
+        (("remote", "url"), "--remote-url", arguments.remote_url),
+        (("workers", "num_workers"), "--workers", arguments.workers),
+        (("workers", "timeout_seconds"), "--timeout", arguments.timeout),
+        (("code", "isolation"), "--isolation", arguments.isolation),
+    ]
+    for path, option, value in given:
+        if value is None:
+            continue
+        section = tree if len(path) == 1 else tree[path[0]]
+        section[path[-1]] = value
+        try:
+            RewardSettings.model_validate(tree)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{option} {value}: {message}") from None
+    return RewardSettings.model_validate(tree)

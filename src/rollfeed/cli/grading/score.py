@@ -1,0 +1,114 @@
+"""``rollfeed score``: grade the responses of a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollfeed.cli import exit_codes
+from rollfeed.cli.grading.arguments import add_reward_arguments, reward_settings
+from rollfeed.types import Outcome
+
+if TYPE_CHECKING:
+    from rollfeed.app.scoring import ScoreCounts
+
+_LINE_SECONDS = 5.0
+_LIVE_SECONDS = 0.2
+_EPILOG = """each line of FILE is an object such as
+  {"id": "a", "rm_type": "math", "response": "It is \\\\boxed{4}.", "label": "4"}
+with metadata, reward_key and prompt where the grader needs them; a line of OUT then is
+  {"id": "a", "reward": 1.0, "outcome": "ok", "extracted": "4", "seconds": 0.0001, "detail": ""}
+The reward of a row that could not be graded is null, and its outcome error or timeout; the exit code is 0 all the same.
+
+example: rollfeed score responses.jsonl --out rewards.jsonl
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "score",
+        help="grade the responses of a JSONL file",
+        description="Grade the responses of a JSONL file, in order, into another, which appears when it is complete.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="responses, one JSON object a line")
+    parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="where the rewards go (JSONL)")
+    add_reward_arguments(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
+    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Grade, and say how many of each outcome there were.
+
+    Raises:
+        ConfigError: If an option or a file is wrong; OUT is not touched then.
+    """
+    # Fetched here, as it takes a while that other commands need not wait.
+    from rollfeed.app.scoring import score_file
+
+    settings = reward_settings(arguments)
+    progress = _Progress(quiet=arguments.quiet)
+    counts = asyncio.run(_until_signal(score_file(arguments.file, arguments.out, settings=settings, progress=progress)))
+    progress.end()
+    outcomes = {outcome.value: counts.by_outcome[outcome] for outcome in Outcome}
+    if arguments.json:
+        print(json.dumps({"out": str(arguments.out), "rows": counts.graded, **outcomes, "seconds": counts.seconds}))
+    else:
+        print(
+            f"{counts.graded} rows in {arguments.out}: {outcomes['ok']} graded, {outcomes['error']} errors, "
+            f"{outcomes['timeout']} timeouts, in {counts.seconds:.1f} s"
+        )
+    return exit_codes.DONE
+
+
+async def _until_signal(scoring: Any) -> ScoreCounts:
+    """Await the scoring; SIGINT and SIGTERM cancel it, and what it started ends with it."""
+    task = asyncio.ensure_future(scoring)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        counts: ScoreCounts = await task
+        return counts
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+class _Progress:
+    """A line on standard error that is kept current on a terminal, and repeated every few seconds elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._last = time.monotonic()
+        self._is_open = False
+
+    def __call__(self, counts: ScoreCounts) -> None:
+        interval = _LIVE_SECONDS if self._is_terminal else _LINE_SECONDS
+        if self._quiet or time.monotonic() - self._last < interval:
+            return
+        self._last = time.monotonic()
+        failed = counts.graded - counts.by_outcome[Outcome.OK]
+        speed = counts.graded / max(counts.seconds, 1e-9)
+        line = f"{counts.graded} of {counts.total} rows, {failed} failed, {speed:.0f} rows/s"
+        print(f"\r{line:60}" if self._is_terminal else line, end="" if self._is_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+        self._is_open = self._is_terminal
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._is_open:
+            print(file=sys.stderr)

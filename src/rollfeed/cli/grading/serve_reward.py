@@ -1,0 +1,80 @@
+"""``rollfeed serve reward``: the reward hub over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING, Any
+
+from rollfeed.cli import exit_codes
+from rollfeed.cli.grading.arguments import add_reward_arguments, reward_settings
+from rollfeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollfeed.config import RewardSettings
+
+_DEFAULT_PORT = 11111
+
+logger = logging.getLogger("rollfeed.serve")
+
+
+def register(actions: Any) -> None:
+    """Add the action to those of ``serve``."""
+    parser = actions.add_parser(
+        "reward",
+        help="serve the graders: responses in, rewards out",
+        description="Serve the graders at POST / and POST /get_reward, one response or many, with /health and "
+        "/metrics; docs/rewards.md has the forms.",
+        epilog="example: rollfeed serve reward --rm-type math, and then: curl 127.0.0.1:11111 -d "
+        '\'{"response": "It is \\\\boxed{4}.", "label": "4"}\'',
+    )
+    parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "--port", metavar="P", type=int, default=_DEFAULT_PORT, help="0 takes a free one (default 11111)"
+    )
+    parser.add_argument(
+        "--max-in-progress",
+        metavar="N",
+        type=int,
+        default=1024,
+        help="responses that are graded or wait for it; more get status 429 (default 1024)",
+    )
+    add_reward_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Raises:
+        ConfigError: If an option is wrong, or the port is taken.
+    """
+    if not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
+    if arguments.max_in_progress < 1:
+        raise ConfigError(f"--max-in-progress {arguments.max_in_progress}: must be at least 1")
+    return asyncio.run(_serve(arguments, reward_settings(arguments)))
+
+
+async def _serve(arguments: argparse.Namespace, settings: RewardSettings) -> int:
+    # Fetched here, as it takes a while that other commands need not wait.
+    from rollfeed.app.rewards import open_reward_hub
+    from rollfeed.rewards.server import RewardServer, serve_rewards
+
+    told = asyncio.Event()
+    received: list[signal.Signals] = []
+
+    def note(number: signal.Signals) -> None:
+        received.append(number)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, note, number)
+    async with open_reward_hub(settings) as hub:
+        server = RewardServer(hub, max_in_progress=arguments.max_in_progress)
+        async with serve_rewards(server, host=arguments.host, port=arguments.port) as address:
+            logger.info("serving rewards at %s", address)
+            await told.wait()
+    return exit_codes.INTERRUPTED if received[0] is signal.SIGINT else exit_codes.DONE

@@ -1,0 +1,5 @@
+"""How answers are written: from text to trees."""
+
+from rollfeed.rewards.equality.notation.parser import read
+
+__all__ = ["read"]

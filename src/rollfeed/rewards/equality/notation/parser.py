@@ -1,0 +1,137 @@
+r"""From tokens to trees: lists, relations, brackets and matrices; sums and products are in ``expressions``.
+
+A small grammar of what answers look like, read with one token of lookahead in linear time. What it does not
+know is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+from rollfeed.rewards.equality.notation.cursor import MAX_DEPTH
+from rollfeed.rewards.equality.notation.expressions import ExpressionParser
+from rollfeed.rewards.equality.notation.lexer import COMMA_GROUPED, tokenize
+from rollfeed.rewards.equality.tree import Apply, Group, Matrix, Node, NotMathError, Relation, TooComplexError
+
+_RELATIONS = {"=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "le": "<=", "ge": ">=", "ne": "!=",
+              "in": "in", "approx": "=", "equiv": "=", "to": "to", "sim": "="}  # fmt: skip
+_SET_OPERATIONS = {"cup": "union", "cap": "intersection", "setminus": "difference"}
+_MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
+_CLOSING = {"(": (")", "]"), "[": ("]", ")"), "set{": ("set}",)}
+
+
+def read(text: str) -> list[Node]:
+    """Return what an answer may mean: one tree, or two where a comma may group digits or part two numbers.
+
+    Raises:
+        NotMathError: If it does not read as mathematics.
+        TooComplexError: If it is longer or deeper than any answer.
+    """
+    readings = []
+    error: NotMathError | None = None
+    for comma_groups_digits in (True, False) if COMMA_GROUPED.search(text) else (True,):
+        if comma_groups_digits and "," in text and _commas_part_members(text):
+            continue
+        try:
+            readings.append(Parser(tokenize(text, comma_groups_digits=comma_groups_digits)).parse())
+        except NotMathError as failure:
+            error = failure
+    if not readings:
+        raise error or NotMathError("nothing to read")
+    return readings
+
+
+def _commas_part_members(text: str) -> bool:
+    """Whether the first comma stands in brackets and none has space after it: ``(1,234)`` is a pair."""
+    before = text[: text.index(",")]
+    return any(bracket in before for bracket in "([{") and ", " not in text and COMMA_GROUPED.search(text) is not None
+
+
+class Parser(ExpressionParser):
+    """Reads one answer."""
+
+    def parse(self) -> Node:
+        """Return the tree of all tokens, without "Answer:" or a sign of equality before it."""
+        if self.peek().kind == "words" and self.peek().text.endswith(":"):
+            self.advance()
+        self.take("=", "approx")
+        tree = self.list_of_values()
+        if not self.at_end():
+            raise NotMathError(f"did not expect {self.peek_kind()!r}")
+        return tree
+
+    def list_of_values(self) -> Node:
+        """Read values; a list that holds "and" has it as its closing, since inequalities then hold together."""
+        members, closing = [self.relation()], ""
+        while (separator := self.take(",", ";", "or")) is not None:
+            while separator is not None:  # ", or" is one separator
+                closing = "and" if separator.text in ("and", "land") else closing
+                separator = self.take(",", ";", "or")
+            if self.at_end():
+                break
+            members.append(self.relation())
+        return members[0] if len(members) == 1 else Group("", closing, tuple(members))
+
+    def relation(self) -> Node:
+        token = self.peek()
+        is_name = token.kind == "words" or (token.kind == "letters" and (len(token.text) > 3 or token.text.isupper()))
+        if is_name and len(token.text) > 1 and self.peek_kind(1) == "=":  # "Area = 5" means 5
+            self.advance()
+            self.advance()
+        sides, operators = [self.union()], []
+        while (operator := _RELATIONS.get(self.peek_kind())) is not None:
+            self.advance()
+            operators.append(operator)
+            sides.append(self.union())
+        return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
+
+    def union(self) -> Node:
+        tree = self.sum()
+        for _ in range(MAX_DEPTH):
+            operation = _SET_OPERATIONS.get(self.peek_kind())
+            if operation is None:
+                return tree
+            self.advance()
+            tree = Apply(operation, (tree, self.sum()))
+        raise TooComplexError(f"a union of more than {MAX_DEPTH} parts")
+
+    def bracketed(self) -> Node:
+        opening = self.advance()
+        with self.deeper():
+            if opening.kind == "set{" and self.take("set}"):
+                return Group("{", "}", ())
+            inner = self.list_of_values()
+            closing = self.take(*_CLOSING[opening.kind])
+            if closing is None:
+                raise NotMathError(f"{opening.text!r} is not closed")
+        bare_list = isinstance(inner, Group) and not inner.opening
+        members = inner.members if isinstance(inner, Group) and bare_list else (inner,)
+        if opening.kind == "set{":
+            return Group("{", "}", members)
+        if isinstance(inner, Relation) or bare_list:
+            return Group(opening.kind, closing.kind, members)
+        return inner if closing.kind == _CLOSING[opening.kind][0] else self.fail("a half open interval has two ends")
+
+    def braced(self) -> Node:
+        self.expect("{")
+        with self.deeper():
+            if self.take("}"):
+                raise NotMathError("empty braces")
+            inner = self.list_of_values()
+            self.expect("}")
+        if isinstance(inner, Group) and not inner.opening:
+            return Group("{", "}", inner.members)
+        return inner
+
+    def matrix(self) -> Node:
+        name = self.advance().text
+        if name.rstrip("*") not in _MATRICES:
+            raise NotMathError(f"environment {name} is not read")
+        rows: list[tuple[Node, ...]] = []
+        with self.deeper():
+            while not self.take("end"):
+                cells = [self.relation()]
+                while self.take("&"):
+                    cells.append(self.relation())
+                rows.append(tuple(cells))
+                if not self.take("row") and self.peek_kind() != "end":
+                    raise NotMathError("a matrix is not closed")
+        return Matrix(tuple(rows))

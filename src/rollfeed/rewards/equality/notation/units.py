@@ -1,0 +1,68 @@
+"""Units that may stand after a number."""
+
+from __future__ import annotations
+
+_ALIASES = {
+    "mm": "mm millimeter millimeters millimetre millimetres",
+    "cm": "cm centimeter centimeters centimetre centimetres",
+    "dm": "dm decimeter decimeters decimetre decimetres",
+    "m": "m meter meters metre metres",
+    "km": "km kilometer kilometers kilometre kilometres kms",
+    "in": "inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yard yards",
+    "mi": "mi mile miles",
+    "mg": "mg milligram milligrams",
+    "g": "g gram grams gm",
+    "kg": "kg kilogram kilograms kgs kilo kilos",
+    "t": "ton tons tonne tonnes",
+    "oz": "oz ounce ounces",
+    "lb": "lb lbs pound pounds",
+    "ml": "ml mL milliliter milliliters millilitre millilitres",
+    "l": "L l liter liters litre litres",
+    "gal": "gallon gallons gal",
+    "s": "s sec secs second seconds",
+    "ms": "ms millisecond milliseconds",
+    "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours",
+    "d": "day days",
+    "week": "week weeks",
+    "month": "month months",
+    "year": "year years yr yrs",
+    "degree": "degree degrees deg",
+    "radian": "rad radian radians",
+    "dollar": "dollar dollars usd USD",
+    "euro": "euro euros eur EUR",
+    "cent": "cent cents",
+    "n": "N newton newtons",
+    "j": "J joule joules",
+    "kj": "kJ kilojoule kilojoules",
+    "w": "W watt watts",
+    "kw": "kW kilowatt kilowatts",
+    "v": "V volt volts",
+    "a": "A ampere amperes amp amps",
+    "k": "K kelvin kelvins",
+    "hz": "Hz hertz",
+    "pa": "Pa pascal pascals",
+    "mol": "mol mole moles",
+    "mph": "mph",
+    "kmh": "kmh kph",
+    "unit": "unit units",
+    "percent": "percent",
+}
+_CANONICAL = {word: unit for unit, words in _ALIASES.items() for word in words.split()}
+
+
+def is_unit(word: str) -> bool:
+    """Whether ``word`` is a known unit; single letters are, too."""
+    return word in _CANONICAL or word.lower() in _CANONICAL
+
+
+def canonical_unit(text: str) -> str:
+    """Return one name for the spellings of a unit; empty for what is no known unit, or only counts things."""
+    parts = [_lookup(part) if part.isalpha() else part for part in text.replace(" per ", " / ").split()]
+    return " ".join(parts) if all(parts) and parts != ["unit"] else ""
+
+
+def _lookup(word: str) -> str:
+    return _CANONICAL.get(word) or _CANONICAL.get(word.lower(), "")

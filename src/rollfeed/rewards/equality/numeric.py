@@ -1,0 +1,172 @@
+"""Equality by high-precision numbers, for what exact means do not decide. Runs in a worker process.
+
+Two expressions are taken to be equal when they agree to at least 80 digits at several points. The precision grows with
+the size of the numbers in them. Where both are real decides; a point where one is undefined decides nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+
+from rollfeed.rewards.equality.compare import compare
+from rollfeed.rewards.equality.complexity import check_complexity
+from rollfeed.rewards.equality.tree import (
+    Apply,
+    Constant,
+    Equality,
+    Node,
+    NotMathError,
+    Number,
+    Quantity,
+    Symbol,
+    TooComplexError,
+    walk,
+)
+
+_AGREEING_DIGITS = 80
+_MAX_EXTRA_DIGITS = 3_000
+_MAX_LOG_MAGNITUDE = 100_000
+# mpmath's precision is one for the whole process.
+_PRECISION = threading.Lock()
+# Positive and negative rationals without pattern; each variable gets another shift of them.
+_POINTS = (Fraction(7919, 6133), Fraction(3571, 9533), Fraction(-4409, 7127), Fraction(2203, 877), Fraction(-911, 353))
+
+
+def compare_numerically(left: Node, right: Node) -> Equality:
+    """Compare two expressions at several points; DIFFERENT when they are defined together nowhere.
+
+    Raises:
+        TooComplexError: If a number in one is too large to handle.
+    """
+    extra = min(int(check_complexity(left) + check_complexity(right)), _MAX_EXTRA_DIGITS)
+    parts = [part for node in (left, right) for part in walk(node)]
+    names = sorted({part.name for part in parts if isinstance(part, Symbol)})
+    is_real = bool(names) and Constant("i") not in parts
+    with _PRECISION, mpmath.workdps(2 * _AGREEING_DIGITS + 2 * extra):
+        tolerance = mpmath.mpf(10) ** -(_AGREEING_DIGITS + extra)
+        agreed = 0
+        for shift, point in enumerate(_POINTS if names else _POINTS[:1]):
+            values = {
+                name: _POINTS[(shift + 2 * place) % 5] + place // 5 + point / 97 for place, name in enumerate(names)
+            }
+            verdict = _compare_at(left, right, _Evaluation(values, is_real), tolerance)
+            if verdict is Equality.DIFFERENT:
+                return verdict
+            agreed += verdict is Equality.EQUAL
+    return Equality.EQUAL if agreed else Equality.DIFFERENT
+
+
+def _compare_at(left: Node, right: Node, evaluation: _Evaluation, tolerance: Any) -> Equality:
+    try:
+        a, b = evaluation.value(left), evaluation.value(right)
+    except (TooComplexError, NotMathError):
+        raise
+    except (ZeroDivisionError, ValueError, OverflowError):
+        return Equality.UNDECIDED
+    if not mpmath.isfinite(a) or not mpmath.isfinite(b):
+        return Equality.UNDECIDED
+    size = max(abs(a), abs(b))
+    return Equality.EQUAL if abs(a - b) <= tolerance * size or size < tolerance else Equality.DIFFERENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """Values of expressions at one point."""
+
+    variables: Mapping[str, Fraction]
+    is_real: bool
+    """Whether a part that is not real makes the whole undefined, as in school: sqrt(x) sqrt(y) at negative x and y."""
+
+    def value(self, node: Node) -> Any:
+        match node:
+            case Number(value=value):
+                return mpmath.mpf(value.numerator) / value.denominator
+            case Symbol(name=name):
+                return mpmath.mpf(self.variables[name].numerator) / self.variables[name].denominator
+            case Constant(name="infinity"):
+                return mpmath.inf
+            case Constant(name=name):
+                return {"pi": +mpmath.pi, "e": +mpmath.e, "i": mpmath.mpc(0, 1)}[name]
+            case Quantity(value=inner):
+                return self.value(inner)
+            case Apply(function=function, arguments=arguments):
+                result = _apply(function, [self.value(argument) for argument in arguments])
+                if self.is_real and isinstance(result, mpmath.mpc) and result.imag != 0:
+                    raise ValueError("not real")
+                return result
+            case _:
+                raise NotMathError("a list or matrix inside an expression")
+
+
+def _apply(function: str, arguments: list[Any]) -> Any:
+    match function:
+        case "add":
+            return mpmath.fsum(arguments)
+        case "multiply":
+            return mpmath.fprod(arguments)
+        case "negate":
+            return -arguments[0]
+        case "divide":
+            return arguments[0] / arguments[1]
+        case "invert":
+            return 1 / arguments[0]
+        case "power":
+            return _power(*arguments)
+        case "root":
+            return _power(arguments[0], 1 / arguments[1])
+        case "percent":
+            return arguments[0]
+        case "max" | "min" if not any(isinstance(each, mpmath.mpc) for each in arguments):
+            return max(arguments) if function == "max" else min(arguments)
+        case _:
+            return _function(function, arguments)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if base != 0 and abs(exponent) * (abs(mpmath.log(abs(base))) + 1) > _MAX_LOG_MAGNITUDE:
+        raise TooComplexError("a power too large")
+    if base < 0 if not isinstance(base, mpmath.mpc) else False:
+        return _negative_power(base, exponent)
+    return base**exponent
+
+
+def _negative_power(base: Any, exponent: Any) -> Any:
+    """Take the real root of odd degree, as school mathematics does: (-8)^(1/3) is -2."""
+    for degree in (3, 5, 7):
+        numerator = exponent * degree
+        if mpmath.almosteq(numerator, mpmath.nint(numerator)) and not mpmath.isint(exponent):
+            sign = -1 if int(mpmath.nint(numerator)) % 2 else 1
+            return sign * (-base) ** exponent
+    return base**exponent
+
+
+_FUNCTIONS = {
+    "sqrt": mpmath.sqrt, "abs": abs, "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot,
+    "sec": mpmath.sec, "csc": mpmath.csc, "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan,
+    "sinh": mpmath.sinh, "cosh": mpmath.cosh, "tanh": mpmath.tanh, "ln": mpmath.log, "log": mpmath.log,
+    "exp": mpmath.exp, "factorial": mpmath.factorial, "binom": mpmath.binomial, "floor": mpmath.floor,
+    "ceil": mpmath.ceil,
+}  # fmt: skip
+
+
+def _function(function: str, arguments: list[Any]) -> Any:
+    if function not in _FUNCTIONS:
+        raise NotMathError(f"{function} has no value")
+    limit = 10_000 if function in ("factorial", "binom", "exp", "sinh", "cosh") else mpmath.mpf(10) ** 1_000
+    if any(abs(argument) > limit for argument in arguments):
+        raise TooComplexError(f"{function} of a number too large")
+    try:
+        return _FUNCTIONS[function](*arguments)
+    except TypeError as error:
+        raise NotMathError(f"{function} of {len(arguments)} values") from error
+
+
+def equals_any(answer: str, labels: Sequence[str]) -> bool:
+    """Whether an answer equals one of the labels, with every stage of ``compare``; to be called in a worker."""
+    return any(compare(answer, label, undecided=compare_numerically) is Equality.EQUAL for label in labels)

@@ -1,0 +1,136 @@
+"""Plain reward functions of users, called by their import path in workers that can be killed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rollfeed.errors import RewardError
+from rollfeed.protocols import Workers
+from rollfeed.rewards.calls import OwnPace
+from rollfeed.types import Prompt, Sample, Verdict
+
+_CALL = "rollfeed.rewards.functions.call_function"
+
+
+class Takes(StrEnum):
+    """What a reward function is called with."""
+
+    SAMPLE = "sample"
+    """A sample and its prompt."""
+    SAMPLES = "samples"
+    """Samples, and a prompt for each."""
+    GROUP = "group"
+    """Samples, and the prompt of them all."""
+
+
+def in_workers(
+    path: str, *, takes: Takes, folders: Sequence[Path], workers: Workers, deadline_seconds: float
+) -> OwnPace:
+    """Return the reward function that calls ``module:name`` in a worker.
+
+    A global state of its module is each worker's own, and what it prints is discarded.
+
+    Args:
+        path: Of a function that is not async.
+        takes: Its arguments.
+        folders: Searched for the module besides the installed packages.
+        workers: They call it.
+        deadline_seconds: Of each call, from its turn.
+    """
+    places = [str(folder) for folder in folders]
+
+    async def call(first: Any, second: Any) -> Any:
+        samples = [first] if takes is Takes.SAMPLE else list(first)
+        prompts = list(second) if takes is Takes.SAMPLES else [second]
+        # A batch is of one prompt: it is sent once.
+        prompts = prompts[:1] if all(prompt is prompts[0] for prompt in prompts) else prompts
+        args = [path, places, takes.value, [sample.to_dict() for sample in samples], [_written(p) for p in prompts]]
+        result = await workers.call(_CALL, args, deadline_seconds=deadline_seconds)
+        return [_read(each) for each in result] if isinstance(result, list) else _read(result)
+
+    return OwnPace(call)
+
+
+def runs_in_workers(function: Any) -> bool:
+    """Whether a reward function may be called in a worker; those that are async stay on the event loop."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    return not any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
+
+
+def call_function(path: str, folders: list[str], takes: str, samples: list[Any], prompts: list[Any]) -> Any:
+    """Call a reward function and return its result as JSON values; runs in a worker.
+
+    Raises:
+        RewardError: If the result is nothing that can be sent back.
+    """
+    function = _imported(path, folders)
+    made = [Sample.from_dict(sample) for sample in samples]
+    asked = [_prompt(prompt) for prompt in prompts]
+    match Takes(takes):
+        case Takes.SAMPLE:
+            result = function(made[0], asked[0])
+        case Takes.SAMPLES:
+            result = function(made, asked * len(made) if len(asked) == 1 else asked)
+        case Takes.GROUP:
+            result = function(made, asked[0])
+    return _plain(result)
+
+
+def _imported(path: str, folders: list[str]) -> Callable[..., Any]:
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    module, _, names = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]
+
+
+def _written(prompt: Prompt) -> dict[str, Any]:
+    record = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
+    return {**record, "token_ids": prompt.token_ids.tolist(), "metadata": dict(prompt.metadata)}
+
+
+def _prompt(record: dict[str, Any]) -> Prompt:
+    tuples = {name: tuple(record[name]) for name in ("messages", "tools", "images") if record[name] is not None}
+    return Prompt(**{**record, **tuples, "token_ids": np.asarray(record["token_ids"], np.int32)})
+
+
+def _plain(result: Any) -> Any:
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise RewardError("it returned an awaitable: declare it as async def")
+    if isinstance(result, Verdict):
+        return {"verdict": msgspec.to_builtins(result)}
+    if isinstance(result, np.generic | np.ndarray):
+        return result.tolist()
+    if isinstance(result, Mapping):
+        return {"entries": {name: _number(value) for name, value in result.items()}}
+    if isinstance(result, list | tuple):
+        return [_plain(each) for each in result]
+    if result is None or isinstance(result, bool | int | float | str):
+        return result
+    raise RewardError(f"it returned {result!r:.80}, a {type(result).__name__}; it must be a number")
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return result
+    if "verdict" not in result:
+        return result["entries"]
+    return msgspec.convert(result["verdict"], type=Verdict)

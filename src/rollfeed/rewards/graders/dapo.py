@@ -1,0 +1,51 @@
+"""Grader ``dapo``: the last "Answer:" line within the last 300 characters, +1 or -1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rollfeed.answers import find_box, normalize
+from rollfeed.rewards.isolation import IsolatedCall
+from rollfeed.rewards.labels import undecidable
+from rollfeed.rewards.mathematics import grade_equality, math_labels, no_answer
+from rollfeed.types import Correct, Verdict
+
+TAIL_CHARS = 300
+STRICT_TAIL_CHARS = 100
+_ANSWER_LINE = re.compile(r"answer[ \t]*:\s*([^\n]*)", re.IGNORECASE)
+
+
+def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
+    """Give 1 when the last "Answer:" line of the last 300 characters equals the label, or one of a list; else -1.
+
+    With ``strict_box`` true in the metadata it is ``boxed_dapo``.
+    """
+    if metadata.get("strict_box") is True:
+        return grade_boxed_dapo(response, label, metadata)
+    labels = math_labels(label)
+    if labels is None:
+        return undecidable("dapo", label, "a text, a number or a list of them")
+    lines = _ANSWER_LINE.findall(normalize(response[-TAIL_CHARS:]))
+    answer = lines[-1].strip().strip("*").strip() if lines else ""
+    if not answer:
+        return no_answer(f'no "Answer:" line in the last {TAIL_CHARS} characters', reward=-1.0)
+    box = find_box(answer)
+    return grade_equality(box or answer if box is not None else answer, labels, verdict=_plus_or_minus_one)
+
+
+def grade_boxed_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
+    r"""Give 1 when the last ``\boxed{...}`` that ends in the last 100 characters equals the label; else -1."""
+    labels = math_labels(label)
+    if labels is None:
+        return undecidable("boxed_dapo", label, "a text, a number or a list of them")
+    text = normalize(response[-TAIL_CHARS:])
+    box = find_box(text)
+    if box is None or not box.strip() or text.rfind(box) + len(box) < len(text) - STRICT_TAIL_CHARS:
+        return no_answer(f"no boxed answer in the last {STRICT_TAIL_CHARS} characters", reward=-1.0)
+    return grade_equality(box, labels, verdict=_plus_or_minus_one)
+
+
+def _plus_or_minus_one(right: bool, extracted: str) -> Verdict:
+    return Verdict(reward=1.0 if right else -1.0, correct=Correct.YES if right else Correct.NO, extracted=extracted)

@@ -1,0 +1,191 @@
+"""Grader ``gpqa``: the chosen option of a multiple-choice question, by letter or by text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollfeed.answers import clean, final_text, find_answer, normalize
+from rollfeed.rewards.labels import undecidable
+from rollfeed.types import Correct, Verdict
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DEFAULT_NUM_OPTIONS = 4
+MAX_CHARS = 5_000
+"""A choice that is stated further than this from the end of the response is not found."""
+
+# A letter on its own, maybe in brackets, markdown or LaTeX. Small letters only where nothing else can be meant.
+# Every repetition is bounded, so that matching is linear in the text.
+_OPEN = r"[\s*_`\"'$]{0,12}(?:\\(?:text|textbf|mathrm|mathbf|boxed|mathsf)[ ]?\{[ ]?){0,3}[*_$]{0,3}"
+_LETTER = (
+    rf"{_OPEN}(?:[(\[][ ]?(?P<wrapped>[A-Za-z])[ ]?[)\]]|(?P<bare>(?-i:[A-Z]))(?![\w'’])"  # noqa: RUF001
+    r"|(?P<small>(?-i:[b-z]))(?=[ .)*_}$]{0,8}(?:\n|\Z)))"
+)
+_STATEMENT = re.compile(
+    rf"""
+    \b(?: (?: answer | choice | option | selection | antwort | respuesta | r[ée]ponse | resposta | risposta )
+        (?: [ ](?:choice|option|letter) )?
+        (?: [ *_]{{0,4}} [:=] \s{{0,3}}
+          | [ ] (?: is | would[ ]be | must[ ]be | should[ ]be | might[ ]be | ist | est | es ) \b [ ]? :?
+        )
+        (?: \s? (?: therefore | thus | clearly | definitely | probably | most[ ]likely | indeed ) \b ,? )?
+        (?: \s? (?:the[ ])? (?: option | choice | letter | answer ) \b :? )?
+      | (?: i[ ](?:choose|pick|select|would[ ]choose|go[ ]with|will[ ]go[ ]with) | (?:go|going)[ ]with )
+        (?: [ ] (?:the[ ])? (?: option | choice | letter | answer ) )?
+      | (?: so | therefore | thus | hence ) \b ,? (?: [ ] (?: it[ ]is | it's | it[ ]must[ ]be ) )?
+    ){_LETTER}
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_LABELLED_LINE = re.compile(
+    rf"^[ *_\#>-]{{0,8}}[^\W\d_]{{2,20}}[ *_]{{0,4}}:{_LETTER}[ *_.!)\]}}$\"'`]{{0,12}}$", re.MULTILINE
+)
+_LETTER_LINE = re.compile(rf"^{_LETTER}[ *_.!)\]}}$\"'`]{{0,12}}$", re.MULTILINE)
+_VERDICT_ON_LETTER = re.compile(
+    rf"\b(?:option[ ]|choice[ ])?{_LETTER}[)\]*_]{{0,4}}[ ]is[ ](?:the[ ])?(?:\w{{1,20}}[ ])?"
+    r"(?:correct|right|answer|true)\b",
+    re.IGNORECASE,
+)
+_BOXED_LETTER = re.compile(
+    r"\\boxed[ ]?\{[ ]?(?:\\(?:text|textbf|mathrm|mathbf|mathsf)[ ]?\{[ ]?)?[(\[*]{0,4}(?P<bare>[A-Za-z])[)\]*]{0,4}"
+    r"(?:\}|[.:][^{}]{0,200}\}|[ ][^{}=]{0,200}\})"
+)
+_LONE = re.compile(r"(?<![\w'’\\.-])(?P<bare>[A-Z])(?![\w'’-])(?! ?[=+^<>{\\])")  # noqa: RUF001
+_DENIED_BEFORE = re.compile(
+    r"(?:\bnot(?: (?:include|contain|mean|be))?|n't|\bneither|\bnor|\bexcept|\beliminate[sd]?|\brule[sd]? out|\bthan"
+    r"|\bexclude[sd]?|\breject(?:s|ed)?) (?:the )?(?:option |choice |answer )?[(\[*]{0,4}$",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"[)\]*]{0,4} (?:is|are|was|seems|looks) (?:\w{1,20} )?"
+    r"(?:not|incorrect|wrong|false|ruled|eliminated|impossible|tempting|close)\b"
+    r"|[)\]*]{0,4} (?:isn't|can't|cannot|fails)\b",
+    re.IGNORECASE,
+)
+_ANOTHER = re.compile(r"[)\]*}$]{0,4} ?(?:or|and|/|,|&|\|) ?(?:option |maybe |possibly )?[(\[*]{0,4}[A-Z](?![\w'’])")  # noqa: RUF001
+_FOLLOWED_BY_WORD = re.compile(
+    r"\s{1,3}(?!because|since|as\b|which|with\b|is\b|for\b|due\b|by\b|and\b|or\b|but\b)[a-z]"
+)
+_MARKS = re.compile(r"[*_`\"'$]{6,}")
+_SPACES = re.compile(r"[^\S\n]+")
+_BLANK_LINES = re.compile(r"\n[ \n]*\n")
+
+
+def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+    """Give 1 when the option that the response chooses is the right one; else 0.
+
+    Args:
+        response: Read after the reasoning. What it states last as its answer counts; without a statement, a
+            letter alone in its last line.
+        label: The letter, the text of a choice, or its index; ``correct_letter`` of the metadata goes first.
+        metadata: ``valid_letters`` (A to D by default) and ``choices``, a list or a mapping from letters.
+    """
+    choices = _choices(metadata.get("choices"))
+    letters = _valid_letters(metadata.get("valid_letters"), choices)
+    wanted = _wanted_letter(metadata.get("correct_letter", label), letters, choices)
+    if wanted is None and (not isinstance(label, str) or not label.strip()):
+        return undecidable("gpqa", label, "a letter, an index or the text of a choice")
+    text = _BLANK_LINES.sub("\n\n", _SPACES.sub(" ", _MARKS.sub("**", final_text(response)[-MAX_CHARS:])))
+    text = text.replace("\\(", "").replace("\\)", "")
+    letter = _chosen_letter(text, letters)
+    if letter is None:
+        return _by_text(response, wanted, label, choices)
+    right = letter == wanted if wanted is not None else False
+    return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO, extracted=letter)
+
+
+def _choices(choices: Any) -> dict[str, str]:
+    if isinstance(choices, Mapping):
+        return {str(letter).upper(): str(text) for letter, text in choices.items()}
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        return {letter: str(text) for letter, text in zip(_LETTERS, choices, strict=False)}
+    return {}
+
+
+def _valid_letters(letters: Any, choices: Mapping[str, str]) -> list[str]:
+    if isinstance(letters, str | list | tuple) and letters:
+        return [str(letter).strip().upper() for letter in letters]
+    return sorted(choices) or list(_LETTERS[:_DEFAULT_NUM_OPTIONS])
+
+
+def _wanted_letter(label: Any, letters: Sequence[str], choices: Mapping[str, str]) -> str | None:
+    if isinstance(label, int) and not isinstance(label, bool):
+        return letters[label] if 0 <= label < len(letters) else None
+    if not isinstance(label, str):
+        return None
+    bare = clean(label).strip("()[]. ")
+    if bare.upper() in letters:
+        return bare.upper()
+    same = [letter for letter, text in choices.items() if _key(text) == _key(label)]
+    return same[0] if len(same) == 1 else None
+
+
+def _chosen_letter(text: str, letters: Sequence[str]) -> str | None:
+    """Return the letter stated last, or the one letter of the last line that is no ordinary word."""
+    stated = [(match.end(), match) for pattern in (_STATEMENT, _LABELLED_LINE, _VERDICT_ON_LETTER, _LETTER_LINE)
+              for match in pattern.finditer(text) if _is_choice(text, match)]  # fmt: skip
+    stated += [(match.end(), match) for match in _BOXED_LETTER.finditer(text)]
+    if stated:
+        _, last = max(stated, key=lambda found: found[0])
+        return None if _ANOTHER.match(text, _letter_end(last)) else _letter(last)
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = {
+        match["bare"]
+        for match in _LONE.finditer(lines[-1] if lines else "")
+        if match["bare"] in letters and _is_choice(lines[-1], match)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_choice(text: str, match: re.Match[str]) -> bool:
+    """Whether a letter is chosen, not denied, and no article or pronoun."""
+    end = _letter_end(match)
+    letter = _letter(match)
+    before = text[max(0, end - 40) : end - 1]
+    if _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(text, end):
+        return False
+    is_bare = match.groupdict().get("wrapped") is None
+    return not (is_bare and letter in "AI" and _FOLLOWED_BY_WORD.match(text, end))
+
+
+def _groups(match: re.Match[str]) -> tuple[str, int]:
+    for name in ("wrapped", "bare", "small"):
+        if match.groupdict().get(name) is not None:
+            return match[name], match.end(name)
+    raise AssertionError("a pattern without a letter")
+
+
+def _letter(match: re.Match[str]) -> str:
+    return _groups(match)[0].upper()
+
+
+def _letter_end(match: re.Match[str]) -> int:
+    return _groups(match)[1]
+
+
+def _by_text(response: str, wanted: str | None, label: Any, choices: Mapping[str, str]) -> Verdict:
+    """Grade an answer that names no letter: it must be the text of the right choice."""
+    answer = find_answer(response)
+    text = choices.get(wanted, "") if wanted is not None else str(label)
+    if answer is None or not text.strip():
+        return Verdict(reward=0.0, correct=Correct.NO, format_ok=False, detail="no choice found")
+    given = _key(answer.text)
+    right = bool(_key(text)) and given == _key(text)
+    if not right and choices:
+        named = [letter for letter, choice in choices.items() if _key(choice) and _contains(given, _key(choice))]
+        right = named == [wanted]
+    return Verdict(
+        reward=float(right),
+        correct=Correct.YES if right else Correct.NO,
+        format_ok=right,
+        extracted=clean(answer.text)[:500],
+    )
+
+
+def _contains(text: str, part: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
+
+
+def _key(text: str) -> str:
+    return clean(normalize(text)).casefold()

@@ -1,0 +1,242 @@
+"""The reward hub over HTTP.
+
+``POST /`` and ``POST /get_reward`` take one response or many, in either form:
+
+- ``{"response", "label", "prompt"?, "rm_type"?, "metadata"?, "reward_key"?}``, or a list of these;
+- ``{"predictions", "answers", "rm_type"?, ...}``, both texts or both lists.
+
+One response is answered by its verdict, a list by the list of verdicts, ``predictions`` by rewards, outcomes and
+details. A reward that could not be found out is null with its outcome and cause, never 0. ``GET /health`` and
+``GET /metrics`` are for operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from rollfeed.errors import ConfigError
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.types import Outcome, Verdict
+
+_PREFIX = "rollfeed_reward"
+_SHUTDOWN_SECONDS = 0.5
+_OPTIONS = ("rm_type", "metadata", "reward_key", "prompt")
+
+
+class BadRequestError(Exception):
+    """A request that cannot be understood; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    response: Any
+    label: Any
+    options: Mapping[str, Any]
+
+
+class RewardServer:
+    """Answers requests with a hub.
+
+    Args:
+        hub: Grades.
+        max_in_progress: Responses being graded or waiting for it, of all requests; more get status 429.
+        max_body_bytes: Larger requests get status 413.
+    """
+
+    def __init__(self, hub: RewardHub, *, max_in_progress: int = 1024, max_body_bytes: int = 64 * 1024**2) -> None:
+        self._hub = hub
+        self._max_in_progress = max_in_progress
+        self._max_body_bytes = max_body_bytes
+        self._num_in_progress = 0
+        self._num_refused = 0
+        self._num_bad = 0
+        self._num_by_outcome = dict.fromkeys(Outcome, 0)
+        self._seconds = 0.0
+
+    def application(self) -> web.Application:
+        """Return the web application."""
+        application = web.Application(client_max_size=self._max_body_bytes)
+        application.add_routes(
+            [
+                web.post("/", self._score),
+                web.post("/get_reward", self._score),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        return application
+
+    async def _score(self, request: web.Request) -> web.Response:
+        try:
+            body = _parse(await request.read())
+            questions = _questions(body)
+            self._check(questions)
+        except BadRequestError as error:
+            self._num_bad += 1
+            return web.json_response({"error": str(error)}, status=400)
+        if self._num_in_progress + len(questions) > self._max_in_progress:
+            self._num_refused += 1
+            message = f"{self._num_in_progress} of {self._max_in_progress} responses are in progress; try again later"
+            return web.json_response({"error": message}, status=429, headers={"Retry-After": "1"})
+        verdicts = await self._grade_all(questions)
+        return web.json_response(_reply(body, verdicts))
+
+    def _check(self, questions: Sequence[_Question]) -> None:
+        if len(questions) > self._max_in_progress:
+            raise BadRequestError(f"{len(questions)} responses in a request; at most {self._max_in_progress} are taken")
+        for number, question in enumerate(questions):
+            metadata = question.options.get("metadata")
+            own = metadata.get("rm_type") if isinstance(metadata, Mapping) else None
+            # Metadata that is text is read by the hub, which says what is wrong with it in the verdict.
+            problem = None if isinstance(metadata, str) else self._hub.problem(own or question.options.get("rm_type"))
+            if problem is not None:
+                raise BadRequestError(problem if len(questions) == 1 else f"response {number}: {problem}")
+
+    async def _grade_all(self, questions: Sequence[_Question]) -> list[Verdict]:
+        self._num_in_progress += len(questions)
+        try:
+            return list(await asyncio.gather(*map(self._grade, questions)))
+        finally:
+            self._num_in_progress -= len(questions)
+
+    async def _grade(self, question: _Question) -> Verdict:
+        started = time.monotonic()
+        verdict = await self._hub.grade(question.response, question.label, **question.options)
+        self._seconds += time.monotonic() - started
+        self._num_by_outcome[verdict.outcome] += 1
+        return verdict
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "in_progress": self._num_in_progress})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        lines: list[str] = []
+
+        def add(name: str, kind: str, description: str, *samples: tuple[str, float]) -> None:
+            lines.append(f"# HELP {_PREFIX}_{name} {description}")
+            lines.append(f"# TYPE {_PREFIX}_{name} {kind}")
+            lines.extend(f"{_PREFIX}_{name}{labels} {value}" for labels, value in samples)
+
+        by_outcome = [(f'{{outcome="{outcome.value}"}}', count) for outcome, count in self._num_by_outcome.items()]
+        num_verdicts = sum(self._num_by_outcome.values())
+        add("verdicts_total", "counter", "Responses graded, by outcome.", *by_outcome)
+        add("in_progress", "gauge", "Responses being graded or waiting for it.", ("", self._num_in_progress))
+        add("refused_requests_total", "counter", "Requests refused because too much waits.", ("", self._num_refused))
+        add("bad_requests_total", "counter", "Requests that could not be understood.", ("", self._num_bad))
+        seconds = [("_sum", self._seconds), ("_count", num_verdicts)]
+        add("grading_seconds", "summary", "Seconds from a response's arrival to its verdict.", *seconds)
+        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain", charset="utf-8")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a failure is the server's; bytes that are not HTTP are answered 400."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+_http_logger = logging.getLogger("rollfeed.rewards.http")
+_http_logger.addFilter(_is_ours)
+
+
+@asynccontextmanager
+async def serve_rewards(server: RewardServer, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serve while the block runs; give the address, for example ``http://127.0.0.1:11111``.
+
+    A client that goes away cancels what it asked for.
+
+    Raises:
+        ConfigError: If the address cannot be listened on.
+    """
+    runner = web.AppRunner(
+        server.application(),
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+        access_log=None,
+        logger=_http_logger,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"port = {port}: cannot listen on {host}:{port} ({error.strerror or error})") from error
+        yield f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def _parse(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from None
+
+
+def _questions(body: Any) -> list[_Question]:
+    if isinstance(body, list):
+        if not body:
+            raise BadRequestError("the body is an empty list; send at least one response")
+        return [_question(one, f"entry {number}") for number, one in enumerate(body)]
+    if not isinstance(body, dict):
+        raise BadRequestError(f"the body is a {type(body).__name__}; send an object or a list of objects")
+    if "predictions" not in body:
+        return [_question(body, "the body")]
+    predictions, answers = body["predictions"], body.get("answers")
+    if isinstance(predictions, str):
+        predictions, answers = [predictions], [answers]
+    if not isinstance(predictions, list) or not isinstance(answers, list) or len(predictions) != len(answers):
+        raise BadRequestError("predictions and answers must be both texts, or lists of the same length")
+    if not predictions:
+        raise BadRequestError("predictions is empty; send at least one")
+    options = _options(body)
+    return [
+        _Question(response=one, label=answer, options=options) for one, answer in zip(predictions, answers, strict=True)
+    ]
+
+
+def _question(one: Any, where: str) -> _Question:
+    if not isinstance(one, dict):
+        raise BadRequestError(f"{where} is a {type(one).__name__}; it must be an object with response and label")
+    if "response" not in one:
+        raise BadRequestError(f"{where} has no response; it has {', '.join(sorted(one)[:10]) or 'nothing'}")
+    return _Question(response=one["response"], label=one.get("label"), options=_options(one))
+
+
+def _options(one: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: one[name] for name in _OPTIONS if one.get(name) is not None}
+    if not isinstance(options.get("reward_key", ""), str):
+        raise BadRequestError(f"reward_key is {options['reward_key']!r:.80}; it must be a text")
+    return options
+
+
+def _reply(body: Any, verdicts: Sequence[Verdict]) -> Any:
+    if isinstance(body, list):
+        return [_written(verdict) for verdict in verdicts]
+    if "predictions" not in body:
+        return _written(verdicts[0])
+    columns: dict[str, list[Any]] = {
+        "reward": [verdict.reward for verdict in verdicts],
+        "outcome": [verdict.outcome.value for verdict in verdicts],
+        "detail": [verdict.detail for verdict in verdicts],
+    }
+    return columns if isinstance(body["predictions"], list) else {name: each[0] for name, each in columns.items()}
+
+
+def _written(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "reward": verdict.reward,
+        "correct": verdict.correct.value,
+        "format_ok": verdict.format_ok,
+        "extracted": verdict.extracted,
+        "outcome": verdict.outcome.value,
+        "detail": verdict.detail,
+    }

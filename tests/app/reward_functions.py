@@ -1,0 +1,93 @@
+"""Reward functions that the tests call in workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rollfeed.types import Correct, Outcome, Prompt, Sample, Verdict
+
+
+def score(sample: Sample, prompt: Prompt) -> Any:
+    """Do what the label says."""
+    match prompt.label:
+        case "length":
+            return len(sample.response)
+        case "numpy":
+            return np.float32(0.5)
+        case "dictionary":
+            return {"score": np.int64(1), "style": 0.5}
+        case "verdict":
+            return Verdict(reward=1.0, correct=Correct.YES, extracted=sample.response)
+        case "failed":
+            return Verdict(reward=None, outcome=Outcome.ERROR, detail="judge is ill")
+        case "nan":
+            return float("nan")
+        case "infinite":
+            return float("inf")
+        case "none":
+            return None
+        case "text":
+            return "0.5"
+        case "object":
+            return object()
+        case "raise":
+            raise ZeroDivisionError("by zero")
+        case "exit":
+            raise SystemExit(1)
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "spin":
+            while True:
+                pass
+        case "sleep":
+            time.sleep(3600)
+        case "lock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+    return 0.0
+
+
+def sleep_on_one(sample: Sample, prompt: Prompt) -> float:
+    if sample.rollout_id == 30:
+        time.sleep(3600)
+    return float(sample.rollout_id)
+
+
+def rank(samples: Sequence[Sample], prompt: Prompt) -> Any:
+    assert isinstance(prompt, Prompt)
+    return np.arange(len(samples))
+
+
+def rank_batch(samples: Sequence[Sample], prompts: Sequence[Prompt]) -> Any:
+    assert len(samples) == len(prompts)
+    return [{"score": float(number)} for number in range(len(samples))]
+
+
+def too_few(samples: Sequence[Sample], prompt: Prompt) -> list[float]:
+    return [0.0] * (len(samples) - 1)
+
+
+def facts(sample: Sample, prompt: Prompt) -> dict[str, float]:
+    """Say what arrived, for what must arrive unchanged."""
+    return {
+        "tokens": float(sample.token_ids.sum()),
+        "mask": float(sample.loss_mask.sum()),
+        "prompt_tokens": float(prompt.token_ids.sum()),
+        "messages": float(len(prompt.messages or ())),
+        "metadata": float(prompt.metadata["weight"]),
+        "process": float(os.getpid()),
+    }
+
+
+async def asynchronous(sample: Sample, prompt: Prompt) -> float:
+    await asyncio.sleep(0)
+    return float(os.getpid())

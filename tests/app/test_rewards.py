@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfeed.app import open_rollouts
+from rollfeed.app.rewards import RewardServices, in_its_place, load_reward_function
+from rollfeed.config import RolloutConfig
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, Isolation, RewardFn
+from rollfeed.rewards import BuiltinGrader, IsolatedCall, RewardHub, Takes
+from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, make_group, make_prompt
+from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
+
+PROGRAM = "```python\nprint(int(input()) + 1)\n```"
+TESTS = {"inputs": ["1", "2"], "outputs": ["2", "3"]}
+
+
+def hub(services: RewardServices, **settings: Any) -> RewardHub:
+    defaults: dict[str, Any] = {"graders": services.graders(), "timeout_seconds": 30.0, "workers": services.workers}
+    return RewardHub(**{**defaults, **settings})
+
+
+def rollouts_of(count: int) -> list[Rollout]:
+    rollouts = make_group([0.0] * count).rollouts
+    return [
+        replace(rollout, verdict=None, samples=tuple(replace(sample, reward=None) for sample in rollout.samples))
+        for rollout in rollouts
+    ]
+
+
+@pytest.fixture
+def load(folders: list[Path], services: RewardServices) -> Callable[..., Any]:
+    """Return the function that loads a reward function of these tests, to be called in workers."""
+
+    def load(name: str, protocol: type[Any] = RewardFn, takes: Takes = Takes.SAMPLE, seconds: float = 30.0) -> Any:
+        function = load_reward_function(
+            f"reward_functions:{name}", protocol, takes, key="plugins.reward", folders=folders, killable=True
+        )
+        return in_its_place(function, services.workers, timeout_seconds=seconds)
+
+    return load
+
+
+# The run's services
+
+
+async def test_nothing_starts_before_it_is_needed(services: RewardServices) -> None:
+    verdict = await hub(services).grade(r"\boxed{4}", "4", rm_type="math")
+    assert verdict.reward == 1.0
+    assert services.workers.counts.calls == 0
+
+
+async def test_what_exact_means_do_not_decide_goes_to_the_workers(services: RewardServices) -> None:
+    verdict = await hub(services).grade(r"\boxed{\sqrt{5+2\sqrt{6}}}", r"\sqrt2+\sqrt3", rm_type="math")
+    assert verdict.reward == 1.0
+    assert services.workers.counts.calls == 1
+
+
+async def test_isolation_of_programs_is_told_once_and_boxed_types_work(
+    make_services: Callable[..., RewardServices],
+) -> None:
+    told: list[Isolation] = []
+    async with make_services(told.append) as services:
+        scorer = hub(services, timeout_seconds=0.001)
+        for _ in range(2):
+            assert (await scorer.grade(PROGRAM, TESTS, rm_type="livecodebench")).reward == 1.0
+        assert (await scorer.grade(PROGRAM, TESTS, rm_type="boxed_livecodebench")).reward == 0.0
+    assert told == [services.sandboxes.isolation]
+
+
+async def test_services_that_are_left_grade_no_more(make_services: Callable[..., RewardServices]) -> None:
+    async with make_services(num_workers=1) as services:
+        pass
+    verdict = await hub(services).grade(r"\boxed{\sqrt{5+2\sqrt{6}}}", r"\sqrt2+\sqrt3", rm_type="math")
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+
+
+async def test_one_of_64_graders_that_sleeps_for_ever_costs_its_own_deadline(services: RewardServices) -> None:
+    def grade(response: str, label: Any, metadata: Any) -> IsolatedCall:
+        if response == "30":
+            return IsolatedCall("time.sleep", (3600,), lambda _: Verdict(reward=0.0))
+        return IsolatedCall("operator.add", (int(response), 1), lambda total: Verdict(reward=float(total)))
+
+    deadline = 1.0
+    graders = {"add": BuiltinGrader(grade)}
+    scorer = hub(services, graders=graders, rm_type="add", worker_timeout_seconds=deadline)
+    await services.workers.start()
+    async with asyncio.timeout(deadline + 2.0):
+        verdicts = await asyncio.gather(*(scorer.grade(str(number), None) for number in range(64)))
+    assert [verdict.reward for verdict in verdicts] == [None if n == 30 else n + 1.0 for n in range(64)]
+    assert verdicts[30].outcome is Outcome.TIMEOUT
+
+
+async def test_ten_thousand_gradings_leave_processes_descriptors_and_memory_as_they_were(
+    leaves_no_process: None, make_services: Callable[..., RewardServices]
+) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    memory: list[int] = []
+    async with make_services(num_workers=2) as services:
+        scorer = hub(services)
+
+        async def grade(number: int) -> Verdict:
+            if number % 4:
+                return await scorer.grade(rf"\boxed{{{number}.0}}", str(number), rm_type="math")
+            answer, label = rf"\sqrt{{5+2\sqrt{{6}}}}+{number}", rf"\sqrt2+\sqrt3+{number}"
+            return await scorer.grade(rf"\boxed{{{answer}}}", label, rm_type="math")
+
+        for round_number in range(5):
+            numbers = range(round_number * 2_000, (round_number + 1) * 2_000)
+            verdicts = await asyncio.gather(*map(grade, numbers))
+            assert {verdict.reward for verdict in verdicts} == {1.0}
+            del verdicts
+            gc.collect()
+            memory.append(resident_bytes())
+        assert services.workers.counts.calls == 2_500
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert memory[-1] <= 1.05 * memory[1]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_every_grader_is_documented(make_services: Callable[..., RewardServices]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    for rm_type in make_services().graders():
+        assert f"| `{rm_type}` |" in page
+
+
+# Functions of users, in workers
+
+
+@pytest.mark.parametrize(
+    ("label", "reward"),
+    [("length", 1.0), ("numpy", 0.5), ("dictionary", {"score": 1.0, "style": 0.5}), ("verdict", 1.0)],
+)
+async def test_function_in_a_worker_gives_its_reward(
+    load: Callable[..., Any], services: Any, label: str, reward: Any
+) -> None:
+    scorer = hub(services, reward_fn=load("score"), reward_key="score")
+    (verdict,) = await scorer.score(rollouts_of(1), make_prompt(label=label))
+    assert (verdict.outcome, verdict.reward) == (Outcome.OK, reward)
+    if label == "verdict":
+        assert verdict.correct is Correct.YES
+
+
+@pytest.mark.parametrize(
+    ("label", "detail"),
+    [
+        ("failed", "judge is ill"),
+        ("nan", "must be finite"),
+        ("infinite", "must be finite"),
+        ("none", "must be a number"),
+        ("text", "must be a number"),
+        ("object", "must be a number"),
+        ("raise", "ZeroDivisionError: by zero"),
+        ("exit", "SystemExit: 1"),
+        ("die", "SIGKILL"),
+    ],
+)
+async def test_function_that_gives_no_number_is_an_error_with_the_cause(
+    load: Callable[..., Any], services: Any, label: str, detail: str
+) -> None:
+    (verdict,) = await hub(services, reward_fn=load("score")).score(rollouts_of(1), make_prompt(label=label))
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+    assert detail in verdict.detail
+
+
+@pytest.mark.parametrize("label", ["spin", "sleep", "lock"])
+async def test_function_that_never_returns_is_killed(load: Callable[..., Any], services: Any, label: str) -> None:
+    scorer = hub(services, reward_fn=load("score", seconds=1.0))
+    (verdict,) = await scorer.score(rollouts_of(1), make_prompt(label=label))
+    assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
+    assert "1 s" in verdict.detail
+
+
+async def test_group_and_batched_functions_run_in_workers(load: Callable[..., Any], services: Any) -> None:
+    group = hub(services, group_reward_fn=load("rank", GroupRewardFn, Takes.GROUP))
+    assert [v.reward for v in await group.score(rollouts_of(3), make_prompt())] == [0.0, 1.0, 2.0]
+    batched = hub(services, batched_reward_fn=load("rank_batch", BatchedRewardFn, Takes.SAMPLES), reward_key="score")
+    assert [v.reward for v in await batched.score(rollouts_of(2), make_prompt())] == [{"score": 0.0}, {"score": 1.0}]
+    wrong = hub(services, group_reward_fn=load("too_few", GroupRewardFn, Takes.GROUP))
+    verdicts = await wrong.score(rollouts_of(3), make_prompt())
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.ERROR}
+    assert "2 results for 3 rollouts" in verdicts[0].detail
+
+
+async def test_sample_and_prompt_arrive_in_the_worker_as_they_are(load: Callable[..., Any], services: Any) -> None:
+    rollouts = rollouts_of(1)
+    sample = rollouts[0].samples[0]
+    prompt = replace(make_prompt(), messages=({"role": "user", "content": "?"},), metadata={"weight": 3})
+    (verdict,) = await hub(services, reward_fn=load("facts"), reward_key="tokens").score(rollouts, prompt)
+    assert isinstance(verdict.reward, dict)
+    assert verdict.reward.pop("process") != os.getpid()
+    assert verdict.reward == {
+        "tokens": float(sample.token_ids.sum()),
+        "mask": float(sample.loss_mask.sum()),
+        "prompt_tokens": float(prompt.token_ids.sum()),
+        "messages": 1.0,
+        "metadata": 3.0,
+    }
+
+
+async def test_async_functions_stay_in_this_process(load: Callable[..., Any], services: Any) -> None:
+    (verdict,) = await hub(services, reward_fn=load("asynchronous")).score(rollouts_of(1), make_prompt())
+    assert verdict.reward == float(os.getpid())
+
+
+# Whole runs
+
+
+def texts_as_prompts(count: int) -> ListSource:
+    return ListSource([f"prompt {number}" for number in range(count)], repeat=True)
+
+
+async def test_r35_reward_stall_stops_nothing(leaves_no_process: None, folders: list[Path]) -> None:
+    """R35: of 64 gradings one sleeps for ever; it is killed, counted apart from wrong answers, and the step goes on."""
+    function = load_reward_function(
+        "reward_functions:sleep_on_one", RewardFn, Takes.SAMPLE, key="plugins.reward", folders=folders, killable=True
+    )
+    config = RolloutConfig(
+        rollout_batch_size=16,
+        n_samples_per_prompt=4,
+        reward=function,
+        reward_timeout_seconds=2.0,
+        reward_workers={"num_workers": 2},
+    )
+    rollouts = open_rollouts(config, source=texts_as_prompts(20), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+    async with rollouts:
+        batch = await rollouts.generate_batch()
+    assert batch.metrics["rollout/reward_timeout"] == 1
+    assert batch.metrics["rollout/reward_error"] == 0
+    assert batch.metrics["rollout/groups_failed"] == 1
+    assert [sample.reward for sample in batch.samples] == [float(sample.rollout_id) for sample in batch.samples]
+    assert len(batch.samples) == 64
+    assert 30 not in [sample.rollout_id for sample in batch.samples]
+
+
+@pytest.mark.parametrize(
+    ("reward", "value"), [(0.0, 0.0), ({"score": 1}, 1.0), (-1, -1.0), (0, 0.0), (True, 1.0), (None, None)], ids=str
+)
+async def test_r36_reward_value_types(services: RewardServices, reward: Any, value: float | None) -> None:
+    """R36: 0.0 is a value, reward_key picks from a dictionary, an int is a number, None means not scored."""
+    scorer = hub(services, reward_fn=lambda sample, prompt: reward, reward_key="score")
+    (rollout,) = rollouts_of(1)
+    (verdict,) = await scorer.score([rollout], make_prompt())
+    if value is None:
+        assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+        return
+    scored = rollout.with_reward(verdict)
+    assert scored.samples[0].get_reward_value("score") == value
+    assert await scorer.score([scored], make_prompt()) == [verdict]
+
+
+async def test_r37_group_reward_gets_each_group_once_and_whole() -> None:
+    """R37: the group function is called once a group, with n samples of one prompt, all finished."""
+    calls: list[tuple[str, list[int], set[SampleStatus]]] = []
+
+    def reward(samples: Sequence[Sample], prompt: Prompt) -> list[float]:
+        calls.append((prompt.text, [sample.group_index for sample in samples], {sample.status for sample in samples}))
+        return [float(number) for number in range(len(samples))]
+
+    config = RolloutConfig(
+        rollout_batch_size=4, n_samples_per_prompt=3, over_sampling_batch_size=8, group_reward=reward
+    )
+    engine = ScriptedEngine()
+    rollouts = open_rollouts(config, source=texts_as_prompts(50), engine=engine, tokenizer=CharTokenizer())
+    async with rollouts:
+        for _ in range(3):
+            batch = await rollouts.generate_batch()
+            assert [sample.reward for sample in batch.samples] == [0.0, 1.0, 2.0] * 4
+    assert all(len(groups) == 3 and len(set(groups)) == 1 for _, groups, _ in calls)
+    assert len({groups[0] for _, groups, _ in calls}) == len(calls)
+    assert set().union(*(statuses for _, _, statuses in calls)) <= {SampleStatus.COMPLETED, SampleStatus.TRUNCATED}
+
+
+async def test_r37_group_with_an_aborted_member_is_not_scored(services: RewardServices) -> None:
+    """R37: neither is the function called, nor a reward made up."""
+
+    def reward(samples: Any, prompt: Any) -> Any:
+        raise AssertionError("called")
+
+    rollouts = rollouts_of(3)
+    aborted = replace(rollouts[1].samples[0], status=SampleStatus.ABORTED)
+    rollouts[1] = replace(rollouts[1], samples=(aborted,))
+    verdicts = await hub(services, group_reward_fn=reward).score(rollouts, make_prompt())
+    assert {(verdict.outcome, verdict.reward) for verdict in verdicts} == {(Outcome.ERROR, None)}
+
+
+async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, folders: list[Path]) -> None:
+    function = load_reward_function(
+        "reward_functions:score", RewardFn, Takes.SAMPLE, key="plugins.reward", folders=folders, killable=True
+    )
+    config = RolloutConfig(rollout_batch_size=1, n_samples_per_prompt=1, reward=function)
+    rollouts = open_rollouts(config, source=texts_as_prompts(20), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+
+    async def stop_after_a_step() -> None:
+        async with rollouts:
+            await rollouts.generate_batch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await stop_after_a_step()
+
+
+async def test_named_functions_are_chosen_by_the_prompt_and_checked_beforehand() -> None:
+    config = RolloutConfig(
+        rollout_batch_size=1,
+        n_samples_per_prompt=2,
+        reward=lambda sample, prompt: -1.0,
+        named_rewards={"one": lambda sample, prompt: 1.0},
+    )
+
+    class Naming(ListSource):
+        async def draw(self, count: int) -> list[Prompt]:
+            return [replace(prompt, metadata={"reward_fn": "one"}) for prompt in await super().draw(count)]
+
+    rollouts = open_rollouts(config, source=Naming(["a", "b"]), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+    async with rollouts:
+        assert [sample.reward for sample in (await rollouts.generate_batch()).samples] == [1.0, 1.0]
+    with pytest.raises(ConfigError, match="named_rewards\\['one'\\]"):
+        open_rollouts(
+            RolloutConfig(named_rewards={"one": lambda sample: 1.0}),
+            source=Naming(["a"]),
+            engine=ScriptedEngine(),
+            tokenizer=CharTokenizer(),
+        )

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollfeed.app import prepare, run
+from rollfeed.config import Settings
+from rollfeed.config.load import validate_settings
+from rollfeed.errors import ConfigError
+
+
+def settings_for(checkpoint: Path, folder: Path, **reward: object) -> Settings:
+    rows = [{"q": "add", "a": {"inputs": ["1"], "outputs": ["2"]}} for _ in range(4)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return validate_settings(
+        {
+            "model": {"checkpoint": str(checkpoint)},
+            "prompts": {"datasets": [{"path": "tasks.jsonl", "input_key": "q", "label_key": "a"}]},
+            "rollout": {"num_rollout": 1, "rollout_batch_size": 1, "n_samples_per_prompt": 2},
+            "sampling": {"rollout_max_response_len": 4},
+            "engine": {"threads": 1, "num_slots": 4, "context_length": 256},
+            "reward": reward,
+        },
+        where="test",
+    )
+
+
+async def test_run_that_grades_programs_stores_its_isolation_level(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="livecodebench")
+    summary = await run(prepare(settings, folders=[tmp_path]), out=tmp_path / "run")
+    assert summary.num_steps == 1
+    stored = json.loads((tmp_path / "run" / "isolation.json").read_text())
+    assert stored["level"] in ("bubblewrap", "namespaces", "limits")
+    assert stored["detail"]
+
+
+async def test_run_whose_isolation_level_does_not_hold_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="livecodebench", code={"isolation": "container"})
+    with pytest.raises(ConfigError, match="isolation level container"):
+        await run(prepare(settings, folders=[tmp_path]), out=tmp_path / "run")
+
+
+def test_function_that_prompts_may_choose_is_imported_beforehand(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="exact", functions={"one": "no_module_of_that_name:f"})
+    with pytest.raises(ConfigError, match=r"reward\.functions\.one = 'no_module_of_that_name:f'"):
+        prepare(settings, folders=[tmp_path])
+
+
+def test_graders_without_labels_need_none(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="remote_rm", remote={"url": "http://127.0.0.1:1/"})
+    dataset = settings.prompts.datasets[0].model_copy(update={"label_key": None})
+    prompts = settings.prompts.model_copy(update={"datasets": (dataset,)})
+    assert prepare(settings.model_copy(update={"prompts": prompts}), folders=[tmp_path]).config.rm_type == "remote_rm"

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollfeed.rewards import Form, RemoteGrader
+from rollfeed.types import Outcome
+
+Serve = Callable[..., Any]
+
+
+async def grade(url: str | None, *, response: str = "r", label: Any = "l", **settings: Any) -> Any:
+    async with RemoteGrader(url=url, **settings) as grader:
+        verdict = await grader(response, label, {"prompt_text": "p"})
+        assert grader.num_in_flight == 0
+        return verdict
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        (0.5, 0.5),
+        (0, 0.0),
+        (-1, -1.0),
+        ({"reward": 2}, 2.0),
+        ({"reward": [3.0]}, 3.0),
+        ([0.25], 0.25),
+        ({"reward": {"style": 1, "truth": 0}}, {"style": 1.0, "truth": 0.0}),
+        ({"style": 1, "truth": 0}, {"style": 1.0, "truth": 0.0}),
+    ],
+)
+async def test_reply_is_read_as_its_reward(serve_script: Serve, reply: Any, reward: Any) -> None:
+    async with serve_script([{"json": reply}]) as server:
+        assert (await grade(server.url)).reward == reward
+
+
+async def test_predictions_form_sends_lists(serve_script: Serve) -> None:
+    async with serve_script([{"json": {"score": [0.5]}}]) as server:
+        assert (await grade(server.url, form=Form.PREDICTIONS, reply_key="score")).reward == 0.5
+        assert server.bodies == [{"predictions": ["r"], "answers": ["l"]}]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"json": {"reward": None}},
+        {"json": {"reward": "0.5"}},
+        {"json": {"reward": []}},
+        {"json": {"reward": [1, 2]}},
+        {"json": {"score": None}},
+        {"json": {}},
+        {"json": "good"},
+        {"text": "NaN"},
+        {"text": '{"reward": Infinity}'},
+        {"text": "1" + "0" * 400},
+        {"text": "<html>"},
+        {"text": ""},
+        {"text": "[" * 100_000},
+        {"status": 404, "text": "not here"},
+        {"status": 302, "headers": {"Location": "/"}, "text": ""},
+    ],
+    ids=str,
+)
+async def test_reply_without_a_number_is_an_error_and_not_asked_for_again(
+    serve_script: Serve, reply: dict[str, Any]
+) -> None:
+    async with serve_script([reply, {"json": 1.0}]) as server:
+        verdict = await grade(server.url)
+        assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+        assert server.url in verdict.detail
+        assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "failure", [{"status": 500}, {"status": 429}, {"status": 408}, {"reset": True}, {"hang": True}], ids=str
+)
+async def test_failure_that_may_pass_is_tried_again(serve_script: Serve, failure: dict[str, Any]) -> None:
+    async with serve_script([failure, {"json": 1.0}]) as server:
+        assert (await grade(server.url, timeout_seconds=0.3)).reward == 1.0
+        assert len(server.bodies) == 2
+
+
+async def test_server_that_hangs_is_a_timeout_after_its_tries(serve_script: Serve) -> None:
+    async with serve_script([{"hang": True, "repeat": True}]) as server:
+        verdict = await grade(server.url, timeout_seconds=0.1, max_tries=2)
+        assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
+        assert verdict.detail == f"{server.url}: no reply within 0.1 s (2 tries)"
+        assert len(server.bodies) == 2
+
+
+async def test_server_that_is_not_there_is_an_error_with_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    verdict = await grade(url, max_tries=2)
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+    assert url in verdict.detail
+
+
+async def test_reply_without_an_end_is_cut_off(serve_script: Serve) -> None:
+    async with serve_script([{"text": "1" * 3_000_000, "repeat": True}]) as server:
+        verdict = await grade(server.url, max_tries=1)
+        assert verdict.outcome is Outcome.ERROR
+        assert "larger than" in verdict.detail
+
+
+async def test_without_an_address_the_setting_is_named() -> None:
+    verdict = await grade(None)
+    assert verdict.outcome is Outcome.ERROR
+    assert "reward.remote.url" in verdict.detail
+
+
+async def test_failed_verdict_of_a_reward_server_stays_one(serve_script: Serve) -> None:
+    async with serve_script([{"json": {"reward": None, "outcome": "timeout", "detail": "too slow"}}]) as server:
+        verdict = await grade(server.url)
+        assert verdict.outcome is Outcome.TIMEOUT
+        assert "too slow" in verdict.detail
+
+
+async def test_requests_at_once_are_bounded_and_share_a_session(serve_script: Serve) -> None:
+    reply = {"json": 1.0, "seconds": 0.02, "repeat": True}
+    async with serve_script([reply]) as server, RemoteGrader(url=server.url, concurrency=4) as grader:
+        verdicts = await asyncio.gather(*(grader("r", "l", {}) for _ in range(32)))
+        assert [verdict.reward for verdict in verdicts] == [1.0] * 32
+        assert server.most_running <= 4
+
+
+async def test_cancelled_grading_leaves_nothing_in_flight(serve_script: Serve) -> None:
+    async with serve_script([{"hang": True, "repeat": True}]) as server, RemoteGrader(url=server.url) as grader:
+        grading = asyncio.create_task(grader("r", "l", {}))
+        await server.asked.wait()
+        grading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await grading
+        assert grader.num_in_flight == 0
+
+
+@pytest.mark.parametrize("label", [object(), {1, 2}, b"bytes"], ids=["object", "set", "bytes"])
+async def test_label_that_is_not_json_is_an_error(serve_script: Serve, label: Any) -> None:
+    async with serve_script([{"json": 1.0}]) as server:
+        assert (await grade(server.url, label=label)).outcome is Outcome.ERROR
+        assert server.bodies == []

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rollfeed.errors import ConfigError
+from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
+from rollfeed.rewards.server import RewardServer, serve_rewards
+from rollfeed.types import Verdict
+
+
+class Client:
+    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
+        self._session = session
+        self.address = address
+
+    async def post(self, body: Any, *, path: str = "/") -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self._session.post(self.address + path, data=data) as reply:
+            return reply.status, await reply.json()
+
+    async def get(self, path: str) -> str:
+        async with self._session.get(self.address + path) as reply:
+            assert reply.status == 200
+            return await reply.text()
+
+
+@asynccontextmanager
+async def serving(*, rm_type: str | None = "math", max_in_progress: int = 64, **graders: Any) -> AsyncIterator[Client]:
+    hub = RewardHub(graders={**BUILTIN_GRADERS, **graders}, rm_type=rm_type, timeout_seconds=5.0)
+    server = RewardServer(hub, max_in_progress=max_in_progress)
+    async with serve_rewards(server, host="127.0.0.1", port=0) as address, aiohttp.ClientSession() as session:
+        yield Client(session, address)
+
+
+RIGHT, WRONG = {"response": r"\boxed{4}", "label": "4"}, {"response": r"\boxed{5}", "label": "4"}
+
+
+@pytest.mark.parametrize("path", ["/", "/get_reward"])
+async def test_response_gets_its_verdict(path: str) -> None:
+    async with serving() as client:
+        status, reply = await client.post({"prompt": "2 + 2", **RIGHT}, path=path)
+        assert status == 200
+        assert reply == {
+            "reward": 1.0,
+            "correct": "yes",
+            "format_ok": True,
+            "extracted": "4",
+            "outcome": "ok",
+            "detail": "",
+        }
+
+
+async def test_list_gets_a_list_in_order() -> None:
+    async with serving() as client:
+        _, reply = await client.post([RIGHT, WRONG, {**WRONG, "rm_type": "dapo"}])
+        assert [one["reward"] for one in reply][:2] == [1.0, 0.0]
+        assert len(reply) == 3
+
+
+async def test_predictions_get_rewards() -> None:
+    async with serving() as client:
+        _, reply = await client.post({"predictions": [r"\boxed{4}", r"\boxed{5}"], "answers": ["4", "4"]})
+        assert reply["reward"] == [1.0, 0.0]
+        _, reply = await client.post({"predictions": r"\boxed{4}", "answers": "4"})
+        assert reply["reward"] == 1.0
+
+
+async def test_options_choose_grader_and_key() -> None:
+    async def parts(response: str, label: Any, metadata: Any) -> Any:
+        return {"a": 1.0, "b": 2.0}
+
+    async with serving(parts=OwnPace(parts)) as client:
+        body = {**RIGHT, "rm_type": "parts", "metadata": json.dumps({}), "reward_key": "b"}
+        _, reply = await client.post(body)
+        assert reply["reward"] == {"a": 1.0, "b": 2.0}
+        _, reply = await client.post({**RIGHT, "metadata": {"rm_type": "exact"}})
+        assert reply["outcome"] == "ok"
+
+
+async def test_failed_grading_is_null_with_the_cause() -> None:
+    async with serving() as client:
+        for body in ({"response": None, "label": "4"}, {"response": "x"}, {**RIGHT, "metadata": "{"}):
+            status, reply = await client.post(body)
+            assert status == 200
+            assert (reply["reward"], reply["outcome"]) == (None, "error")
+            assert reply["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (3, "the body is a int"),
+        ([], "empty list"),
+        ([3], "entry 0 is a int"),
+        ({"label": "4"}, "the body has no response; it has label"),
+        ([RIGHT, {}], "entry 1 has no response; it has nothing"),
+        ({"predictions": ["a", "b"], "answers": ["a"]}, "lists of the same length"),
+        ({"predictions": ["a"], "answers": "a"}, "lists of the same length"),
+        ({"predictions": [], "answers": []}, "predictions is empty"),
+        ({**RIGHT, "rm_type": "maths"}, "rm_type = 'maths': no such grader; did you mean math?"),
+        ({**RIGHT, "metadata": {"rm_type": 3}}, "rm_type = 3: no such grader"),
+        ([RIGHT, {**RIGHT, "rm_type": "maths"}], "response 1: rm_type = 'maths'"),
+        ({**RIGHT, "reward_key": 3}, "reward_key is 3"),
+        ([RIGHT] * 65, "65 responses in a request; at most 64"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_request_that_is_wrong_is_told_why(body: Any, message: str) -> None:
+    async with serving() as client:
+        status, reply = await client.post(body)
+        assert status == 400
+        assert message in reply["error"]
+        assert "rollfeed_reward_bad_requests_total 1" in await client.get("/metrics")
+
+
+async def test_without_a_grader_the_request_has_to_name_one() -> None:
+    async with serving(rm_type=None) as client:
+        assert (await client.post(RIGHT))[0] == 400
+        assert (await client.post({**RIGHT, "rm_type": "math"}))[1]["reward"] == 1.0
+
+
+async def test_too_much_at_once_is_refused_until_there_is_room() -> None:
+    release, started = asyncio.Event(), asyncio.Event()
+
+    async def slow(response: str, label: Any, metadata: Any) -> Verdict:
+        started.set()
+        await release.wait()
+        return Verdict(reward=1.0)
+
+    async with serving(max_in_progress=4, rm_type="slow", slow=OwnPace(slow)) as client:
+        first = asyncio.create_task(client.post([RIGHT] * 3))
+        await started.wait()
+        assert json.loads(await client.get("/health"))["in_progress"] == 3
+        status, reply = await client.post([RIGHT] * 2)
+        assert status == 429
+        assert reply["error"].startswith("3 of 4 responses are in progress")
+        release.set()
+        assert (await first)[0] == 200
+        assert (await client.post([RIGHT] * 4))[0] == 200
+        metrics = await client.get("/metrics")
+        assert 'rollfeed_reward_verdicts_total{outcome="ok"} 7' in metrics
+        assert "rollfeed_reward_refused_requests_total 1" in metrics
+        assert "rollfeed_reward_in_progress 0" in metrics
+        assert "rollfeed_reward_grading_seconds_count 7" in metrics
+
+
+async def test_client_that_goes_away_gives_its_room_back() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(response: str, label: Any, metadata: Any) -> Verdict:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with serving(rm_type="endless", endless=OwnPace(endless)) as client:
+        asking = asyncio.create_task(client.post(RIGHT))
+        await started.wait()
+        asking.cancel()
+        await ended.wait()
+        async with asyncio.timeout(10):
+            while json.loads(await client.get("/health"))["in_progress"]:  # its end is told to nobody
+                pass
+
+
+async def test_our_remote_grader_understands_our_server() -> None:
+    async with serving() as client, RemoteGrader(url=f"{client.address}/get_reward") as grader:
+        assert (await grader(r"\boxed{4}", "4", {})).reward == 1.0
+        assert (await grader(r"\boxed{4}", {"a": 1}, {})).reward is None
+
+
+async def test_port_that_is_taken_is_one_line() -> None:
+    async with serving() as client:
+        port = int(client.address.rpartition(":")[2])
+        hub = RewardHub(graders=BUILTIN_GRADERS, timeout_seconds=1.0)
+        with pytest.raises(ConfigError, match=f"port = {port}: cannot listen on"):
+            async with serve_rewards(RewardServer(hub), host="127.0.0.1", port=port):
+                pass
