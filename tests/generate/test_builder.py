@@ -31,14 +31,16 @@ def request(*, budget: int = 10, context: int = 1000, partial: Sample | None = N
     )
 
 
-def completion(ids: list[int], *, version: int = 0, kind: FinishKind = FinishKind.STOP) -> Completion:
+def completion(
+    ids: list[int], *, version: int = 0, kind: FinishKind = FinishKind.STOP, precision: str = "fp32"
+) -> Completion:
     return Completion(
         token_ids=np.array(ids, np.int32),
         logprobs=-np.array(ids, np.float32),
         text="x" * len(ids),
         finish_reason=FinishReason(kind),
         version_spans=(VersionSpan(0, len(ids), version),) if ids else (),
-        precision="fp32",
+        precision=precision,
         prompt_tokens=3,
         cached_tokens=1,
         timings=CompletionTimings(0.0, 0.0),
@@ -113,3 +115,16 @@ def test_a_sample_keeps_no_more_in_memory_than_its_own_arrays() -> None:
     assert sample.logprobs.base is None
     assert sample.loss_mask.base is None
     assert sample.token_ids.base is None
+
+
+def test_a_sample_carries_the_precision_it_was_sampled_in() -> None:
+    builder = SampleBuilder(request())
+    assert builder.build(SampleStatus.ABORTED, response="").precision == ""
+    builder.append_completion(completion([], precision="bf16"))
+    builder.append_completion(completion([5], precision="int8"))
+    begun = builder.build(SampleStatus.ABORTED, response="r")
+    assert begun.precision == "int8"
+    resumed = SampleBuilder(request(partial=begun))
+    resumed.append_completion(completion([6], precision="fp32"))
+    resumed.append_completion(completion([7], precision="int8+fp32"))
+    assert resumed.build(SampleStatus.COMPLETED, response="r").precision == "fp32+int8"

@@ -89,6 +89,7 @@ def samples(draw: st.DrawFn, group_index: int, index: int, rollout_id: int, rewa
         images=draw(st.lists(TEXT, max_size=2).map(tuple)),
         non_generation_seconds=draw(FLOAT),
         cached_tokens=draw(st.integers(0, 2**31 - 1)),
+        precision=draw(st.sampled_from(["", "fp32", "bf16+int8"])),
         remove_sample=draw(st.booleans()),
         extra=draw(OBJECT),
     )
@@ -203,6 +204,7 @@ def build_group(group_index: int, rewards: Sequence[float], *, response: str = "
             label=prompt.label,
             non_generation_seconds=seconds / 2,
             cached_tokens=3,
+            precision="fp32",
         )
         correct = Correct.YES if reward > 0 else Correct.NO
         rollout = Rollout(rollout_id=index, samples=(sample,), seconds=seconds)

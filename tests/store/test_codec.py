@@ -80,8 +80,8 @@ def test_a_cut_state_is_refused(length) -> None:
 
 def test_another_version_is_refused_by_number() -> None:
     kind, _, checksum, body = msgspec.msgpack.decode(encode_state(RunState(next_step=1, next_group_index=0, source={})))
-    with pytest.raises(RunDirectoryError, match="stored state has version 2, this rollfeed reads 1"):
-        decode_state(msgspec.msgpack.encode([kind, 2, checksum, body]))
+    with pytest.raises(RunDirectoryError, match="stored state has version 3, this rollfeed reads 2"):
+        decode_state(msgspec.msgpack.encode([kind, 3, checksum, body]))
 
 
 def test_another_kind_is_refused(make_group) -> None:

@@ -38,6 +38,7 @@ class SampleBuilder:
         self._logprobs: list[NDArray[np.float32]] = []
         self._spans: list[VersionSpan] = []
         self._cached_tokens = 0
+        self._precisions: set[str] = set()
         self.response_length = 0
         if partial is not None:
             if not np.array_equal(partial.token_ids[: partial.prompt_length], prompt_ids):
@@ -46,6 +47,7 @@ class SampleBuilder:
                 )
             self._append(partial.response_token_ids, partial.loss_mask, partial.logprobs, partial.version_spans)
             self._cached_tokens = partial.cached_tokens
+            self._note_precision(partial.precision)
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -64,6 +66,8 @@ class SampleBuilder:
         mask = np.ones(len(completion.token_ids), np.float32)
         self._append(completion.token_ids, mask, completion.logprobs, completion.version_spans)
         self._cached_tokens += completion.cached_tokens
+        if len(completion.token_ids):
+            self._note_precision(completion.precision)
 
     def append_inserted(self, token_ids: NDArray[np.int32], *, policy_version: int) -> None:
         """Append tokens that were not sampled, such as a tool's output; they are not trained on."""
@@ -89,7 +93,11 @@ class SampleBuilder:
             metadata=request.prompt.metadata,
             images=request.prompt.images,
             cached_tokens=self._cached_tokens,
+            precision="+".join(sorted(self._precisions)),
         )
+
+    def _note_precision(self, joined: str) -> None:
+        self._precisions.update(filter(None, joined.split("+")))
 
     def _append(
         self,

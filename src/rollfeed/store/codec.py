@@ -1,6 +1,6 @@
 """Groups, prompt draws and the run's state as bytes (msgpack), to be stored and read back.
 
-Layout of version 1: ``[kind, version, checksum, body]``. Arrays are raw little-endian bytes, 12
+Layout of version 2: ``[kind, version, checksum, body]``. Arrays are raw little-endian bytes, 12
 a response token and 4 a prompt token; what users bring (labels, metadata, messages) is JSON text.
 Reading builds records and nothing else, so bytes from someone else are safe to open.
 """
@@ -34,7 +34,7 @@ from rollfeed.types import (
     VersionSpan,
 )
 
-VERSION = 1
+VERSION = 2
 """Raised when the layout changes; other versions are refused."""
 
 _Json: TypeAlias = str
@@ -78,6 +78,7 @@ class _Sample(msgspec.Struct, array_like=True, frozen=True):
     images: list[bytes]
     non_generation_seconds: float
     cached_tokens: int
+    precision: bytes
     remove_sample: bool
     extra: _Json
 
@@ -284,6 +285,7 @@ def _pack_sample(sample: Sample) -> _Sample:
         images=[_text(image) for image in sample.images],
         non_generation_seconds=float(sample.non_generation_seconds),
         cached_tokens=sample.cached_tokens,
+        precision=_text(sample.precision),
         remove_sample=sample.remove_sample,
         extra=to_json(dict(sample.extra), f"{what}: unknown keys"),
     )
@@ -307,6 +309,7 @@ def _unpack_sample(sample: _Sample) -> Sample:
         images=tuple(_str(image) for image in sample.images),
         non_generation_seconds=sample.non_generation_seconds,
         cached_tokens=sample.cached_tokens,
+        precision=_str(sample.precision),
         remove_sample=sample.remove_sample,
         extra=json.loads(sample.extra),
     )

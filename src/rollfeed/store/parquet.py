@@ -213,7 +213,7 @@ def _rollout_values(rollout: Rollout | None) -> dict[str, Any]:
 
 _SAMPLE_COLUMNS = (
     *("index", "token_ids", "response_length", "loss_mask", "logprobs", "spans", "status", "reward", "rewards"),
-    *("response", "label", "metadata", "images", "remove_sample", "extra"),
+    *("response", "label", "metadata", "images", "precision", "remove_sample", "extra"),
 )
 
 
@@ -235,6 +235,7 @@ def _sample_values(sample: Sample | None, reward_key: str | None) -> dict[str, A
         "label": to_json(sample.label, f"{what}: label"),
         "metadata": to_json(dict(sample.metadata), f"{what}: metadata"),
         "images": [printable_utf8(image) for image in sample.images],
+        "precision": sample.precision,
         "remove_sample": sample.remove_sample,
         "extra": to_json(dict(sample.extra), f"{what}: unknown keys") if sample.extra else None,
     }
@@ -349,6 +350,7 @@ def _sample(row: Mapping[str, Any], timings: Timings) -> Sample:
         images=tuple(row["images"]),
         non_generation_seconds=elsewhere,
         cached_tokens=cached,
+        precision=row["precision"],
         remove_sample=row["remove_sample"],
         extra={} if row["extra"] is None else json.loads(row["extra"]),
     )

@@ -37,6 +37,7 @@ BATCH_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("label", pa.string()),
     ("metadata", pa.string()),
     ("images", _STRINGS),
+    ("precision", pa.string()),
     ("remove_sample", pa.bool_()),
     ("extra", pa.string()),
     ("correct", pa.string()),

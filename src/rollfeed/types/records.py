@@ -95,6 +95,8 @@ class Sample:
     images: tuple[str, ...] = ()
     non_generation_seconds: float = 0.0
     cached_tokens: int = 0
+    precision: str = ""
+    """What sampled the response, such as ``fp32``; several joined by ``+``; empty where nothing was sampled."""
     remove_sample: bool = False
     """Kept in its group, but its tokens are not to be trained on."""
     extra: Mapping[str, Any] = field(default_factory=dict)
