@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +72,12 @@ def descendants() -> set[int]:
         level = {pid for pid, parent in parents.items() if parent in level}
         found |= level
     return found
+
+
+@pytest.fixture
+def processes() -> Callable[[], set[int]]:
+    """Return the function that lists the descendants of this process, the dead that nobody waited for included."""
+    return descendants
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.engine.local import create_local_engine
+from rollfeed.engine.server import ServedModel, Service, serve
 from rollfeed.prompts.tokenizer import LocalTokenizer, load_tokenizer
 from rollfeed.protocols import Engine
 from rollfeed.testing.tokenizer import CharTokenizer
@@ -181,3 +183,34 @@ def perturbed() -> Callable[[Any], dict[str, NDArray[np.float32]]]:
         }
 
     return make
+
+
+@pytest.fixture
+def embedded_server(tiny_checkpoint: Path) -> Callable[..., AbstractAsyncContextManager[str]]:
+    """Serve the tiny model with the embedded engine; gives the address."""
+
+    @asynccontextmanager
+    async def start(*, num_slots: int = 8, max_waiting: int = 64) -> AsyncIterator[str]:
+        tokenizer = load_tokenizer(tiny_checkpoint)
+        engine = create_local_engine(
+            checkpoint=tiny_checkpoint,
+            tokenizer=tokenizer,
+            threads=1,
+            num_slots=num_slots,
+            context_length=256,
+            deterministic=False,
+        )
+        model = ServedModel(
+            model_path=str(tiny_checkpoint),
+            name="tiny",
+            created=0,
+            config=json.loads((tiny_checkpoint / "config.json").read_text()),
+            max_waiting=max_waiting,
+        )
+        async with (
+            engine,
+            serve(Service(engine, tokenizer=tokenizer, model=model), host="127.0.0.1", port=0) as address,
+        ):
+            yield address
+
+    return start

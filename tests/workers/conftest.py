@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,29 +10,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def _tasks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
-
-
-@pytest.fixture
-def processes() -> Callable[[], set[int]]:
-    """Return the function that lists the descendants of this process, the dead that nobody waited for included."""
-
-    def descendants() -> set[int]:
-        parents = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    stat = (entry / "stat").read_text(errors="replace")
-                except OSError:
-                    continue
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-        found: set[int] = set()
-        level = {os.getpid()}
-        while level:
-            level = {pid for pid, parent in parents.items() if parent in level}
-            found |= level
-        return found
-
-    return descendants
 
 
 @pytest.fixture

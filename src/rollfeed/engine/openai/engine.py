@@ -19,7 +19,7 @@ from rollfeed.engine.openai.probing import check_health, probe
 from rollfeed.engine.openai.sending import Sender
 from rollfeed.engine.openai.transport import Transport
 from rollfeed.engine.openai.weights import WeightUpdater
-from rollfeed.engine.sglang.weights import WeightFolders
+from rollfeed.engine.weight_folders import WeightFolders
 from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
 from rollfeed.types import (

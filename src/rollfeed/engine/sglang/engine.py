@@ -19,8 +19,9 @@ from rollfeed.engine.sglang.counters import Counters
 from rollfeed.engine.sglang.dispatch import Dispatcher, DispatchParts
 from rollfeed.engine.sglang.flights import Flight, FlightAbortedError, Turnstile
 from rollfeed.engine.sglang.monitor import Monitor, ProbePlan
-from rollfeed.engine.sglang.weights import WeightFolders, WeightUpdater
+from rollfeed.engine.sglang.weights import WeightUpdater
 from rollfeed.engine.sglang.workers import Orphans, WorkerPool, abort_at, read_load
+from rollfeed.engine.weight_folders import WeightFolders
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
 from rollfeed.types import (

@@ -1,0 +1,82 @@
+"""New weights on disk, where the servers of an engine can read them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import EngineProtocolError
+
+_KEPT_FOLDERS = 2
+"""A worker that comes back late loads the last one; the one before may still be being read."""
+_INDEX_FILE = "model.safetensors.index.json"
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+class WeightFolders:
+    """Checkpoint folders written here for servers to read.
+
+    Without a folder of the user's they are temporary, which is enough for servers on this machine.
+    """
+
+    def __init__(self, folder: Path | None, *, checkpoint: Path | None) -> None:
+        self._given = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._checkpoint = checkpoint
+        self._written: list[Path] = []
+
+    def write(self, tensors: Mapping[str, Any], *, policy_version: int) -> Path:
+        """Write tensors, all numpy or all torch, with the checkpoint's configuration and tokenizer.
+
+        Raises:
+            EngineProtocolError: If they cannot be written.
+        """
+        try:
+            root = self._root()
+            folder = Path(tempfile.mkdtemp(prefix=f"version-{policy_version}-", dir=root))
+            folder.chmod(0o755)
+            for path in self._small_files():
+                shutil.copyfile(path, folder / path.name)
+            _save(tensors, folder / "model.safetensors")
+        except OSError as error:
+            raise EngineProtocolError(f"weights of version {policy_version} cannot be written: {error}") from error
+        self._written.append(folder)
+        while len(self._written) > _KEPT_FOLDERS:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove what is temporary."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def _small_files(self) -> list[Path]:
+        if self._checkpoint is None:
+            return []
+        found = [path for pattern in _SMALL_FILES for path in self._checkpoint.glob(pattern)]
+        return [path for path in found if path.name != _INDEX_FILE]
+
+    def _root(self) -> Path:
+        if self._given is not None:
+            self._given.mkdir(parents=True, exist_ok=True)
+            return self._given.resolve()
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="rollfeed-weights-")
+        return Path(self._temporary.name)
+
+
+def _save(tensors: Mapping[str, Any], path: Path) -> None:
+    if any(hasattr(tensor, "detach") for tensor in tensors.values()):
+        from safetensors.torch import save_file as save_torch  # brings torch, which its tensors have brought already
+
+        # The format has no two names for one memory, which tied weights are; hence the copies.
+        save_torch({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+        return
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
