@@ -43,7 +43,7 @@ from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.types import Completion, SamplingParams
 
 CONCURRENCIES = (64, 128, 256, 512)
-NUM_REQUESTS = 768
+NUM_REQUESTS = 1536
 PROMPT_TOKENS = 150
 NEW_TOKENS = 192
 CONTEXT_LENGTH = 2048
@@ -61,6 +61,8 @@ class Bench:
             "machine": machine(),
             "workload": {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "seed": arguments.seed},
         }
+        if arguments.parts and arguments.output.exists():
+            self.result = json.loads(arguments.output.read_text(encoding="utf-8")) | self.result
 
     def engine(self, addresses: Sequence[str], **settings: Any) -> SGLangEngine:
         """Return a client of these servers."""
@@ -217,11 +219,11 @@ name = "reward_std"
                 rates[count] = await self._throughput(engine, num_requests=NUM_REQUESTS)
         async with self.engine([self.arguments.server]) as engine:
             limits: list[float] = []
-            adaptive = [await self._throughput(engine, num_requests=NUM_REQUESTS, limits=limits) for _ in range(4)]
+            adaptive = [await self._throughput(engine, num_requests=NUM_REQUESTS, limits=limits) for _ in range(3)]
         best = max(rates, key=lambda count: rates[count])
         async with self.engine([self.arguments.server], concurrency=best) as engine:
             again = await self._throughput(engine, num_requests=NUM_REQUESTS)
-        steady = statistics.mean(adaptive[2:])
+        steady = statistics.mean(adaptive[1:])
         return {
             "fixed_tokens_per_second": {str(count): round(rate) for count, rate in rates.items()},
             "best_fixed": best,
@@ -353,7 +355,7 @@ def main() -> None:
     parser.add_argument("--server", required=True, help="address of the server for the figures")
     parser.add_argument("--pair", nargs=2, default=(), help="addresses of two servers, of which the second dies")
     parser.add_argument("--kill", type=int, help="process group of the second server of the pair")
-    parser.add_argument("--parts", nargs="*", default=(), help="only these")
+    parser.add_argument("--parts", nargs="*", default=(), help="only these; the others stay in the file as they are")
     parser.add_argument("--seconds-a-part", type=float, default=200.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, required=True)

@@ -200,3 +200,42 @@ async def test_replies_that_arrive_at_once_in_pieces_do_not_mix(serving: Serving
             )
             assert (bytes(got.content), got.headers["x-a"]) == (b"hello world", "b")
             assert (bytes(also.content), also.headers["x-a"]) == (b"HELLO WORLD", "B")
+
+
+async def test_large_replies_wait_at_the_server_while_those_before_them_are_unread(
+    connections: Connections, serving: Serving, until: Until
+) -> None:
+    """Two bodies that together are above the bound: the second is received when the first one is let go."""
+    size = 12 << 20
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+    async with serving([reply]) as server:
+        tasks = [asyncio.create_task(connections.post(server.address, "/", b"{}")) for _ in range(2)]
+        await until(lambda: any(task.done() for task in tasks))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert [task.done() for task in tasks].count(True) == 1
+        first = next(task for task in tasks if task.done())
+        second = next(task for task in tasks if not task.done())
+        assert len(first.result().content) == size
+        tasks.clear()
+        del first
+        assert (await second).content == b"x" * size
+
+
+async def test_a_request_given_up_while_its_reply_waits_for_room_takes_none(
+    connections: Connections, serving: Serving, until: Until
+) -> None:
+    size = 12 << 20
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+    async with serving([reply]) as server:
+        kept = await connections.post(server.address, "/", b"{}")
+        waiting = asyncio.create_task(connections.post(server.address, "/", b"{}"))
+        await until(lambda: len(server.requests) == 2)
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        del kept
+        again = await connections.post(server.address, "/", b"{}")
+        assert len(again.content) == size

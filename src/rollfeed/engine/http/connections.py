@@ -17,12 +17,15 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from rollfeed.engine.http.body_room import Body, BodyRoom
+
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 3.0  # below the 5 s after which uvicorn, SGLang's server, closes an idle connection
 _HEAD_BYTES = 1 << 16  # and as much of the body as comes with it: often all of it, which saves a read
 _LONGEST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
 _LARGEST_BODY_BYTES = 1 << 31
+_UNREAD_BODIES_BYTES = 1 << 24  # about what a processor's cache holds: bodies are decoded from there
 
 
 class NotConnectedError(ConnectionError):
@@ -54,6 +57,7 @@ class Connections:
         self._heads: dict[str, tuple[str, int, ssl.SSLContext | None, str]] = {}
         self._head_buffer = bytearray(_HEAD_BYTES)
         """Where all connections receive the beginning of a reply; what is not whole then is copied from it at once."""
+        self._room = BodyRoom(limit_bytes=_UNREAD_BODIES_BYTES)
 
     @property
     def is_empty(self) -> bool:
@@ -160,7 +164,7 @@ class Connections:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    partial(_Connection, self._head_buffer), host, port, ssl=context
+                    partial(_Connection, self._head_buffer, self._room), host, port, ssl=context
                 )
         except TimeoutError:
             raise NotConnectedError(f"no connection within {_CONNECT_SECONDS:g} s") from None
@@ -186,8 +190,9 @@ class Connections:
 class _Connection(asyncio.BufferedProtocol):
     """One request and its reply at a time."""
 
-    def __init__(self, head_buffer: bytearray) -> None:
+    def __init__(self, head_buffer: bytearray, room: BodyRoom) -> None:
         self._head_buffer = head_buffer
+        self._room = room
         self.idle_since = 0.0
         self.closed = asyncio.Event()
         self._transport: asyncio.Transport | None = None
@@ -310,11 +315,22 @@ class _Connection(asyncio.BufferedProtocol):
         size = int(length)
         if not 0 <= size <= _LARGEST_BODY_BYTES or len(rest) > size:
             raise ValueError(f"{len(rest)} bytes of {size}")
-        self._body = bytearray(size)
-        self._body[: len(rest)] = rest
-        self._length, self._filled = size, len(rest)
-        if self._filled == size:
-            self._end(self._body)
+        self._length = size
+        if len(rest) == size:
+            self._end(rest)
+            return
+        self._body = bytearray()
+        self._room.take(size, partial(self._receive, rest))
+        if not self._body and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _receive(self, rest: bytes, body: Body) -> None:
+        """Go on with a body for which there is room."""
+        if self._transport is None or self._transport.is_closing():
+            return  # nobody waits for it any more
+        body[: len(rest)] = rest
+        self._body, self._filled = body, len(rest)
+        self._transport.resume_reading()
 
     def _more(self, piece: bytes) -> None:
         if not self._is_chunked:
