@@ -37,25 +37,25 @@ def settle(
         now = rate(running)
         reached.append(now)
         measured = now * random.uniform(1 - noise, 1 + noise)
-        limit.observe(Window(measured, running, limit.limit - running, limit.limit))
+        limit.observe(Window(measured, limit.limit // 2, running, limit.limit - running, limit.limit))
     best = max(rate(min(each, capacity)) for each in range(1, 1025))
     return [each / best for each in reached[windows // 4 :]]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.2])
 def test_a_cliff_is_found_and_kept_away_from(noise: float) -> None:
     shares = settle(graphs_to_256, noise=noise)
     assert np.mean(shares) > 0.95
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.2])
 def test_all_slots_are_used_and_few_requests_queue(noise: float) -> None:
     limit = AdaptiveLimit(num_workers=1, ceiling=1024)
     random = Random(2)
     for _ in range(100):
         running = min(limit.limit, 96)
         measured = slots(96)(running) * random.uniform(1 - noise, 1 + noise)
-        limit.observe(Window(measured, running, limit.limit - running, limit.limit))
+        limit.observe(Window(measured, limit.limit, running, limit.limit - running, limit.limit))
     assert 96 <= limit.limit <= 110
 
 
@@ -63,7 +63,7 @@ def test_one_bad_window_does_not_end_the_doubling() -> None:
     limit = AdaptiveLimit(num_workers=1, ceiling=1024)
     for index in range(12):
         rate = 1.0 if index in (3, 7) else float(limit.limit)
-        limit.observe(Window(rate, limit.limit, 0, limit.limit))
+        limit.observe(Window(rate, limit.limit // 4, limit.limit, 0, limit.limit))
     assert limit.limit >= 512
 
 
@@ -74,13 +74,13 @@ def test_a_rate_that_only_grows_is_followed_to_the_ceiling() -> None:
 def test_what_is_not_asked_for_teaches_nothing() -> None:
     limit = AdaptiveLimit(num_workers=2, ceiling=1024)
     for _ in range(20):
-        limit.observe(Window(tokens_per_second=10.0, running=3, waiting=0, in_flight=3))
+        limit.observe(Window(tokens_per_second=10.0, num_requests=3, running=3, waiting=0, in_flight=3))
     assert limit.limit == 128
 
 
 def test_a_refusal_lowers_the_limit_once_a_window() -> None:
     limit = AdaptiveLimit(num_workers=1, ceiling=1024)
-    limit.observe(Window(0.0, 0, 0, 0))
+    limit.observe(Window(0.0, 0, 0, 0, 0))
     for _ in range(5):
         limit.refused()
     assert limit.limit == 48

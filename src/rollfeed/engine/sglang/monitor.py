@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 _MEASURING_SECONDS = 1.0
 _PATIENT_SECONDS = 4.0
 """After which long responses are not waited for, and what the servers say of their last steps must do."""
+_PATIENT_WINDOWS = 4
+"""So many of those tell as much as one in which all requests come back."""
 _SUSPECTED_SHARE = 0.2
 """Of the probing interval, while a worker's last probe failed."""
 
@@ -148,15 +150,16 @@ class Monitor:
             loads = await asyncio.gather(*(self._load(worker) for worker in self._pool.live))
             rates = [load.tokens_per_second for load in loads if load is not None]
             told = [rate for rate in rates if rate is not None]
-            rate = throughput.take(in_flight)
+            rate, num_requests = throughput.take(in_flight), throughput.num_requests
             if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == len(loads) > 0:
-                rate = sum(told)
+                rate, num_requests = sum(told), in_flight // _PATIENT_WINDOWS
             if rate is None:
                 continue  # the window goes on until enough requests have come back
             limit.set_num_workers(len(self._pool.live))
             limit.observe(
                 Window(
                     tokens_per_second=rate,
+                    num_requests=num_requests,
                     running=sum(load.running for load in loads if load is not None),
                     waiting=sum(load.waiting for load in loads if load is not None),
                     in_flight=in_flight,
