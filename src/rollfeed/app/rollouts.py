@@ -14,7 +14,7 @@ from rollfeed.config import RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.filters import compose
 from rollfeed.generate import single_turn
-from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, StepSynchronous
+from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
@@ -73,7 +73,7 @@ def open_rollouts(
     parts = RolloutParts(
         generate_fn=config.generate or single_turn,
         default_generate_fn=single_turn,
-        rollout_fn=config.rollout or _step_synchronous(config),
+        rollout_fn=config.rollout or _scheduler(config),
         scorer=_reward_hub(config, services, graders or {}),
         group_filter=compose(config.group_filters),
         cut_batch=partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages),
@@ -133,20 +133,26 @@ def _reward_hub(config: RolloutConfig, services: RewardServices, graders: Mappin
         group_reward_fn=place(config.group_reward),
         named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
         reward_key=config.reward_key,
+        seed=config.seed,
         timeout_seconds=config.reward_timeout_seconds,
         workers=services.workers,
         worker_timeout_seconds=services.worker_timeout_seconds,
     )
 
 
-def _step_synchronous(config: RolloutConfig) -> StepSynchronous:
-    return StepSynchronous(
+def _scheduler(config: RolloutConfig) -> Scheduler:
+    return Scheduler(
+        mode=config.mode,
         refill=config.refill,
         deterministic=config.deterministic,
         surplus=config.surplus,
         requeue_aborted=config.requeue_aborted,
         group_failure=config.group_failure,
         max_draws_per_batch=config.max_draws_per_batch,
+        staleness=StalenessClock(
+            max_staleness=config.max_staleness, rollout_batch_size=config.rollout_batch_size
+        ),
+        staleness_policy=config.staleness_policy,
     )
 
 
@@ -171,4 +177,5 @@ def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:
         rollout_timeout_seconds=config.rollout_timeout_seconds,
         failure_policy=config.group_failure,
         failure_retries=config.failure_retries,
+        mask_offpolicy=config.mask_offpolicy_in_partial_rollout,
     )

@@ -1,11 +1,13 @@
 """The settings of a run: one frozen tree, every value bounded."""
 
 from rollfeed.config.advantage import AdvantageSettings
+from rollfeed.config.buffer import BufferPolicyName, BufferSettings
 from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSettings, WeightUpdateMode, is_device
 from rollfeed.config.filters import FilterSettings, FiltersSettings
 from rollfeed.config.load import load_settings, validate_settings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.openai_engine import OpenAISettings, Purpose
+from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.plugins import PluginSettings
 from rollfeed.config.prompts import DatasetSettings, EnvironmentSettings, PromptSettings
 from rollfeed.config.reward import (
@@ -15,13 +17,24 @@ from rollfeed.config.reward import (
     RewardSettings,
     WorkerSettings,
 )
-from rollfeed.config.rollout import GroupFailurePolicy, Refill, RolloutSettings, SurplusPolicy
+from rollfeed.config.rollout import (
+    GroupFailurePolicy,
+    Refill,
+    RefillCounts,
+    RolloutMode,
+    RolloutSettings,
+    StalenessPolicy,
+    SurplusPolicy,
+)
 from rollfeed.config.rollout_config import RolloutConfig
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import Settings
+from rollfeed.config.weights import WeightSettings, WeightSource
 
 __all__ = [
     "AdvantageSettings",
+    "BufferPolicyName",
+    "BufferSettings",
     "CodeRewardSettings",
     "DatasetSettings",
     "EngineSettings",
@@ -32,20 +45,26 @@ __all__ = [
     "Kernels",
     "ModelSettings",
     "OpenAISettings",
+    "PlacementSettings",
     "PluginSettings",
     "Precision",
     "PromptSettings",
     "Purpose",
     "Refill",
+    "RefillCounts",
     "RemoteForm",
     "RemoteRewardSettings",
     "RewardSettings",
     "RolloutConfig",
+    "RolloutMode",
     "RolloutSettings",
     "SGLangSettings",
     "SamplingSettings",
     "Settings",
+    "StalenessPolicy",
     "SurplusPolicy",
+    "WeightSettings",
+    "WeightSource",
     "WeightUpdateMode",
     "WorkerSettings",
     "is_device",

@@ -11,6 +11,29 @@ from pydantic import Field, model_validator
 from rollfeed.config.section import Section
 
 
+class RolloutMode(StrEnum):
+    """What becomes of work that is under way when a batch is complete."""
+
+    SYNC = "sync"
+    PARTIAL = "partial"
+    ASYNC = "async"
+
+
+class StalenessPolicy(StrEnum):
+    """What happens to a finished group that is too old when a batch is cut."""
+
+    REQUEUE = "requeue"
+    MASK = "mask"
+    DROP = "drop"
+
+
+class RefillCounts(StrEnum):
+    """Which groups count towards the number that is to be reached."""
+
+    KEPT_AND_IN_FLIGHT = "kept_and_in_flight"
+    IN_FLIGHT = "in_flight"
+
+
 class SurplusPolicy(StrEnum):
     """What happens to groups that finish after the batch is full."""
 
@@ -35,10 +58,12 @@ class Refill(NamedTuple):
     """How many at a time, after the first submission."""
     first: int
     """How many a step starts with."""
+    counts_kept: bool = True
+    """Whether kept groups count; without them engines stay full until the batch is complete."""
 
 
 class RolloutSettings(Section):
-    """The step-synchronous scheduler."""
+    """The scheduler."""
 
     num_rollout: int = Field(default=10, ge=1, le=100_000_000)
     """Steps in the run; each delivers one batch."""
@@ -46,6 +71,10 @@ class RolloutSettings(Section):
     """Groups in a batch."""
     n_samples_per_prompt: int = Field(default=4, ge=1, le=100_000)
     """Rollouts in a group."""
+    mode: RolloutMode = Field(default=RolloutMode.SYNC, strict=False)
+    """What happens when a batch is complete: `sync` aborts what is under way and answers it again, from the beginning;
+    `partial` aborts it too, keeps its tokens and goes on from them; `async` lets it go on, between the steps too.
+    """
     over_sampling_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Prompts submitted at a time, at least `rollout_batch_size`; by default `rollout_batch_size`. More are
     submitted when in flight + kept falls below `rollout_batch_size`.
@@ -56,6 +85,18 @@ class RolloutSettings(Section):
     """Keep `over_sampling_batch_size` prompts in flight + kept, and replace dropped ones this many at a time (1
     keeps engines fullest); by default a whole `over_sampling_batch_size` at once.
     """
+    refill_counts: RefillCounts = Field(default=RefillCounts.KEPT_AND_IN_FLIGHT, strict=False)
+    """Which groups the refill counts. `in_flight` leaves out those that are kept already: engines stay full until the
+    batch is complete, and more is aborted then. In `async` mode it is always so.
+    """
+    max_staleness: int = Field(default=4, ge=0, le=1_000_000)
+    """In `async` mode, how many versions the oldest trained token of a batch may be behind the engine."""
+    staleness_policy: StalenessPolicy = Field(default=StalenessPolicy.REQUEUE, strict=False)
+    """Groups that are too old when a batch is cut are answered again (`requeue`), trained without their old tokens
+    (`mask`), or dropped and counted (`drop`).
+    """
+    mask_offpolicy_in_partial_rollout: bool = False
+    """When a response is gone on with, tokens of older policy versions get weight 0."""
     max_requests_in_flight: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests at the engine at once; by default twice what the engine works on at once."""
     deterministic: bool = False
@@ -99,6 +140,13 @@ class RolloutSettings(Section):
                 f"refill_granularity = {self.refill_granularity} is above the {self.first_submission} prompts a step "
                 "starts with: lower it"
             )
+        if self.mode is RolloutMode.ASYNC and self.deterministic:
+            raise ValueError(
+                "deterministic batches need a mode that ends its steps: set rollout.mode to sync or partial, or "
+                "deterministic = false"
+            )
+        if self.mode is not RolloutMode.SYNC and not self.requeue_aborted:
+            raise ValueError(f"rollout.mode = {self.mode} keeps what was aborted: remove requeue_aborted = false")
         return self
 
     @property
@@ -111,7 +159,8 @@ class RolloutSettings(Section):
     @property
     def refill(self) -> Refill:
         """The submission rule that these settings describe."""
-        first = self.first_submission
-        if self.refill_granularity is None:
-            return Refill(target=self.rollout_batch_size, chunk=first, first=first)
-        return Refill(target=first, chunk=self.refill_granularity, first=first)
+        first, is_async = self.first_submission, self.mode is RolloutMode.ASYNC
+        counts_kept = not is_async and self.refill_counts is RefillCounts.KEPT_AND_IN_FLIGHT
+        if self.refill_granularity is None and not is_async:
+            return Refill(target=self.rollout_batch_size, chunk=first, first=first, counts_kept=counts_kept)
+        return Refill(target=first, chunk=self.refill_granularity or 1, first=first, counts_kept=counts_kept)

@@ -3,6 +3,7 @@
 from rollfeed.pipeline.group_runner import GroupPlan
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.rollouts import RolloutParts, Rollouts
-from rollfeed.pipeline.step_synchronous import StepSynchronous
+from rollfeed.pipeline.scheduler import OverSampling, Scheduler
+from rollfeed.pipeline.staleness import StalenessClock
 
-__all__ = ["GroupPlan", "Observers", "RolloutParts", "Rollouts", "StepSynchronous"]
+__all__ = ["GroupPlan", "Observers", "OverSampling", "RolloutParts", "Rollouts", "Scheduler", "StalenessClock"]

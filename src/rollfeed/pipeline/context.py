@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rollfeed.pipeline.gate import EngineGate
 from rollfeed.pipeline.group_runner import GroupRunner
+from rollfeed.pipeline.in_flight import Draft, InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.supply import PromptSupply
-from rollfeed.protocols import GroupFilter, RolloutObserver
+from rollfeed.protocols import GroupFilter, RolloutObserver, Running
 from rollfeed.types import FilterDecision, Group, GroupResult, GroupStatus, PromptDraw
 
 _log = logging.getLogger(__name__)
@@ -18,9 +19,9 @@ _ABORT_AGAIN_SECONDS = 0.2  # a request may have been on its way to the engine w
 
 
 class StepContext:
-    """Fits :class:`rollfeed.protocols.RolloutContext`; owns every task of its step.
+    """Fits :class:`rollfeed.protocols.RolloutContext`.
 
-    Invariant: after :meth:`abort`, no task of the step runs and no request of it is at the engine.
+    Invariant: after :meth:`abort` or :meth:`close`, no group is under way and no request of one is at the engine.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class StepContext:
         supply: PromptSupply,
         ledger: Ledger,
         runner: GroupRunner,
+        in_flight: InFlight,
         gate: EngineGate,
         group_filter: GroupFilter,
         observer: RolloutObserver,
@@ -40,17 +42,42 @@ class StepContext:
         self.step = step
         self.rollout_batch_size = rollout_batch_size
         self.surplus = tuple(surplus)
-        self.draws: dict[int, PromptDraw] = {}
-        """Everything drawn in this step, by group index."""
+        self.draws: dict[int, PromptDraw] = {flight.draft.draw.group_index: flight.draft.draw for flight in in_flight}
+        """Everything drawn in this step, or left under way by earlier ones, by group index."""
+        self.num_submitted = 0
+        self.is_wanted = False
+        self.is_ended = False
+        """Whether everything under way has been stopped."""
         self._supply = supply
         self._ledger = ledger
         self._runner = runner
+        self._in_flight = in_flight
         self._gate = gate
         self._group_filter = group_filter
         self._observer = observer
         self._abort_grace_seconds = abort_grace_seconds
-        self._tasks: dict[int, asyncio.Task[GroupResult]] = {}
-        self._ending = False
+        self._running = {
+            flight.draft.draw.group_index: Running(flight.task, flight.policy_version) for flight in in_flight
+        }
+
+    @property
+    def policy_version(self) -> int:
+        """As :attr:`rollfeed.protocols.RolloutContext.policy_version`."""
+        return self._gate.policy_version
+
+    @property
+    def running(self) -> Mapping[int, Running]:
+        """As :attr:`rollfeed.protocols.RolloutContext.running`."""
+        return self._running
+
+    def want(self) -> None:
+        """Say that somebody waits for the batch."""
+        self.is_wanted = True
+        self._in_flight.ring()
+
+    async def changed(self) -> None:
+        """As :meth:`rollfeed.protocols.RolloutContext.changed`."""
+        await self._in_flight.changed()
 
     async def draw(self, count: int) -> list[PromptDraw]:
         """As :meth:`rollfeed.protocols.RolloutContext.draw`."""
@@ -64,13 +91,13 @@ class StepContext:
         Raises:
             ValueError: If the draw is not of this step or was submitted before.
         """
-        if draw.group_index not in self.draws or draw.group_index in self._tasks:
+        if draw.group_index not in self.draws or draw.group_index in self._in_flight:
             raise ValueError(f"group {draw.group_index} was not drawn in step {self.step}, or was submitted before")
+        draft = Draft(draw, n_samples_per_prompt=self._runner.n_samples_per_prompt)
         self._ledger.move(draw.group_index, Place.IN_FLIGHT)
         self._observer.group_submitted(draw)
-        task = asyncio.create_task(self._run(draw), name=f"group {draw.group_index}")
-        self._tasks[draw.group_index] = task
-        return task
+        self.num_submitted += 1
+        return self._in_flight.start(draft, self._run(draft), policy_version=self.policy_version)
 
     def decide(self, group: Group) -> FilterDecision:
         """As :meth:`rollfeed.protocols.RolloutContext.decide`."""
@@ -80,8 +107,9 @@ class StepContext:
 
     async def abort(self) -> None:
         """As :meth:`rollfeed.protocols.RolloutContext.abort`."""
+        self.is_ended = True
         self._gate.close()
-        pending = {task for task in self._tasks.values() if not task.done()}
+        pending = self._pending()
         deadline = asyncio.get_running_loop().time() + self._abort_grace_seconds
         while pending and asyncio.get_running_loop().time() < deadline:
             await self._abort_engine()
@@ -90,15 +118,29 @@ class StepContext:
 
     async def close(self) -> None:
         """End whatever still runs, at once."""
+        self.is_ended = True
         self._gate.close()
-        await self._cancel({task for task in self._tasks.values() if not task.done()})
+        await self._cancel(self._pending())
 
     def result(self, group_index: int) -> GroupResult | None:
-        """Return how a submitted group ended; None when it was not submitted, or died with the step."""
-        task = self._tasks.get(group_index)
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        """Return how a group ended; None when it is not under way, still runs, or died with the step."""
+        flight = self._in_flight.get(group_index)
+        if flight is None or not flight.task.done() or flight.task.cancelled() or flight.task.exception() is not None:
             return None
-        return task.result()
+        return flight.task.result()
+
+    def rest(self, group_index: int) -> PromptDraw:
+        """Return what a drawn group has so far, to go on from later."""
+        flight = self._in_flight.get(group_index)
+        if flight is None:
+            return self.draws[group_index]
+        result = self.result(group_index)
+        if result is not None and result.status is GroupStatus.FINISHED:
+            flight.draft.rollouts[:] = result.group.rollouts
+        return flight.draft.rest()
+
+    def _pending(self) -> set[asyncio.Task[GroupResult]]:
+        return {flight.task for flight in self._in_flight if not flight.task.done()}
 
     async def _abort_engine(self) -> None:
         try:
@@ -108,16 +150,15 @@ class StepContext:
             _log.warning("the engine refused to abort: %s", error)
 
     async def _cancel(self, tasks: set[asyncio.Task[GroupResult]]) -> None:
-        self._ending = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, draw: PromptDraw) -> GroupResult:
+    async def _run(self, draft: Draft) -> GroupResult:
         try:
-            return await self._runner.run(draw, step=self.step)
+            return await self._runner.run(draft, step=self.step)
         except asyncio.CancelledError:
-            if not self._ending:
-                raise
-            group = Group(group_index=draw.group_index, prompt=draw.prompt, rollouts=())
+            # Nobody but this class cancels the task, and what it had is in the draft.
+            draw = draft.rest()
+            group = Group(group_index=draw.group_index, prompt=draw.prompt, rollouts=draw.rollouts)
             return GroupResult(group=group, status=GroupStatus.ABORTED)

@@ -18,6 +18,7 @@ import numpy as np
 from rollfeed.config import GroupFailurePolicy
 from rollfeed.errors import RollfeedError, RunFailedError
 from rollfeed.pipeline.failures import FailureBudget
+from rollfeed.pipeline.in_flight import Draft
 from rollfeed.protocols import (
     Endpoint,
     GenerateFn,
@@ -43,6 +44,9 @@ from rollfeed.types import (
 
 _log = logging.getLogger(__name__)
 
+START_ROLLOUT_ID = "start_rollout_id"
+"""In the metadata of a sample whose response was cut short: the step that did so first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
@@ -56,6 +60,8 @@ class GroupPlan:
     rollout_timeout_seconds: float
     failure_policy: GroupFailurePolicy
     failure_retries: int
+    mask_offpolicy: bool = False
+    """Whether tokens of older versions lose their weight when a response is gone on with."""
 
 
 class GroupRunner:
@@ -85,18 +91,26 @@ class GroupRunner:
         self._observer = observer
         self._retries = plan.failure_retries if plan.failure_policy is GroupFailurePolicy.RETRY else 0
         self._reward_failures: Counter[Outcome] = Counter()
+        self.num_generated_tokens = 0
+        """Response tokens of all rollouts that have ended, used or not."""
         self.phases: dict[int, str] = {}
         """What each running group is doing, by group index."""
 
-    async def run(self, draw: PromptDraw, *, step: int) -> GroupResult:
-        """Return the group with all its rollouts, however they ended.
+    @property
+    def n_samples_per_prompt(self) -> int:
+        """Rollouts of a group."""
+        return self._plan.n_samples_per_prompt
+
+    async def run(self, draft: Draft, *, step: int) -> GroupResult:
+        """Finish the members of a group that have not finished, score them all, and return the group.
 
         Raises:
             RunFailedError: If the failure budget is spent.
         """
+        draw = draft.draw
         self.phases[draw.group_index] = "generating"
         try:
-            rollouts = await self._generate_all(draw, step)
+            rollouts = await self._generate_all(draft, step)
             if all(rollout.has_finished for rollout in rollouts):
                 self.phases[draw.group_index] = "scoring"
                 rollouts = await self._score(rollouts, draw)
@@ -109,25 +123,29 @@ class GroupRunner:
         finished = all(rollout.has_finished for rollout in rollouts)
         return GroupResult(group=group, status=GroupStatus.FINISHED if finished else GroupStatus.ABORTED)
 
-    async def _generate_all(self, draw: PromptDraw, step: int) -> list[Rollout]:
+    async def _generate_all(self, draft: Draft, step: int) -> list[Rollout]:
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._rollout(draw, member, step), name=f"group {draw.group_index}.{member}")
-                    for member in range(self._plan.n_samples_per_prompt)
-                ]
+                for member, rollout in enumerate(draft.rollouts):
+                    if not rollout.has_finished:
+                        tasks.create_task(
+                            self._rollout(draft, member, step), name=f"group {draft.draw.group_index}.{member}"
+                        )
         except* RunFailedError as errors:
             raise errors.exceptions[0] from None
-        return [task.result() for task in running]
+        return list(draft.rollouts)
 
-    async def _rollout(self, draw: PromptDraw, member: int, step: int) -> Rollout:
-        request = self._request(draw, member, step)
+    async def _rollout(self, draft: Draft, member: int, step: int) -> None:
+        """Answer once, or go on with what there is, and put the outcome into the draft."""
+        draw, before = draft.draw, draft.rollouts[member]
+        request = self._request(draw, before, member, step)
         started = time.monotonic()
         for attempt in range(1 + self._retries):
             try:
                 async with asyncio.timeout(self._plan.rollout_timeout_seconds):
                     samples = await self._answer(request)
-                rollout = Rollout(rollout_id=request.rollout_id, samples=samples, seconds=time.monotonic() - started)
+                seconds = before.seconds + time.monotonic() - started
+                rollout = Rollout(rollout_id=request.rollout_id, samples=samples, seconds=seconds)
                 break
             except Exception as error:
                 # Failure isolation: whatever a generate function or hook raises fails its rollout only.
@@ -135,10 +153,11 @@ class GroupRunner:
                 _log.warning("rollout %d failed (try %d): %s", request.rollout_id, attempt + 1, cause)
                 self._failures.record(cause)
                 rollout = _failed(request, cause)
+        draft.rollouts[member] = rollout
+        self.num_generated_tokens += max(0, rollout.response_tokens - before.response_tokens)
         self._observer.rollout_finished(rollout)
-        return rollout
 
-    def _request(self, draw: PromptDraw, member: int, step: int) -> RolloutRequest:
+    def _request(self, draw: PromptDraw, before: Rollout, member: int, step: int) -> RolloutRequest:
         plan = self._plan
         index = draw.group_index * plan.n_samples_per_prompt + member
         # Depends on what is sampled, never on when: two runs of one seed ask for the same tokens.
@@ -151,7 +170,15 @@ class GroupRunner:
             rollout_id=index,
             step=step,
             max_context_length=plan.max_context_length,
+            partial=self._partial(before),
         )
+
+    def _partial(self, before: Rollout) -> Sample | None:
+        """Return what can be gone on with: one sample with tokens; what has forked begins again."""
+        if len(before.samples) != 1 or not before.samples[0].response_length:
+            return None
+        sample = before.samples[0]
+        return without_versions_before(sample, self._endpoint.policy_version) if self._plan.mask_offpolicy else sample
 
     async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
         samples = await self._generate_fn(
@@ -159,6 +186,7 @@ class GroupRunner:
         )
         if not isinstance(samples, Sequence) or not samples or not all(isinstance(s, Sample) for s in samples):
             raise TypeError(f"generate returned {samples!r:.80}; it must return a list of at least one Sample")
+        samples = [_with_origin(sample, request.partial) for sample in samples]
         if self._sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
             return tuple(samples)
         hooked = tuple(self._sample_hook(sample, request.prompt) for sample in samples)
@@ -193,6 +221,22 @@ class GroupRunner:
         if isinstance(error, RollfeedError):
             return f"{where}: {error}"
         return f"{where}: {type(error).__name__}: {error}"
+
+
+def without_versions_before(sample: Sample, policy_version: int) -> Sample:
+    """Return the sample with weight 0 for tokens of versions older than ``policy_version``."""
+    loss_mask = sample.loss_mask.copy()
+    for span in sample.version_spans:
+        if span.policy_version < policy_version:
+            loss_mask[span.start : span.end] = 0.0
+    return replace(sample, loss_mask=loss_mask)
+
+
+def _with_origin(sample: Sample, partial: Sample | None) -> Sample:
+    """Return the sample with the step at which its response was first cut short, if it was."""
+    if partial is None or START_ROLLOUT_ID not in partial.metadata or START_ROLLOUT_ID in sample.metadata:
+        return sample
+    return replace(sample, metadata={**sample.metadata, START_ROLLOUT_ID: partial.metadata[START_ROLLOUT_ID]})
 
 
 def _scored(rollout: Rollout, verdict: Verdict, draw: PromptDraw) -> Rollout:

@@ -26,7 +26,7 @@ class Place(StrEnum):
 
 _MOVES: dict[Place, frozenset[Place]] = {
     Place.REQUEUED: frozenset({Place.IN_FLIGHT}),
-    Place.SURPLUS: frozenset({Place.TRAINED, Place.DISCARDED, Place.SURPLUS}),
+    Place.SURPLUS: frozenset({Place.TRAINED, Place.DISCARDED, Place.SURPLUS, Place.DROPPED, Place.REQUEUED}),
     Place.IN_FLIGHT: frozenset(set(Place) - {Place.IN_FLIGHT}),
 }
 

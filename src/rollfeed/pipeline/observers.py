@@ -15,8 +15,6 @@ class Observers:
         self, observers: Sequence[RolloutObserver] = (), *, on_rollout: Callable[[], None] | None = None
     ) -> None:
         self._observers = tuple(observers)
-        self.num_rollout_tokens = 0
-        """Response tokens of all rollouts that have ended, used or not."""
         self.on_rollout = on_rollout
 
     def step_started(self, step: int) -> None:
@@ -28,7 +26,6 @@ class Observers:
             observer.group_submitted(draw)
 
     def rollout_finished(self, rollout: Rollout) -> None:
-        self.num_rollout_tokens += rollout.response_tokens
         if self.on_rollout is not None:
             self.on_rollout()
         for observer in self._observers:

@@ -12,17 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from rollfeed.config import RolloutSettings
+from rollfeed.config import RolloutMode, RolloutSettings
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.failures import FailureBudget
 from rollfeed.pipeline.gate import EngineGate
 from rollfeed.pipeline.group_runner import GroupPlan, GroupRunner
+from rollfeed.pipeline.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.observers import Observers
-from rollfeed.pipeline.settlement import book, check_output, dropped_groups
+from rollfeed.pipeline.settlement import book, check_output, dropped_groups, with_start_rollout_id
 from rollfeed.pipeline.supply import PromptSupply
 from rollfeed.pipeline.watchdog import Watchdog, describe_phases
 from rollfeed.protocols import (
@@ -54,8 +55,22 @@ class RolloutParts:
     sample_hook: SampleHook | None
 
 
+class _Making(NamedTuple):
+    """A step that is being made."""
+
+    context: StepContext
+    task: asyncio.Task[RolloutOutput]
+    started: float
+    """By the monotonic clock."""
+    tokens_before: int
+    """Generated in the whole run."""
+
+
 class Rollouts:
-    """Makes batches, one at a time. Enter it with ``async with``; that starts the engine."""
+    """Makes batches, one at a time. Enter it with ``async with``; that starts the engine.
+
+    In ``async`` mode the next step begins when a batch has been cut, and goes on while nobody waits for its batch.
+    """
 
     def __init__(
         self,
@@ -81,17 +96,18 @@ class Rollouts:
         self._state = state or EMPTY_STATE
         if state is not None:
             source.load_state_dict(state.source)
+        # Nobody works any more on what was under way when the state was taken.
+        requeued = sorted([*self._state.in_flight, *self._state.requeued], key=lambda draw: draw.group_index)
         self._ledger = Ledger(
             self._state.ledger,
-            requeued=[draw.group_index for draw in self._state.requeued],
+            requeued=[draw.group_index for draw in requeued],
             surplus=[group.group_index for group in self._state.surplus],
         )
         self._supply = PromptSupply(
-            source,
-            ledger=self._ledger,
-            next_group_index=self._state.next_group_index,
-            requeued=self._state.requeued,
+            source, ledger=self._ledger, next_group_index=self._state.next_group_index, requeued=requeued
         )
+        self._in_flight = InFlight()
+        self._making: _Making | None = None
         self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
         self._failures = FailureBudget(settings.failure_budget, spent=self._state.failures)
         self._runner = GroupRunner(
@@ -116,7 +132,11 @@ class Rollouts:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._entered.aclose()
+        try:
+            if self._making is not None:
+                await self._stop(self._making)
+        finally:
+            await self._entered.aclose()
 
     @property
     def next_step(self) -> int:
@@ -139,39 +159,46 @@ class Rollouts:
             RunFailedError: If the step cannot be completed; its prompts are requeued and nothing is stored.
                 An error from storing it leaves the manager unusable: make a new one from the last stored state.
         """
-        step, started, tokens_before = self._state.next_step, time.monotonic(), self._observers.num_rollout_tokens
-        self._observers.step_started(step)
-        context = self._context(step)
-        self._gate.open()
+        making = self._making or self._begin()
+        making.context.want()
         try:
-            with rare_collections():
-                output = await self._make_step(context)
-            check_output(output, context)
-            batch = self._parts.cut_batch(output.groups, step=step, policy_version=self._engine.policy_version)
+            output = await making.task
+            check_output(output, making.context)
+            batch = self._parts.cut_batch(
+                output.groups, step=making.context.step, policy_version=self._engine.policy_version
+            )
         except BaseException:
-            await context.close()
-            self._take_back(context)
+            await self._stop(making)
             raise
-        await context.close()
-        commit = self._settle(context, output, batch, time.monotonic() - started, tokens_before)
+        if self._settings.mode is not RolloutMode.ASYNC:
+            await making.context.close()
+        commit = self._settle(making, output, batch)
+        self._state, self._making = commit.state, None
+        if self._settings.mode is RolloutMode.ASYNC:
+            self._making = self._begin()
         await self._store(commit)
-        self._state = commit.state
         self._observers.step_finished(commit)
         return commit.batch
 
-    def _context(self, step: int) -> StepContext:
-        return StepContext(
-            step=step,
+    def _begin(self) -> _Making:
+        """Begin to make the next step."""
+        self._observers.step_started(self._state.next_step)
+        self._gate.open()
+        context = StepContext(
+            step=self._state.next_step,
             rollout_batch_size=self._settings.rollout_batch_size,
             surplus=self._state.surplus,
             supply=self._supply,
             ledger=self._ledger,
             runner=self._runner,
+            in_flight=self._in_flight,
             gate=self._gate,
             group_filter=self._parts.group_filter,
             observer=self._observers,
             abort_grace_seconds=self._settings.abort_grace_seconds,
         )
+        task = asyncio.create_task(self._make_step(context), name=f"step {context.step}")
+        return _Making(context, task, time.monotonic(), self._runner.num_generated_tokens)
 
     async def _make_step(self, context: StepContext) -> RolloutOutput:
         def describe() -> str:
@@ -180,28 +207,47 @@ class Rollouts:
         watchdog = Watchdog(
             quiet_seconds=self._settings.watchdog_seconds, describe=describe, report=self._observers.waiting
         )
-        async with watchdog:
-            self._observers.on_rollout = watchdog.sign_of_life
-            return await self._parts.rollout_fn(context)
+        with rare_collections():
+            async with watchdog:
+                self._observers.on_rollout = watchdog.sign_of_life
+                return await self._parts.rollout_fn(context)
+
+    async def _stop(self, making: _Making) -> None:
+        """End a step that will have no batch, and give its prompts back."""
+        self._making = None
+        making.task.cancel()
+        await asyncio.gather(making.task, return_exceptions=True)
+        await making.context.close()
+        self._take_back(making.context)
+        self._in_flight.clear()
 
     def _take_back(self, context: StepContext) -> None:
+        keep_partial = self._settings.mode is not RolloutMode.SYNC
         for group_index in context.draws:
             if self._ledger.place(group_index) is not Place.REQUEUED:
                 self._ledger.move(group_index, Place.REQUEUED)
-        self._supply.requeue(context.draws.values())
+        self._supply.requeue(
+            with_start_rollout_id(context.rest(group_index), context.step) if keep_partial else draw
+            for group_index, draw in context.draws.items()
+        )
 
-    def _settle(
-        self, context: StepContext, output: RolloutOutput, batch: TrainBatch, seconds: float, tokens_before: int
-    ) -> StepCommit:
-        requeued, wasted_tokens = book(output, context, self._ledger)
+    def _settle(self, making: _Making, output: RolloutOutput, batch: TrainBatch) -> StepCommit:
+        context, seconds = making.context, time.monotonic() - making.started
+        requeued, wasted_tokens = book(
+            output,
+            context,
+            ledger=self._ledger,
+            in_flight=self._in_flight,
+            keep_partial=self._settings.mode is not RolloutMode.SYNC,
+        )
         self._supply.requeue(requeued)
-        counts = self._ledger.counts()
+        counts, in_flight = self._ledger.counts(), tuple(flight.draft.rest() for flight in self._in_flight)
         assert counts.balanced, f"the ledger does not balance: {counts}"
-        assert counts.in_flight == 0, f"prompts are in flight after the step: {counts}"
-        num_tokens = self._observers.num_rollout_tokens - tokens_before
+        assert counts.in_flight == len(in_flight), f"{len(in_flight)} prompts are under way: {counts}"
+        num_tokens = self._runner.num_generated_tokens - making.tokens_before
         metrics = {
             **batch.metrics,
-            **_step_metrics(output, num_submitted=len(context.draws), num_requeued=len(requeued)),
+            **_step_metrics(output, num_submitted=context.num_submitted, num_requeued=len(requeued)),
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
             **{f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in wasted_tokens.items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
@@ -216,6 +262,7 @@ class Rollouts:
             source=self._source.state_dict(),
             requeued=self._supply.requeued,
             surplus=tuple(sorted(output.surplus, key=lambda group: group.group_index)),
+            in_flight=in_flight,
             ledger=counts,
             failures=self._failures.spent,
         )
@@ -245,6 +292,7 @@ def _step_metrics(output: RolloutOutput, *, num_submitted: int, num_requeued: in
         "rollout/groups_dropped": float(len(output.dropped)),
         "rollout/groups_failed": float(len(output.failed)),
         "rollout/groups_surplus": float(len(output.surplus)),
+        "rollout/groups_stale": float(len(output.stale)),
         "rollout/groups_discarded": float(len(output.discarded)),
         "rollout/groups_requeued": float(num_requeued),
         **{f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in reasons.items()},

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 from rollfeed.errors import RunFailedError
 from rollfeed.pipeline.context import StepContext
+from rollfeed.pipeline.group_runner import START_ROLLOUT_ID
+from rollfeed.pipeline.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
-from rollfeed.types import DroppedGroup, Group, PromptDraw, RolloutOutput
+from rollfeed.types import DroppedGroup, Group, PromptDraw, Rollout, RolloutOutput, Sample
 
 FAILED_REASON = "failed"
 
@@ -34,23 +38,64 @@ def check_output(output: RolloutOutput, context: StepContext) -> None:
             raise RunFailedError(f"the rollout function returned group {group_index}, which is not of this step")
 
 
-def book(output: RolloutOutput, context: StepContext, ledger: Ledger) -> tuple[list[PromptDraw], dict[str, int]]:
-    """Move every group of the step to its place; return what is to be requeued, and wasted tokens by reason."""
+class Booked(NamedTuple):
+    """What a step leaves besides its batch."""
+
+    requeued: list[PromptDraw]
+    wasted_tokens: dict[str, int]
+    """By reason."""
+
+
+def book(
+    output: RolloutOutput, context: StepContext, *, ledger: Ledger, in_flight: InFlight, keep_partial: bool
+) -> Booked:
+    """Move every group of the step to its place, and forget those that are no longer under way.
+
+    Args:
+        output: Checked.
+        context: What was drawn, and how it ended.
+        ledger: Moved in.
+        in_flight: Keeps what still runs, if the step was not ended.
+        keep_partial: Whether groups that are requeued take along what they have.
+    """
     wasted: Counter[str] = Counter()
+    requeued: list[PromptDraw] = []
     named = set()
     for place, group in _placed(output):
         named.add(group.group_index)
         ledger.move(group.group_index, place)
+        in_flight.remove(group.group_index)
         if place in (Place.DROPPED, Place.FAILED, Place.DISCARDED):
             wasted[place.value] += group.response_tokens
-    requeued = [draw for index, draw in context.draws.items() if index not in named]
-    for draw in requeued:
-        result = context.result(draw.group_index)
-        if result is not None:
-            wasted["requeued"] += result.group.response_tokens
-        if ledger.place(draw.group_index) is not Place.REQUEUED:
-            ledger.move(draw.group_index, Place.REQUEUED)
-    return requeued, {reason: tokens for reason, tokens in sorted(wasted.items()) if tokens}
+        elif place is Place.REQUEUED:
+            wasted["stale"] += group.response_tokens
+            requeued.append(PromptDraw(group.group_index, group.prompt))
+    for group_index, draw in context.draws.items():
+        if group_index in named or (group_index in in_flight and not context.is_ended):
+            continue
+        rest = context.rest(group_index)
+        if not keep_partial:
+            wasted["requeued"] += rest.response_tokens
+            rest = draw._replace(rollouts=())
+        requeued.append(with_start_rollout_id(rest, context.step))
+        in_flight.remove(group_index)
+        if ledger.place(group_index) is not Place.REQUEUED:
+            ledger.move(group_index, Place.REQUEUED)
+    return Booked(requeued, {reason: tokens for reason, tokens in sorted(wasted.items()) if tokens})
+
+
+def with_start_rollout_id(draw: PromptDraw, step: int) -> PromptDraw:
+    """Return the prompt with the step noted, once, in the metadata of every sample that has a response."""
+
+    def noted(sample: Sample) -> Sample:
+        if not sample.response_length or START_ROLLOUT_ID in sample.metadata:
+            return sample
+        return replace(sample, metadata={**sample.metadata, START_ROLLOUT_ID: step})
+
+    def of(rollout: Rollout) -> Rollout:
+        return replace(rollout, samples=tuple(noted(sample) for sample in rollout.samples))
+
+    return draw._replace(rollouts=tuple(of(rollout) for rollout in draw.rollouts))
 
 
 def dropped_groups(output: RolloutOutput) -> tuple[DroppedGroup, ...]:
@@ -65,3 +110,4 @@ def _placed(output: RolloutOutput) -> Iterator[tuple[Place, Group]]:
     yield from ((Place.FAILED, result.group) for result in output.failed)
     yield from ((Place.SURPLUS, group) for group in output.surplus)
     yield from ((Place.DISCARDED, group) for group in output.discarded)
+    yield from ((Place.REQUEUED, group) for group in output.stale)

@@ -5,6 +5,7 @@ does the handing. The protocols a user may implement (named in ``[plugins]`` of 
 passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
 """
 
+from rollfeed.protocols.buffer import BufferPolicy, PromptBuffer
 from rollfeed.protocols.execution import (
     ExecLimits,
     ExecOutcome,
@@ -19,6 +20,7 @@ from rollfeed.protocols.rollouts import (
     AdvantageFn,
     BatchCutter,
     BatchedRewardFn,
+    BatchFilter,
     Endpoint,
     Engine,
     Environment,
@@ -33,6 +35,7 @@ from rollfeed.protocols.rollouts import (
     RolloutFn,
     RolloutObserver,
     RolloutRequest,
+    Running,
     SampleHook,
     Scorer,
     Task,
@@ -43,7 +46,9 @@ from rollfeed.protocols.rollouts import (
 __all__ = [
     "AdvantageFn",
     "BatchCutter",
+    "BatchFilter",
     "BatchedRewardFn",
+    "BufferPolicy",
     "Endpoint",
     "Engine",
     "Environment",
@@ -56,6 +61,7 @@ __all__ = [
     "GroupRewardFn",
     "Isolation",
     "IsolationLevel",
+    "PromptBuffer",
     "PromptRenderer",
     "PromptSource",
     "RewardFn",
@@ -63,6 +69,7 @@ __all__ = [
     "RolloutFn",
     "RolloutObserver",
     "RolloutRequest",
+    "Running",
     "SampleHook",
     "Sandbox",
     "SandboxProvider",

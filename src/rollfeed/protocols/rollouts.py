@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,14 @@ class Engine(Endpoint, Protocol):
 
         Raises:
             EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
+        """
+
+    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
+        """Load the weights of a folder in Hugging Face layout between two steps; no step sees half of an update.
+
+        Raises:
+            EngineProtocolError: If they cannot be read or do not fit; nothing is changed.
+            EngineUnavailableError: If no server is left that has them.
         """
 
     async def load(self) -> EngineLoad:
@@ -270,6 +279,13 @@ class GroupFilter(Protocol):
         """Return Keep or Drop(reason) for the samples of one group."""
 
 
+class BatchFilter(Protocol):
+    """Chooses a batch among more finished groups than it needs. *Extension point*."""
+
+    def __call__(self, groups: Sequence[Group]) -> Sequence[int]:
+        """Return indices of ``groups``, those first that are to be trained on; the others are surplus."""
+
+
 class SampleHook(Protocol):
     """Sees, and may replace, every finished sample before it is scored. *Extension point*."""
 
@@ -323,6 +339,14 @@ class RolloutObserver(Protocol):
         """The step's batch is complete and stored."""
 
 
+class Running(NamedTuple):
+    """A group under way."""
+
+    task: asyncio.Task[GroupResult]
+    policy_version: int
+    """The oldest version that its tokens can have."""
+
+
 class RolloutContext(Protocol):
     """What a whole rollout function may use to make a step."""
 
@@ -337,6 +361,21 @@ class RolloutContext(Protocol):
     @property
     def surplus(self) -> Sequence[Group]:
         """Groups that earlier steps finished and kept, oldest first; they count as drawn."""
+
+    @property
+    def policy_version(self) -> int:
+        """The engine's version now."""
+
+    @property
+    def running(self) -> Mapping[int, Running]:
+        """Groups that earlier steps left under way, by index; empty but in ``async`` mode."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for the batch; in ``async`` mode a step begins before that."""
+
+    async def changed(self) -> None:
+        """Return when a submitted group has ended or the batch has become wanted, since the last call."""
 
     async def draw(self, count: int) -> Sequence[PromptDraw]:
         """Take prompts: requeued ones first, then new ones; fewer only when the source has ended."""

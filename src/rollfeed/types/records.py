@@ -45,13 +45,6 @@ class Prompt:
     """Paths or URLs, as the data set gave them."""
 
 
-class PromptDraw(NamedTuple):
-    """One prompt taken from the source, with its number in the run."""
-
-    group_index: int
-    prompt: Prompt
-
-
 class SampleStatus(StrEnum):
     """Where a sample stands."""
 
@@ -125,6 +118,12 @@ class Sample:
     def oldest_version(self) -> int | None:
         """The oldest policy version in the response; None without response tokens."""
         return min((span.policy_version for span in self.version_spans), default=None)
+
+    @property
+    def oldest_trained_version(self) -> int | None:
+        """The oldest policy version of a token with weight; None where there is none."""
+        trained = (span for span in self.version_spans if self.loss_mask[span.start : span.end].any())
+        return min((span.policy_version for span in trained), default=None)
 
     def get_reward_value(self, reward_key: str | None = None) -> float:
         """Return the reward, or its entry under ``reward_key`` when it is a dictionary.
@@ -233,6 +232,21 @@ class Group:
     def reward_values(self, reward_key: str | None = None) -> NDArray[np.float64]:
         """Return one reward a rollout, in order. ``(G,)``."""
         return np.array([rollout.samples[0].get_reward_value(reward_key) for rollout in self.rollouts], np.float64)
+
+
+class PromptDraw(NamedTuple):
+    """One prompt taken from the source, with its number in the run."""
+
+    group_index: int
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...] = ()
+    """What an earlier execution left, one a member: finished ones, and aborted ones to be gone on with. Empty for
+    a prompt that is to be answered from the beginning."""
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens that earlier executions left."""
+        return sum(rollout.response_tokens for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,8 @@ class RolloutOutput:
     """Finished and worth training on, for the next step."""
     discarded: tuple[Group, ...] = ()
     """Thrown away by policy."""
+    stale: tuple[Group, ...] = ()
+    """Finished, too old to be trained on, and to be answered again from the beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,12 @@ class RunState:
     source: Mapping[str, Any]
     """The prompt source's own state; JSON values."""
     requeued: tuple[PromptDraw, ...] = ()
+    """The buffer: prompts to be answered again or gone on with, by group index."""
     surplus: tuple[Group, ...] = ()
+    """Finished groups for later batches."""
+    in_flight: tuple[PromptDraw, ...] = ()
+    """What was being answered when the state was taken, as it was submitted; a process that goes on from here
+    submits it again, first."""
     ledger: LedgerCounts = field(default_factory=LedgerCounts)
     failures: int = 0
     """Failed rollouts so far; counts against the failure budget."""

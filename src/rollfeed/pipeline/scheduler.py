@@ -1,0 +1,262 @@
+"""The default rollout function: one scheduler; what differs between the modes are policies.
+
+Prompts are submitted until the groups that count reach the target; as groups finish, the filter keeps or drops
+them; when enough are kept, the batch is chosen, oldest groups first. Then the rest is aborted (``sync``), aborted
+and kept (``partial``), or goes on (``async``, where a step also begins before somebody waits for its batch).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, StalenessPolicy, SurplusPolicy
+from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.pipeline.group_runner import without_versions_before
+from rollfeed.pipeline.staleness import StalenessClock, oldest_trained_version
+from rollfeed.protocols import BatchFilter, RolloutContext, Running
+from rollfeed.types import Drop, DroppedGroup, Group, GroupResult, GroupStatus, Rollout, RolloutOutput
+
+STALE_REASON = "stale"
+
+
+class OverSampling(NamedTuple):
+    """Choosing a batch from more groups than it needs."""
+
+    batch_filter: BatchFilter
+    num_extra: int
+    """Groups to keep beyond the batch before it is chosen."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What has become of the step's groups so far."""
+
+    context: RolloutContext
+    ready: list[Group] = field(default_factory=list)
+    """Kept and not delivered."""
+    dropped: list[DroppedGroup] = field(default_factory=list)
+    fallback: list[Group] = field(default_factory=list)
+    """Dropped, but better than an incomplete batch."""
+    failed: list[GroupResult] = field(default_factory=list)
+    aborted: list[Group] = field(default_factory=list)
+    stale: list[Group] = field(default_factory=list)
+    pending: dict[int, Running] = field(default_factory=dict)
+    """Submitted and not yet decided, in submission order."""
+    num_drawn: int = 0
+    source_ended: bool = False
+    owed: int = 0
+    """Groups to submit whatever the refill rule says."""
+
+    def settle(self, result: GroupResult) -> None:
+        if result.status is GroupStatus.FAILED:
+            self.failed.append(result)
+        elif result.status is GroupStatus.ABORTED:
+            self.aborted.append(result.group)
+        else:
+            self._decide(result.group)
+
+    def _decide(self, group: Group) -> None:
+        decision = self.context.decide(group)
+        if not isinstance(decision, Drop):
+            self.ready.append(group)
+            return
+        self.dropped.append(DroppedGroup(group=group, reason=decision.reason))
+        if decision.usable:
+            self.fallback.append(group)
+
+    def use_fallback(self) -> None:
+        """Fill the batch with groups that were dropped but may be used when the step is short."""
+        missing = self.context.rollout_batch_size - len(self.ready)
+        chosen = sorted(self.fallback, key=lambda group: group.group_index)[:missing]
+        indices = {group.group_index for group in chosen}
+        self.ready += chosen
+        self.dropped = [dropped for dropped in self.dropped if dropped.group.group_index not in indices]
+
+    def shortage(self) -> str:
+        """Say why the batch is short."""
+        reasons = Counter(dropped.reason for dropped in self.dropped)
+        told = [f"{count} dropped as {reason}" for reason, count in reasons.most_common(3)]
+        told += [f"{len(self.failed)} failed, the first one: {self.failed[0].cause}"] if self.failed else []
+        why = "the prompt source has ended" if self.source_ended else "rollout.max_draws_per_batch is reached"
+        return (
+            f"step {self.context.step} has {len(self.ready)} of {self.context.rollout_batch_size} groups after "
+            f"{self.num_drawn} prompts and {why} ({'; '.join(told) or 'nothing dropped or failed'})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """Fits :class:`rollfeed.protocols.RolloutFn`."""
+
+    mode: RolloutMode
+    refill: Refill
+    deterministic: bool
+    surplus: SurplusPolicy
+    requeue_aborted: bool
+    group_failure: GroupFailurePolicy
+    max_draws_per_batch: int
+    staleness: StalenessClock
+    staleness_policy: StalenessPolicy
+    over_sampling: OverSampling | None = None
+
+    async def __call__(self, context: RolloutContext) -> RolloutOutput:
+        """Make one step's batch.
+
+        Raises:
+            RunFailedError: If the source ends, or too many prompts have been drawn, before the batch is full.
+        """
+        step = _Step(context, ready=list(context.surplus), pending=dict(context.running))
+        while not self._is_complete(step):
+            await self._submit_due(step)
+            if not step.pending and context.is_wanted:
+                self._complete_from_fallback(step)
+                break
+            await self._settle_next(step)
+        if self.mode is not RolloutMode.ASYNC:
+            await context.abort()
+            # Which of these finished in time depends on timing, so a deterministic run leaves them to be requeued.
+            self._settle(step, [] if self.deterministic else list(step.pending))
+        return self._output(step)
+
+    def _is_complete(self, step: _Step) -> bool:
+        self._weed(step)
+        num_extra = self.over_sampling.num_extra if self.over_sampling is not None else 0
+        if len(step.ready) < step.context.rollout_batch_size + num_extra:
+            return False
+        if self.mode is not RolloutMode.ASYNC:
+            return True
+        context = step.context
+        if not context.is_wanted:
+            return False
+        left = [self._version(group, step) for group in self._by_age(step)[context.rollout_batch_size :]]
+        running = [each.policy_version for each in step.pending.values()]
+        return not self.staleness.must_wait(left, running, policy_version=context.policy_version)
+
+    def _complete_from_fallback(self, step: _Step) -> None:
+        if len(step.ready) < step.context.rollout_batch_size:
+            step.use_fallback()
+        if len(step.ready) < step.context.rollout_batch_size:
+            raise RunFailedError(step.shortage())
+
+    async def _submit_due(self, step: _Step) -> None:
+        """Submit what the refill rule and the limits ask for now."""
+        is_first = step.num_drawn == 0
+        owed, step.owed = step.owed, 0
+        if is_first and not self._has_batch(step):
+            owed = max(owed, self.refill.first - self._num_counted(step))
+        if owed > 0:
+            await self._submit(step, owed)
+        while self._num_counted(step) < self.refill.target and await self._submit(step, self.refill.chunk):
+            pass
+
+    def _has_batch(self, step: _Step) -> bool:
+        return self.mode is not RolloutMode.ASYNC and len(step.ready) >= step.context.rollout_batch_size
+
+    def _num_counted(self, step: _Step) -> int:
+        return len(step.pending) + (len(step.ready) if self.refill.counts_kept else 0)
+
+    async def _submit(self, step: _Step, count: int) -> int:
+        """Submit up to ``count`` groups and return how many."""
+        context = step.context
+        count = min(count, self.max_draws_per_batch * context.rollout_batch_size - step.num_drawn)
+        if self.mode is RolloutMode.ASYNC:
+            self.staleness.see(context.policy_version)
+            most = self.staleness.max_live_groups(is_wanted=context.is_wanted)
+            count = min(count, most - len(step.pending) - len(step.ready))
+        if count <= 0 or step.source_ended:
+            return 0
+        draws = await context.draw(count)
+        step.num_drawn += len(draws)
+        step.source_ended = len(draws) < count
+        for draw in draws:
+            step.pending[draw.group_index] = Running(context.submit(draw), context.policy_version)
+        return len(draws)
+
+    async def _settle_next(self, step: _Step) -> None:
+        """Decide all groups that may be decided; wait for one, or for another reason to go on, if there is none."""
+        if not (due := self._due(step)):
+            await step.context.changed()
+            due = self._due(step)
+        self._settle(step, due)
+
+    def _due(self, step: _Step) -> list[int]:
+        if not self.deterministic:
+            return [group_index for group_index, running in step.pending.items() if running.task.done()]
+        first = next(iter(step.pending.items()), None)
+        return [first[0]] if first is not None and first[1].task.done() else []
+
+    def _settle(self, step: _Step, group_indices: Iterable[int]) -> None:
+        for group_index in group_indices:
+            num_failed = len(step.failed)
+            step.settle(step.pending.pop(group_index).task.result())
+            if self.group_failure is GroupFailurePolicy.REFILL:
+                step.owed += len(step.failed) - num_failed
+
+    def _weed(self, step: _Step) -> None:
+        """Take out, or mask, what has become too old."""
+        if self.mode is not RolloutMode.ASYNC:
+            return
+        now = step.context.policy_version
+        self.staleness.see(now)
+        for group in list(step.ready):
+            if not self.staleness.is_stale(self._version(group, step), policy_version=now):
+                continue
+            step.ready.remove(group)
+            if self.staleness_policy is StalenessPolicy.REQUEUE:
+                step.stale.append(group)
+            elif self.staleness_policy is StalenessPolicy.DROP:
+                step.dropped.append(DroppedGroup(group=group, reason=STALE_REASON))
+            else:
+                step.ready.append(_masked(group, now - self.staleness.max_staleness))
+
+    def _version(self, group: Group, step: _Step) -> int:
+        return oldest_trained_version(group, default=step.context.policy_version)
+
+    def _by_age(self, step: _Step) -> list[Group]:
+        """Return the finished groups, those first that must be trained first."""
+        if self.mode is RolloutMode.ASYNC:
+            return sorted(step.ready, key=lambda group: (self._version(group, step), group.group_index))
+        return sorted(step.ready, key=lambda group: group.group_index)
+
+    def _output(self, step: _Step) -> RolloutOutput:
+        size, ordered = step.context.rollout_batch_size, self._by_age(step)
+        if self.over_sampling is not None:
+            ordered = _chosen_first(self.over_sampling.batch_filter, ordered)
+        surplus, discarded = ordered[size:], list[Group]()
+        if self.surplus is SurplusPolicy.DROP and self.mode is not RolloutMode.ASYNC:
+            surplus, discarded = [], surplus
+        if not self.requeue_aborted:
+            discarded += step.aborted
+        self.staleness.cut()
+        return RolloutOutput(
+            groups=tuple(ordered[:size]),
+            dropped=tuple(step.dropped),
+            failed=tuple(step.failed),
+            surplus=tuple(surplus),
+            discarded=tuple(discarded),
+            stale=tuple(step.stale),
+        )
+
+
+def _masked(group: Group, policy_version: int) -> Group:
+    def masked(rollout: Rollout) -> Rollout:
+        samples = tuple(without_versions_before(sample, policy_version) for sample in rollout.samples)
+        return replace(rollout, samples=samples)
+
+    return replace(group, rollouts=tuple(masked(rollout) for rollout in group.rollouts))
+
+
+def _chosen_first(batch_filter: BatchFilter, groups: list[Group]) -> list[Group]:
+    """Return the groups in the order in which a batch filter wants them; those it leaves out last."""
+    indices = list(batch_filter(groups))
+    if len(set(indices)) != len(indices) or not all(0 <= index < len(groups) for index in indices):
+        raise ConfigError(
+            f"filters.over_sampling: returned {indices} for {len(groups)} groups; it must return indices of groups, "
+            "each at most once"
+        )
+    chosen = set(indices)
+    rest = [group for index, group in enumerate(groups) if index not in chosen]
+    return [groups[index] for index in indices] + rest

@@ -1,0 +1,74 @@
+"""How old the tokens of a batch may be, in policy versions, and what that asks of the scheduler.
+
+A group that is under way or finished can wait for at most ``max_staleness`` further versions. It is assumed that
+every batch leads to one new version: then no group ever becomes too old, as long as a batch is cut only when those
+that remain can all be trained in time, and new groups begin only when there will be room for them. What comes too
+late all the same, because versions came faster, is found when the batch is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollfeed.types import Group
+
+
+@dataclass(slots=True, kw_only=True)
+class StalenessClock:
+    """Counts batches and versions; one a run."""
+
+    max_staleness: int
+    rollout_batch_size: int
+    _version: int | None = None
+    _first_version: int | None = None
+    _num_cuts: int = 0
+    """Since the version last changed."""
+
+    def see(self, policy_version: int) -> None:
+        """Take note of the engine's version."""
+        if self._first_version is None:
+            self._first_version = policy_version
+        if policy_version != self._version:
+            self._version, self._num_cuts = policy_version, 0
+
+    def cut(self) -> None:
+        """Take note of a batch that will lead to a new version."""
+        self._num_cuts += 1
+
+    def max_live_groups(self, *, is_wanted: bool) -> int:
+        """Return how many groups may be under way or wait finished, so that the next one will be trained in time.
+
+        Args:
+            is_wanted: Whether somebody waits for the batch: then it is cut at the present version, whatever was
+                expected, and all of it may be made now.
+        """
+        # Where versions do not come, nothing becomes old, however many batches there were.
+        most = self.max_staleness + 1 if self._version != self._first_version else 1
+        num_batches = self.max_staleness + 1 - min(self._num_cuts, most)
+        return max(1 if is_wanted else 0, num_batches) * self.rollout_batch_size
+
+    def is_stale(self, version: int, *, policy_version: int) -> bool:
+        """Whether tokens of ``version`` are too old to be trained on now."""
+        return policy_version - version > self.max_staleness
+
+    def must_wait(self, finished: Sequence[int], running: Sequence[int], *, policy_version: int) -> bool:
+        """Whether a batch cut now would leave groups that could not all be trained in time.
+
+        Args:
+            finished: Versions of the finished groups that the batch would leave.
+            running: Versions of the groups under way.
+            policy_version: The engine's.
+        """
+        left = sorted([*finished, *running])
+        for number, version in enumerate(left, start=1):
+            num_batches = version + self.max_staleness - policy_version
+            if number > max(0, num_batches) * self.rollout_batch_size and any(each <= version for each in running):
+                return True
+        return False
+
+
+def oldest_trained_version(group: Group, *, default: int) -> int:
+    """Return the oldest version of a token of the group that has weight."""
+    versions = [version for sample in group.samples if (version := sample.oldest_trained_version) is not None]
+    return min(versions, default=default)
