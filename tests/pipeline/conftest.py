@@ -146,6 +146,7 @@ class TickEngine:
         self._slots = slots
         self._waiting: list[TickRequest] = []
         self._prompt_lengths: dict[int, int] = {}
+        self._ticked: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "TickEngine":
@@ -171,9 +172,7 @@ class TickEngine:
             self._waiting = [each for each in self._waiting if each is not request]
         count = len(request.versions)
         starts = [i for i in range(count) if i == 0 or request.versions[i] != request.versions[i - 1]]
-        spans = tuple(
-            VersionSpan(start, end, request.versions[start]) for start, end in pairwise([*starts, count])
-        )
+        spans = tuple(VersionSpan(start, end, request.versions[start]) for start, end in pairwise([*starts, count]))
         return Completion(
             token_ids=np.full(count, ord("0"), np.int32),
             logprobs=np.array([-1.0 - version for version in request.versions], np.float32),
@@ -211,8 +210,17 @@ class TickEngine:
 
     async def health(self) -> None: ...
 
+    async def tick(self, number: int) -> None:
+        """Return after that many ticks in all."""
+        self._ticked.append((number, reached := asyncio.get_running_loop().create_future()))
+        await reached
+
     async def _tick(self) -> None:
         while True:
+            for number, reached in self._ticked:
+                if number <= self.num_ticks and not reached.done():
+                    reached.set_result(None)
+            self._ticked = [each for each in self._ticked if not each[1].done()]
             for _ in range(4):  # what has ended is settled, and what follows is submitted, between two ticks
                 await asyncio.sleep(0)
             running = [each for each in self._waiting if not each.done.done()][: self._slots]

@@ -14,10 +14,11 @@ from rollfeed.config import RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.filters import compose
 from rollfeed.generate import single_turn
-from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
+from rollfeed.pipeline import GroupPlan, Observers, OverSampling, RolloutParts, Rollouts, Scheduler, StalenessClock
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
+    BatchFilter,
     Engine,
     GenerateFn,
     Grader,
@@ -100,6 +101,7 @@ def _check_functions(config: RolloutConfig, source: PromptSource) -> None:
         ("reward", config.reward, RewardFn),
         ("batched_reward", config.batched_reward, BatchedRewardFn),
         ("group_reward", config.group_reward, GroupRewardFn),
+        ("batch_filter", config.batch_filter, BatchFilter),
         ("sample_hook", config.sample_hook, SampleHook),
         ("advantage", config.advantage, AdvantageFn),
         *(("group_filters", each, GroupFilter) for each in config.group_filters),
@@ -149,11 +151,17 @@ def _scheduler(config: RolloutConfig) -> Scheduler:
         requeue_aborted=config.requeue_aborted,
         group_failure=config.group_failure,
         max_draws_per_batch=config.max_draws_per_batch,
-        staleness=StalenessClock(
-            max_staleness=config.max_staleness, rollout_batch_size=config.rollout_batch_size
-        ),
+        staleness=StalenessClock(max_staleness=config.max_staleness, rollout_batch_size=config.rollout_batch_size),
         staleness_policy=config.staleness_policy,
+        over_sampling=_over_sampling(config),
     )
+
+
+def _over_sampling(config: RolloutConfig) -> OverSampling | None:
+    if config.batch_filter is None:
+        return None
+    num_extra = config.num_extra_groups or config.first_submission - config.rollout_batch_size
+    return OverSampling(config.batch_filter, num_extra)
 
 
 def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:

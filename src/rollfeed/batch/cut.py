@@ -12,6 +12,9 @@ from rollfeed.protocols import AdvantageFn
 from rollfeed.types import Correct, Group, SampleStatus, TrainBatch
 
 
+_LARGEST = np.finfo(np.float32).max
+
+
 def cut_batch(
     groups: Sequence[Group],
     *,
@@ -45,7 +48,7 @@ def cut_batch(
 def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn) -> NDArray[np.float64]:
     rewards_G = group.reward_values(reward_key)
     advantages_G = np.asarray(advantage_fn(rewards_G), np.float64)
-    if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
+    if advantages_G.shape != rewards_G.shape or not (np.abs(advantages_G) <= _LARGEST).all():
         raise ConfigError(
             f"plugins.advantage: returned {advantages_G.tolist()} for rewards {rewards_G.tolist()}; it must return one "
             "finite number a rollout"
@@ -59,7 +62,8 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
     rewards = np.concatenate([group.reward_values(reward_key) for group in groups])
     lengths = np.array([rollout.response_tokens for rollout in rollouts], np.float64)
     judged = [r.verdict.correct for r in rollouts if r.verdict and r.verdict.correct is not Correct.UNDEFINED]
-    oldest = [v for group in groups for sample in group.samples if (v := sample.oldest_version) is not None]
+    samples = [sample for group in groups for sample in group.samples]
+    ages = [policy_version - v for sample in samples if (v := sample.oldest_trained_version) is not None]
     metrics = {
         "rollout/reward_mean": float(rewards.mean()),
         "rollout/reward_std": float(rewards.std()),
@@ -69,8 +73,11 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         "rollout/response_length_max": float(lengths.max()),
         "rollout/truncated_ratio": float(np.mean([r.status is SampleStatus.TRUNCATED for r in rollouts])),
         "rollout/empty_ratio": float((lengths == 0).mean()),
-        "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for g in groups for sample in g.samples)),
-        "rollout/staleness_max": float(policy_version - min(oldest, default=policy_version)),
+        "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for sample in samples)),
+        "rollout/staleness_max": float(max(ages, default=0)),
+        "rollout/staleness_mean": float(np.mean(ages)) if ages else 0.0,
+        "rollout/several_versions_ratio": float(np.mean([len(sample.version_spans) > 1 for sample in samples])),
+        "rollout/resumed_ratio": float(np.mean(["start_rollout_id" in sample.metadata for sample in samples])),
     }
     if judged:
         metrics["rollout/correct_ratio"] = float(np.mean([value is Correct.YES for value in judged]))

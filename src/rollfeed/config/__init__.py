@@ -3,7 +3,7 @@
 from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.config.buffer import BufferPolicyName, BufferSettings
 from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSettings, WeightUpdateMode, is_device
-from rollfeed.config.filters import FilterSettings, FiltersSettings
+from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
 from rollfeed.config.load import load_settings, validate_settings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.openai_engine import OpenAISettings, Purpose
@@ -45,6 +45,7 @@ __all__ = [
     "Kernels",
     "ModelSettings",
     "OpenAISettings",
+    "OverSamplingSettings",
     "PlacementSettings",
     "PluginSettings",
     "Precision",

@@ -12,6 +12,7 @@ from rollfeed.config.sampling import SamplingSettings
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
+    BatchFilter,
     GenerateFn,
     GroupFilter,
     GroupRewardFn,
@@ -36,7 +37,7 @@ class RolloutConfig(RolloutSettings):
     generate: SkipValidation[GenerateFn] | None = None
     """Answers a prompt once; by default a single turn."""
     rollout: SkipValidation[RolloutFn] | None = None
-    """Makes a whole step; by default the step-synchronous scheduler."""
+    """Makes a whole step; by default the scheduler."""
     reward: SkipValidation[RewardFn] | None = None
     """Scores one sample."""
     batched_reward: SkipValidation[BatchedRewardFn] | None = None
@@ -59,10 +60,25 @@ class RolloutConfig(RolloutSettings):
     """The reward server."""
     group_filters: SkipValidation[tuple[GroupFilter, ...]] = ()
     """Applied in order; the first that drops decides."""
+    batch_filter: SkipValidation[BatchFilter] | None = None
+    """Chooses the batch when more groups are kept than it needs."""
+    num_extra_groups: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Groups to keep beyond the batch before `batch_filter` chooses; by default all that a step starts with."""
     sample_hook: SkipValidation[SampleHook] | None = None
     """Sees every finished sample before it is scored."""
     advantage: SkipValidation[AdvantageFn] | None = None
     """Turns the rewards of a group into advantages; by default reward minus the group's mean."""
+
+    @model_validator(mode="after")
+    def _chooses_among_more(self) -> RolloutConfig:
+        if self.batch_filter is not None and not (
+            self.num_extra_groups or self.first_submission > self.rollout_batch_size
+        ):
+            raise ValueError(
+                "filters.over_sampling has nothing to choose from: set rollout.over_sampling_batch_size above "
+                "rollout_batch_size"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

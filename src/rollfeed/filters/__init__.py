@@ -1,5 +1,6 @@
 """Which groups teach something: the dynamic-sampling filters, by name and as classes."""
 
+from rollfeed.filters.batch import BATCH_FILTERS, BalancedLength, MostRewardStd, build_batch_filter
 from rollfeed.filters.compose import ComposedFilter, compose
 from rollfeed.filters.group_rule import GroupRule, Member, ResponseRule, RewardRule, members_of
 from rollfeed.filters.registry import FILTERS, build_filter, filter_names, filter_parameters
@@ -14,16 +15,19 @@ from rollfeed.filters.responses import (
 from rollfeed.filters.rewards import AllCorrect, AllWrong, AtLeastHalfCorrect, MinimumReward, RewardStd
 
 __all__ = [
+    "BATCH_FILTERS",
     "FILTERS",
     "AllCorrect",
     "AllWrong",
     "AnySuccess",
     "AtLeastHalfCorrect",
+    "BalancedLength",
     "CompleteGroup",
     "ComposedFilter",
     "GroupRule",
     "Member",
     "MinimumReward",
+    "MostRewardStd",
     "QualityAndDiversity",
     "ResponseDiversity",
     "ResponseLength",
@@ -31,6 +35,7 @@ __all__ = [
     "RewardRule",
     "RewardStd",
     "TruncatedFraction",
+    "build_batch_filter",
     "build_filter",
     "compose",
     "filter_names",
