@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rollfeed.batch import cut_batch, group_advantages
+from rollfeed.buffer import Buffer, fifo
 from rollfeed.config import RolloutSettings
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
@@ -72,7 +73,16 @@ def make_rollouts() -> Callable[..., Rollouts]:
         max_response_len: int = 8,
         **overrides: Any,
     ) -> Rollouts:
-        part_names = ("generate_fn", "rollout_fn", "scorer", "group_filter", "sample_hook")
+        part_names = (
+            "generate_fn",
+            "rollout_fn",
+            "scorer",
+            "group_filter",
+            "sample_hook",
+            "placement",
+            "weights",
+            "buffer",
+        )
         parts = {name: overrides.pop(name) for name in part_names if name in overrides}
         settings = RolloutSettings(**{"rollout_batch_size": 4, "n_samples_per_prompt": 2, **overrides})
         scheduler = Scheduler(
@@ -94,6 +104,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
             "scorer": DigitScorer(),
             "group_filter": keep_all,
             "sample_hook": None,
+            "buffer": Buffer(fifo, n_samples_per_prompt=settings.n_samples_per_prompt, max_bytes=1 << 30),
         }
         return Rollouts(
             settings=settings,

@@ -140,7 +140,7 @@ async def test_aborted_prompts_are_discarded_when_they_are_not_to_be_requeued(ma
     ) as rollouts:
         batch = await rollouts.generate_batch()
     assert group_indices(batch) == [1, 2, 3, 4]
-    assert commits[0].state.requeued == ()
+    assert len(commits[0].state.requeued) == 0
     assert commits[0].state.ledger == LedgerCounts(drawn=5, trained=4, discarded=1)
 
 

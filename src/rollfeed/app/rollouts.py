@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
 from rollfeed.app.marker_watch import MarkerWatch
 from rollfeed.app.rewards import RewardServices, in_its_place
 from rollfeed.batch import cut_batch, group_advantages
-from rollfeed.config import RolloutConfig
+from rollfeed.buffer import Buffer, Spill, built_in_policy
+from rollfeed.config import RolloutConfig, RolloutMode
 from rollfeed.errors import ConfigError
 from rollfeed.filters import compose
 from rollfeed.generate import single_turn
-from rollfeed.pipeline import GroupPlan, Observers, OverSampling, RolloutParts, Rollouts, Scheduler, StalenessClock
+from rollfeed.history import LengthHistory
+from rollfeed.pipeline import (
+    GroupPlan,
+    Observers,
+    OverSampling,
+    Placement,
+    RolloutParts,
+    Rollouts,
+    Scheduler,
+    StalenessClock,
+    WeightFollower,
+)
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
     BatchFilter,
+    BufferPolicy,
     Engine,
     GenerateFn,
     Grader,
@@ -34,6 +48,7 @@ from rollfeed.protocols import (
 )
 from rollfeed.rewards import RewardHub
 from rollfeed.types import RunState, SamplingParams, StepCommit
+from rollfeed.weights import WeightDirectory
 
 
 def open_rollouts(
@@ -47,6 +62,7 @@ def open_rollouts(
     commit: Callable[[StepCommit], None] | None = None,
     observers: Sequence[RolloutObserver] = (),
     on_isolation: Callable[[Isolation], None] | None = None,
+    spill: Spill | None = None,
 ) -> Rollouts:
     """Return a rollout manager; enter it with ``async with``, then call ``generate_batch()``.
 
@@ -59,6 +75,7 @@ def open_rollouts(
         state: Where an earlier run stopped; by default the beginning.
         commit: Stores a step before it is delivered; called in a thread.
         observers: Told what happens as it happens.
+        spill: Where partial answers wait that are over ``buffer_memory_mb``; without it all stay in memory.
         on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
 
     Raises:
@@ -71,15 +88,7 @@ def open_rollouts(
             f"rollout_max_context_len = {max_context_length}: the engine takes {engine.context_length} tokens; lower it"
         )
     services = _reward_services(config, on_isolation)
-    parts = RolloutParts(
-        generate_fn=config.generate or single_turn,
-        default_generate_fn=single_turn,
-        rollout_fn=config.rollout or _scheduler(config),
-        scorer=_reward_hub(config, services, graders or {}),
-        group_filter=compose(config.group_filters),
-        cut_batch=partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages),
-        sample_hook=config.sample_hook,
-    )
+    parts = _parts(config, engine, services=services, graders=graders or {}, state=state, spill=spill)
     return Rollouts(
         settings=config,
         plan=_group_plan(config, max_context_length),
@@ -94,6 +103,29 @@ def open_rollouts(
     )
 
 
+def _parts(
+    config: RolloutConfig,
+    engine: Engine,
+    *,
+    services: RewardServices,
+    graders: Mapping[str, Grader],
+    state: RunState | None,
+    spill: Spill | None,
+) -> RolloutParts:
+    return RolloutParts(
+        generate_fn=config.generate or single_turn,
+        default_generate_fn=single_turn,
+        rollout_fn=config.rollout or _scheduler(config),
+        scorer=_reward_hub(config, services, graders),
+        group_filter=compose(config.group_filters),
+        cut_batch=partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages),
+        sample_hook=config.sample_hook,
+        buffer=_buffer(config, spill),
+        placement=_placement(config, state),
+        weights=_weight_follower(config, engine),
+    )
+
+
 def _check_functions(config: RolloutConfig, source: PromptSource) -> None:
     wanted: list[tuple[str, Any, type[Any]]] = [
         ("generate", config.generate, GenerateFn),
@@ -102,6 +134,7 @@ def _check_functions(config: RolloutConfig, source: PromptSource) -> None:
         ("batched_reward", config.batched_reward, BatchedRewardFn),
         ("group_reward", config.group_reward, GroupRewardFn),
         ("batch_filter", config.batch_filter, BatchFilter),
+        ("buffer_policy", config.buffer_policy, BufferPolicy),
         ("sample_hook", config.sample_hook, SampleHook),
         ("advantage", config.advantage, AdvantageFn),
         *(("group_filters", each, GroupFilter) for each in config.group_filters),
@@ -154,6 +187,40 @@ def _scheduler(config: RolloutConfig) -> Scheduler:
         staleness=StalenessClock(max_staleness=config.max_staleness, rollout_batch_size=config.rollout_batch_size),
         staleness_policy=config.staleness_policy,
         over_sampling=_over_sampling(config),
+    )
+
+
+def _buffer(config: RolloutConfig, spill: Spill | None) -> Buffer:
+    policy = config.buffer_policy or built_in_policy(config.buffer.policy, staleness_limit=config.max_staleness)
+    return Buffer(
+        policy,
+        n_samples_per_prompt=config.n_samples_per_prompt,
+        max_bytes=config.buffer.max_memory_mb << 20,
+        spill=spill,
+    )
+
+
+def _placement(config: RolloutConfig, state: RunState | None) -> Placement:
+    chosen = config.placement
+    if not (chosen.long_first or chosen.tail_batching):
+        return Placement()
+    history = LengthHistory()
+    if state is not None and state.lengths:
+        history.load_state_dict(state.lengths)
+    round_size = config.first_submission if chosen.tail_batching else None
+    return Placement(history, long_first=chosen.long_first, round_size=round_size)
+
+
+def _weight_follower(config: RolloutConfig, engine: Engine) -> WeightFollower | None:
+    weights = config.weights
+    if weights.directory is None:
+        return None
+    return WeightFollower(
+        WeightDirectory(Path(weights.directory), poll_seconds=weights.poll_seconds),
+        engine,
+        max_lag=config.max_staleness if config.mode is RolloutMode.ASYNC else 0,
+        poll_seconds=weights.poll_seconds,
+        timeout_seconds=weights.timeout_seconds,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -22,20 +23,20 @@ def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
         ConfigError: If the file cannot be read, is not TOML, or a setting is unknown, of the wrong
             type, out of bounds or does not fit the others; one line a mistake.
     """
-    tree = _read_toml(path)
-    for override in overrides:
-        _apply_override(tree, override)
-    return validate_settings(tree, where=str(path))
+    return validate_settings(_read_toml(path), where=str(path), overrides=overrides)
 
 
-def validate_settings(tree: Mapping[str, Any], *, where: str) -> Settings:
-    """Build the settings from nested dictionaries; ``where`` names their origin in errors.
+def validate_settings(tree: Mapping[str, Any], *, where: str, overrides: Sequence[str] = ()) -> Settings:
+    """Build the settings from nested dictionaries and ``key=value`` overrides; ``where`` names their origin in errors.
 
     Raises:
         ConfigError: As :func:`load_settings`.
     """
+    changed = deepcopy(dict(tree))
+    for override in overrides:
+        _apply_override(changed, override)
     try:
-        return Settings.model_validate(dict(tree))
+        return Settings.model_validate(changed)
     except ValidationError as error:
         lines = [f"{where}: {describe(details, Settings)}" for details in error.errors()]
         raise ConfigError("\n".join(lines)) from None
@@ -79,7 +80,9 @@ def _step_into(table: Any, name: str, override: str) -> Any:
         if not name.isdigit() or int(name) >= len(table):
             raise ConfigError(f"--set {override!r}: {name!r} is not one of the {len(table)} entries (counted from 0)")
         return table[int(name)]
-    if not isinstance(table, dict) or not isinstance(table.setdefault(name, {}), dict | list):
+    if isinstance(table, dict) and table.get(name) is None:
+        table[name] = {}
+    if not isinstance(table, dict) or not isinstance(table[name], dict | list):
         raise ConfigError(f"--set {override!r}: {name!r} is not a table")
     return table[name]
 

@@ -32,6 +32,8 @@ class PluginSettings(Section):
     """A `SampleHook`: sees every finished sample before it is scored."""
     advantage: ImportPath | None = None
     """An `AdvantageFn`: turns the rewards of a group into advantages."""
+    buffer_policy: ImportPath | None = None
+    """A `BufferPolicy`: chooses which waiting prompts leave the buffer next; it replaces `buffer.policy`."""
     tracker: ImportPath | None = None
     """A class or function that makes a `Tracker`; it is called without arguments."""
 

@@ -64,7 +64,7 @@ class WorkerSettings(Section):
     num_workers: int | None = Field(default=None, ge=1, le=1024)
     """Processes; by default the cores that this process may use."""
     timeout_seconds: float = Field(default=5.0, gt=0.0, le=86_400.0, strict=False)
-    """For one comparison of formulas; what takes longer is killed and fails its rollout."""
+    """For one comparison of formulas or one verification; what takes longer is killed and fails its rollout."""
     memory_mb: int = Field(default=4096, ge=256, le=1_048_576)
     """Address space of each process."""
 
@@ -73,7 +73,7 @@ class RewardSettings(Section):
     """Graders for prompts that bring none of their own; `[plugins]` has custom functions."""
 
     rm_type: str | None = Field(default=None, min_length=1)
-    """Grader by name; docs/rewards.md lists them. Prompts of environments use their own verifier."""
+    """Grader by name; docs/rewards.md lists them. Prompts of environments name their own."""
     reward_key: str | None = Field(default=None, min_length=1)
     """Which entry of a reward dictionary is the reward."""
     timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)

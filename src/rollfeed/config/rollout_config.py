@@ -6,13 +6,17 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, SkipValidation, model_validator
 
+from rollfeed.config.buffer import BufferSettings
+from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.reward import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
 from rollfeed.config.rollout import RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
+from rollfeed.config.weights import WeightSettings
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
     BatchFilter,
+    BufferPolicy,
     GenerateFn,
     GroupFilter,
     GroupRewardFn,
@@ -64,6 +68,14 @@ class RolloutConfig(RolloutSettings):
     """Chooses the batch when more groups are kept than it needs."""
     num_extra_groups: int | None = Field(default=None, ge=1, le=1_000_000)
     """Groups to keep beyond the batch before `batch_filter` chooses; by default all that a step starts with."""
+    buffer: BufferSettings = BufferSettings()
+    """Prompts that wait to be answered again or gone on with."""
+    buffer_policy: SkipValidation[BufferPolicy] | None = None
+    """Chooses which of them leave first; it replaces ``buffer.policy``."""
+    placement: PlacementSettings = PlacementSettings()
+    """Which prompts start first."""
+    weights: WeightSettings = WeightSettings()
+    """Where new weights come from, other than from ``update_weights``."""
     sample_hook: SkipValidation[SampleHook] | None = None
     """Sees every finished sample before it is scored."""
     advantage: SkipValidation[AdvantageFn] | None = None

@@ -8,15 +8,18 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rollfeed.config.advantage import AdvantageSettings
+from rollfeed.config.buffer import BufferSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.filters import FiltersSettings
 from rollfeed.config.model import ModelSettings
+from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.plugins import PluginSettings
 from rollfeed.config.prompts import PromptSettings
 from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Section
+from rollfeed.config.weights import WeightSettings
 
 FREE_TO_CHANGE = (
     "engine.threads",
@@ -27,6 +30,10 @@ FREE_TO_CHANGE = (
     "reward.code.concurrency",
     "reward.remote.url",
     "reward.remote.concurrency",
+    "buffer.max_memory_mb",
+    "weights.directory",
+    "weights.poll_seconds",
+    "weights.timeout_seconds",
 )
 """Settings that may differ when an unfinished run is continued; all others decide what a run is.
 
@@ -47,8 +54,11 @@ class Settings(Section):
     model: ModelSettings = ModelSettings()
     prompts: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
+    buffer: BufferSettings = BufferSettings()
+    placement: PlacementSettings = PlacementSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()
+    weights: WeightSettings = WeightSettings()
     reward: RewardSettings = RewardSettings()
     filters: FiltersSettings = FiltersSettings()
     advantage: AdvantageSettings = AdvantageSettings()

@@ -1,9 +1,21 @@
 """Scheduling: from prompts to batches."""
 
-from rollfeed.pipeline.group_runner import GroupPlan
+from rollfeed.pipeline.groups import GroupPlan
 from rollfeed.pipeline.observers import Observers
+from rollfeed.pipeline.placement import Placement
 from rollfeed.pipeline.rollouts import RolloutParts, Rollouts
 from rollfeed.pipeline.scheduler import OverSampling, Scheduler
 from rollfeed.pipeline.staleness import StalenessClock
+from rollfeed.pipeline.weight_follower import WeightFollower
 
-__all__ = ["GroupPlan", "Observers", "OverSampling", "RolloutParts", "Rollouts", "Scheduler", "StalenessClock"]
+__all__ = [
+    "GroupPlan",
+    "Observers",
+    "OverSampling",
+    "Placement",
+    "RolloutParts",
+    "Rollouts",
+    "Scheduler",
+    "StalenessClock",
+    "WeightFollower",
+]

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from rollfeed.pipeline.gate import EngineGate
-from rollfeed.pipeline.group_runner import GroupRunner
-from rollfeed.pipeline.in_flight import Draft, InFlight
+from rollfeed.pipeline.groups.gate import EngineGate
+from rollfeed.pipeline.groups.group_runner import GroupRunner
+from rollfeed.pipeline.groups.in_flight import Draft, InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.supply import PromptSupply
 from rollfeed.protocols import GroupFilter, RolloutObserver, Running
@@ -81,7 +81,7 @@ class StepContext:
 
     async def draw(self, count: int) -> list[PromptDraw]:
         """As :meth:`rollfeed.protocols.RolloutContext.draw`."""
-        draws = await self._supply.draw(count)
+        draws = await self._supply.draw(count, policy_version=self.policy_version)
         self.draws |= {draw.group_index: draw for draw in draws}
         return draws
 

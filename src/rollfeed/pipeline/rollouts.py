@@ -11,26 +11,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rollfeed.config import RolloutMode, RolloutSettings
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import StepContext
-from rollfeed.pipeline.failures import FailureBudget
-from rollfeed.pipeline.gate import EngineGate
-from rollfeed.pipeline.group_runner import GroupPlan, GroupRunner
-from rollfeed.pipeline.in_flight import InFlight
+from rollfeed.pipeline.groups.failures import FailureBudget
+from rollfeed.pipeline.groups.gate import EngineGate
+from rollfeed.pipeline.groups.group_runner import GroupPlan, GroupRunner
+from rollfeed.pipeline.groups.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.observers import Observers
+from rollfeed.pipeline.placement import Placement
 from rollfeed.pipeline.settlement import book, check_output, dropped_groups, with_start_rollout_id
 from rollfeed.pipeline.supply import PromptSupply
 from rollfeed.pipeline.watchdog import Watchdog, describe_phases
+from rollfeed.pipeline.weight_follower import WeightFollower
 from rollfeed.protocols import (
     BatchCutter,
     Engine,
     GenerateFn,
     GroupFilter,
+    PromptBuffer,
     PromptSource,
     RolloutFn,
     SampleHook,
@@ -53,6 +56,9 @@ class RolloutParts:
     group_filter: GroupFilter
     cut_batch: BatchCutter
     sample_hook: SampleHook | None
+    buffer: PromptBuffer
+    placement: Placement = field(default_factory=Placement)
+    weights: WeightFollower | None = None
 
 
 class _Making(NamedTuple):
@@ -103,8 +109,13 @@ class Rollouts:
             requeued=[draw.group_index for draw in requeued],
             surplus=[group.group_index for group in self._state.surplus],
         )
+        parts.buffer.add(requeued)
         self._supply = PromptSupply(
-            source, ledger=self._ledger, next_group_index=self._state.next_group_index, requeued=requeued
+            source,
+            ledger=self._ledger,
+            next_group_index=self._state.next_group_index,
+            buffer=parts.buffer,
+            placement=parts.placement,
         )
         self._in_flight = InFlight()
         self._making: _Making | None = None
@@ -128,6 +139,10 @@ class Rollouts:
                 await entered.enter_async_context(self._services)
             await self._engine.__aenter__()
             entered.push_async_exit(self._engine.__aexit__)
+            if self._parts.weights is not None:
+                entered.push_async_callback(self._parts.weights.close)
+                if self._settings.mode is RolloutMode.ASYNC:
+                    self._parts.weights.start()
             self._entered = entered.pop_all()
         return self
 
@@ -159,6 +174,8 @@ class Rollouts:
             RunFailedError: If the step cannot be completed; its prompts are requeued and nothing is stored.
                 An error from storing it leaves the manager unusable: make a new one from the last stored state.
         """
+        if self._parts.weights is not None:
+            await self._parts.weights.before_step(self._state.next_step)
         making = self._making or self._begin()
         making.context.want()
         try:
@@ -183,6 +200,7 @@ class Rollouts:
     def _begin(self) -> _Making:
         """Begin to make the next step."""
         self._observers.step_started(self._state.next_step)
+        self._parts.placement.begin_step()
         self._gate.open()
         context = StepContext(
             step=self._state.next_step,
@@ -241,6 +259,7 @@ class Rollouts:
             keep_partial=self._settings.mode is not RolloutMode.SYNC,
         )
         self._supply.requeue(requeued)
+        self._parts.placement.learn([*output.groups, *(dropped.group for dropped in output.dropped)])
         counts, in_flight = self._ledger.counts(), tuple(flight.draft.rest() for flight in self._in_flight)
         assert counts.balanced, f"the ledger does not balance: {counts}"
         assert counts.in_flight == len(in_flight), f"{len(in_flight)} prompts are under way: {counts}"
@@ -263,6 +282,7 @@ class Rollouts:
             requeued=self._supply.requeued,
             surplus=tuple(sorted(output.surplus, key=lambda group: group.group_index)),
             in_flight=in_flight,
+            lengths=self._parts.placement.state_dict(),
             ledger=counts,
             failures=self._failures.spent,
         )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, StalenessPolicy, SurplusPolicy
 from rollfeed.errors import ConfigError, RunFailedError
-from rollfeed.pipeline.group_runner import without_versions_before
+from rollfeed.pipeline.groups.group_runner import without_versions_before
 from rollfeed.pipeline.staleness import StalenessClock, oldest_trained_version
 from rollfeed.protocols import BatchFilter, RolloutContext, Running
 from rollfeed.types import Drop, DroppedGroup, Group, GroupResult, GroupStatus, Rollout, RolloutOutput

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from rollfeed.errors import RunFailedError
 from rollfeed.pipeline.context import StepContext
-from rollfeed.pipeline.group_runner import START_ROLLOUT_ID
-from rollfeed.pipeline.in_flight import InFlight
+from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID
+from rollfeed.pipeline.groups.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.types import DroppedGroup, Group, PromptDraw, Rollout, RolloutOutput, Sample
 

@@ -42,6 +42,7 @@ from rollfeed.protocols.rollouts import (
     Tokenizer,
     Tracker,
 )
+from rollfeed.protocols.supply import LengthPredictor, WeightSource
 
 __all__ = [
     "AdvantageFn",
@@ -61,6 +62,7 @@ __all__ = [
     "GroupRewardFn",
     "Isolation",
     "IsolationLevel",
+    "LengthPredictor",
     "PromptBuffer",
     "PromptRenderer",
     "PromptSource",
@@ -77,5 +79,6 @@ __all__ = [
     "Task",
     "Tokenizer",
     "Tracker",
+    "WeightSource",
     "Workers",
 ]

@@ -391,7 +391,7 @@ class RolloutContext(Protocol):
 
 
 class RolloutFn(Protocol):
-    """Makes a whole step. *Extension point*; the default is ``pipeline.step_synchronous``."""
+    """Makes a whole step. *Extension point*; the default is ``pipeline.scheduler``."""
 
     async def __call__(self, context: RolloutContext) -> RolloutOutput:
         """Return exactly ``rollout_batch_size`` scored groups, and where the others went."""

@@ -29,6 +29,7 @@ from rollfeed.protocols import (
     RewardFn,
     RolloutFn,
     RolloutRequest,
+    Running,
     SampleHook,
     Tokenizer,
     Tracker,
@@ -246,10 +247,16 @@ class _InstantContext:
     step = 0
     rollout_batch_size = 3
     surplus: tuple[Group, ...] = ()
+    policy_version = 0
+    is_wanted = True
 
     def __init__(self) -> None:
+        self.running: dict[int, Running] = {}
         self.tasks: dict[int, asyncio.Task[GroupResult]] = {}
         self._num_drawn = 0
+
+    async def changed(self) -> None:
+        await asyncio.sleep(0)
 
     async def draw(self, count: int) -> list[PromptDraw]:
         numbers = range(self._num_drawn, self._num_drawn + count)

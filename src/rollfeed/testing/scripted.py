@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -154,6 +155,11 @@ class ScriptedEngine:
     async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
         """Take the version; there are no weights."""
         del tensors
+        self.policy_version = policy_version
+
+    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
+        """Take the version; the folder is not looked at."""
+        del folder
         self.policy_version = policy_version
 
     async def load(self) -> EngineLoad:

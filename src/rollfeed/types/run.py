@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -91,13 +91,15 @@ class RunState:
     next_group_index: int
     source: Mapping[str, Any]
     """The prompt source's own state; JSON values."""
-    requeued: tuple[PromptDraw, ...] = ()
+    requeued: Sequence[PromptDraw] = ()
     """The buffer: prompts to be answered again or gone on with, by group index."""
     surplus: tuple[Group, ...] = ()
     """Finished groups for later batches."""
     in_flight: tuple[PromptDraw, ...] = ()
     """What was being answered when the state was taken, as it was submitted; a process that goes on from here
     submits it again, first."""
+    lengths: Mapping[str, Any] = field(default_factory=dict)
+    """What was learned of response lengths; JSON values, empty where nothing is ordered by them."""
     ledger: LedgerCounts = field(default_factory=LedgerCounts)
     failures: int = 0
     """Failed rollouts so far; counts against the failure budget."""

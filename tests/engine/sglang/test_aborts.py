@@ -13,7 +13,7 @@ import pytest
 
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.generate import single_turn
-from rollfeed.pipeline.gate import EngineGate
+from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.protocols import RolloutRequest
 from rollfeed.testing import CharTokenizer
 from rollfeed.testing.fake_sglang import serve_fake_sglang

@@ -77,6 +77,15 @@ def test_a_request_alone_takes_its_prefill_and_its_steps() -> None:
     assert engine.times() == [pytest.approx(0.050 + 100 * 0.00805)]
 
 
+def test_slots_are_busy_while_their_requests_are_prefilled_and_decoded() -> None:
+    engine = Engine(prefill_us_per_token=1000.0)
+    engine.ask(prompt=range(50), tokens=100)
+    engine.ask(prompt=range(50), tokens=200)
+    engine.clock.run_until_idle()
+    alone, together = 0.050 + 100 * 0.00805, 0.050 + 100 * 0.0081
+    assert engine.model.usage().busy_slot_seconds == pytest.approx(alone + 2 * together)
+
+
 def test_a_full_batch_makes_what_the_closed_form_says() -> None:
     engine = Engine(**FREE_PREFILL)
     for _ in range(64):

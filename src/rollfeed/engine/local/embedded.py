@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from rollfeed.engine.local.loop import Backend, EngineThread
 from rollfeed.engine.local.requests import Request
+from rollfeed.engine.local.weights import read_tensors
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
 from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
@@ -172,6 +174,12 @@ class EmbeddedEngine(Engine):
                 self._backend.abort(lambda _: True)
 
         await self._thread.call(action)
+
+    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
+        """Load the ``*.safetensors`` of a folder into the model; raises as :meth:`update_weights`."""
+        self._check_open()
+        tensors = await asyncio.to_thread(read_tensors, folder)
+        await self.update_weights(tensors, policy_version=policy_version)
 
     async def read_weight(self, name: str, *, num_rows: int) -> list[Any]:
         """Return the first rows of a weight as nested lists of float32 values.

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rollfeed.errors import EngineProtocolError
+from rollfeed.engine.checkpoint import weight_files
+from rollfeed.errors import CheckpointError, EngineProtocolError
 
 
 def replace_in_place(targets: Mapping[str, Tensor], tensors: Mapping[str, Any], *, complete: bool = False) -> None:
@@ -109,3 +110,15 @@ class CheckpointTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._reader_of)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a model folder; all files have been opened, and may go away, when this returns.
+
+    Raises:
+        EngineProtocolError: If one cannot be read.
+    """
+    try:
+        return dict(CheckpointTensors(weight_files(folder)))
+    except (CheckpointError, SafetensorError, OSError) as error:
+        raise EngineProtocolError(f"weights cannot be read from {folder}: {error}") from error

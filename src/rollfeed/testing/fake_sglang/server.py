@@ -113,6 +113,7 @@ class FakeServer:
             "num_connections": len(self.http.connections),
             "most_connections": self.http.most_connections,
             "weight_version": self.weight_version,
+            "clock_seconds": self.clock.now(),
             **msgspec.to_builtins(usage),
         }
 

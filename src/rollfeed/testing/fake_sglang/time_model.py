@@ -118,6 +118,7 @@ class TimeModel:
         self._ended: list[Callable[[], None]] = []
         self._used_tokens = 0
         self._generated_tokens = 0
+        self._busy_slot_seconds = 0.0
         self._boundary = clock.now()
         """When the current step began, or when prefill will be done."""
         self._is_paused = False
@@ -181,6 +182,7 @@ class TimeModel:
             max_running=self._settings.num_slots,
             tokens_per_second=num_running / self._settings.step_seconds(num_running) if is_busy else 0.0,
             generated_tokens=self._generated_tokens,
+            busy_slot_seconds=self._busy_slot_seconds,
         )
 
     def _row(self, job: Job) -> _Row:
@@ -218,7 +220,9 @@ class TimeModel:
                 continue
             self._running.append(row)
             self._used_tokens += row.held_tokens
-            self._boundary += self._prefill_seconds(row)
+            seconds = self._prefill_seconds(row)
+            self._boundary += seconds
+            self._busy_slot_seconds += seconds * len(self._running)
 
     def _can_admit(self) -> bool:
         if not self._waiting or len(self._running) >= self._settings.num_slots:
@@ -259,6 +263,7 @@ class TimeModel:
         self._boundary += num_steps * step_seconds
         self._used_tokens += num_steps * len(self._running)
         self._generated_tokens += num_steps * len(self._running)
+        self._busy_slot_seconds += num_steps * step_seconds * len(self._running)
         ended: list[_Row] = []
         for row in self._running:
             row.made += num_steps

@@ -78,6 +78,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     tokens_per_second: float
     generated_tokens: int
+    busy_slot_seconds: float = 0.0
+    """Of engine time, all slots together, in which a slot held a request; only a time model counts them."""
 
 
 class Backend(Protocol):

@@ -17,8 +17,8 @@ import numpy as np
 
 from rollfeed.config import GroupFailurePolicy
 from rollfeed.errors import RollfeedError, RunFailedError
-from rollfeed.pipeline.failures import FailureBudget
-from rollfeed.pipeline.in_flight import Draft
+from rollfeed.pipeline.groups.failures import FailureBudget
+from rollfeed.pipeline.groups.in_flight import Draft
 from rollfeed.protocols import (
     Endpoint,
     GenerateFn,

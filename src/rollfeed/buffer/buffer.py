@@ -1,0 +1,222 @@
+"""The buffer: prompts that wait, the policy that chooses among them, and the bound on their memory.
+
+Invariant: what was added is taken exactly once. A policy or a disk that fails takes nothing away.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, overload
+
+from rollfeed.buffer.outline import num_bytes, outline
+from rollfeed.errors import PluginError, RunFailedError
+from rollfeed.protocols import BufferPolicy
+from rollfeed.types import PromptDraw
+
+
+class Spill(Protocol):
+    """Where draws wait that do not fit into memory; ``rollfeed.store.SpillFile`` is one."""
+
+    def put(self, draw: PromptDraw) -> Any:
+        """Keep a draw and return what names it.
+
+        Raises:
+            RunFailedError: If it cannot be kept, as by the others.
+        """
+
+    def peek(self, handle: Any) -> PromptDraw:
+        """Return a draw, which stays."""
+
+    def take(self, handle: Any) -> PromptDraw:
+        """Return a draw and forget it."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    draw: PromptDraw
+    """Whole, or an outline while there is a handle."""
+    num_bytes: int
+    """That its rollouts take, or would take, in memory."""
+    handle: Any = None
+    """Names it where it is spilled; None while it is in memory."""
+
+
+class Buffer:
+    """Fits :class:`rollfeed.protocols.PromptBuffer`.
+
+    Args:
+        policy: Chooses who leaves.
+        n_samples_per_prompt: Rollouts of a group; a draw has as many, or none yet.
+        max_bytes: Of rollouts in memory; what leaves last is spilled when there is more.
+        spill: Takes what is over that; without it everything stays in memory.
+    """
+
+    def __init__(
+        self, policy: BufferPolicy, *, n_samples_per_prompt: int, max_bytes: int, spill: Spill | None = None
+    ) -> None:
+        self._policy = policy
+        self._n_samples_per_prompt = n_samples_per_prompt
+        self._max_bytes = max_bytes
+        self._spill = spill
+        self._entries: list[_Entry] = []
+        """By group index."""
+        self._policy_version = 0
+        self.memory_bytes = 0
+        """About what the rollouts in memory take."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_spilled(self) -> int:
+        """How many draws are on the disk."""
+        return sum(entry.handle is not None for entry in self._entries)
+
+    @property
+    def entries(self) -> tuple[PromptDraw, ...]:
+        """What waits, by group index, as policies see it: outlines of what is on the disk."""
+        return tuple(entry.draw for entry in self._entries)
+
+    def add(self, draws: Iterable[PromptDraw]) -> None:
+        """Take draws, all or none.
+
+        Raises:
+            RunFailedError: If one has another number of rollouts than a group, is in the buffer already, or cannot be
+                spilled; in the last case it is in the buffer.
+            PluginError: If the policy, asked which are to be spilled, returns anything but indices; they are in the
+                buffer.
+        """
+        new = list(draws)
+        known = {entry.draw.group_index for entry in self._entries}
+        for draw in new:
+            self._check(draw, known)
+            known.add(draw.group_index)
+        for draw in new:
+            entry = _Entry(draw, num_bytes(draw))
+            self._entries.insert(self._position(draw.group_index), entry)
+            self.memory_bytes += entry.num_bytes
+        self._shrink()
+
+    def take(self, count: int, *, policy_version: int) -> list[PromptDraw]:
+        """Remove and return up to ``count`` draws, whole, in the order of the policy.
+
+        Raises:
+            PluginError: If the policy returns anything but indices, each once; nothing is removed.
+            RunFailedError: If a draw cannot be read from the disk; nothing is removed.
+        """
+        self._policy_version = policy_version
+        if count <= 0 or not self._entries:
+            return []
+        chosen = [self._entries[index] for index in self._choose(count)]
+        for entry in chosen:
+            self._bring_back(entry)
+        leaving = {id(entry) for entry in chosen}
+        self._entries = [entry for entry in self._entries if id(entry) not in leaving]
+        self.memory_bytes -= sum(entry.num_bytes for entry in chosen)
+        return [entry.draw for entry in chosen]
+
+    def snapshot(self) -> Sequence[PromptDraw]:
+        """Return all draws, whole, by group index, as they are now; what is on the disk is read at each access."""
+        return _Snapshot(self._entries, self._spill)
+
+    def _check(self, draw: PromptDraw, known: set[int]) -> None:
+        if len(draw.rollouts) not in (0, self._n_samples_per_prompt):
+            raise RunFailedError(
+                f"group {draw.group_index} has {len(draw.rollouts)} rollouts and n_samples_per_prompt = "
+                f"{self._n_samples_per_prompt}: the buffer takes whole groups, or prompts without rollouts"
+            )
+        if draw.group_index in known:
+            raise RunFailedError(f"group {draw.group_index} is in the buffer already: a prompt waits once")
+
+    def _position(self, group_index: int) -> int:
+        return bisect_left(self._entries, group_index, key=lambda entry: entry.draw.group_index)
+
+    def _bring_back(self, entry: _Entry) -> None:
+        """Have an entry whole in memory; snapshots that were taken before go on to have it there."""
+        if entry.handle is None or self._spill is None:
+            return
+        whole = self._spill.take(entry.handle)
+        entry.draw, entry.handle = _with_prompt_of(entry, whole), None
+        self.memory_bytes += entry.num_bytes
+
+    def _shrink(self) -> None:
+        """Spill from the end of the policy's order until the rest fits."""
+        if self._spill is None or self.memory_bytes <= self._max_bytes:
+            return
+        order = list(self._choose(len(self._entries)))
+        named = set(order)
+        # What the policy holds back leaves after everything else.
+        order += [index for index in range(len(self._entries)) if index not in named]
+        for index in reversed(order):
+            entry = self._entries[index]
+            if entry.handle is not None or not entry.draw.rollouts:
+                continue
+            entry.handle, entry.draw = self._spill.put(entry.draw), outline(entry.draw)
+            self.memory_bytes -= entry.num_bytes
+            if self.memory_bytes <= self._max_bytes:
+                return
+
+    def _choose(self, count: int) -> list[int]:
+        entries = self.entries
+        returned = self._policy(entries, count, policy_version=self._policy_version)
+        return _checked(returned, num_entries=len(entries), count=count, policy=self._policy)
+
+
+class _Snapshot(Sequence[PromptDraw]):
+    """The draws of some entries, read when they are asked for."""
+
+    def __init__(self, entries: Sequence[_Entry], spill: Spill | None) -> None:
+        self._entries = tuple(entries)
+        self._spill = spill
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptDraw: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PromptDraw]: ...
+
+    def __getitem__(self, index: int | slice) -> PromptDraw | Sequence[PromptDraw]:
+        if isinstance(index, slice):
+            return _Snapshot(self._entries[index], self._spill)
+        return _whole(self._entries[index], self._spill)
+
+
+def _whole(entry: _Entry, spill: Spill | None) -> PromptDraw:
+    if entry.handle is None or spill is None:
+        return entry.draw
+    return _with_prompt_of(entry, spill.peek(entry.handle))
+
+
+def _with_prompt_of(entry: _Entry, whole: PromptDraw) -> PromptDraw:
+    # The prompt has stayed in memory; the one that was read is a second copy.
+    return whole._replace(prompt=entry.draw.prompt)
+
+
+def _checked(returned: object, *, num_entries: int, count: int, policy: BufferPolicy) -> list[int]:
+    """Return what a policy returned as a list of different indices.
+
+    Raises:
+        PluginError: If it is something else; it says what.
+    """
+    name = getattr(policy, "__qualname__", type(policy).__qualname__)
+    where = f"buffer policy {name}"
+    try:
+        indices = [operator.index(index) for index in returned]  # type: ignore[attr-defined]
+    except TypeError:
+        raise PluginError(f"{where}: returned {returned!r:.100}; return a sequence of indices") from None
+    if len(indices) > count:
+        raise PluginError(f"{where}: returned {len(indices)} indices; at most {count} were asked for")
+    seen: set[int] = set()
+    for index in indices:
+        if not 0 <= index < num_entries:
+            raise PluginError(f"{where}: returned index {index}; there are {num_entries} entries, counted from 0")
+        if index in seen:
+            raise PluginError(f"{where}: returned index {index} twice; return each once")
+        seen.add(index)
+    return indices

@@ -1,0 +1,29 @@
+"""``[buffer]``: prompts that wait to be answered again or gone on with."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from rollfeed.config.section import Section
+
+
+class BufferPolicyName(StrEnum):
+    """Which waiting prompts leave first."""
+
+    FIFO = "fifo"
+    FRESHEST = "freshest"
+    MAX_STALENESS = "max_staleness"
+
+
+class BufferSettings(Section):
+    """The buffer of aborted and requeued prompts; `plugins.buffer_policy` replaces its policy."""
+
+    policy: BufferPolicyName = Field(default=BufferPolicyName.FIFO, strict=False)
+    """Which waiting prompts leave first: `fifo` in the order in which they were drawn; `freshest` those with the
+    newest tokens; `max_staleness` those first that would soon be over `rollout.max_staleness`, and those that are
+    over it last.
+    """
+    max_memory_mb: int = Field(default=1024, ge=1, le=1_000_000)
+    """Partial answers over this many MiB wait on the disk, those that leave last."""

@@ -1,0 +1,45 @@
+"""``[weights]``: where new policy weights come from while a run goes on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field, model_validator
+
+from rollfeed.config.section import Section
+
+
+class WeightSource(StrEnum):
+    """Where new weights come from."""
+
+    NONE = "none"
+    DIRECTORY = "directory"
+
+
+class WeightSettings(Section):
+    """New weights of a trainer that is not part of this program; see docs/weights.md."""
+
+    source: WeightSource = Field(default=WeightSource.NONE, strict=False)
+    """`directory` watches a folder for complete checkpoints and has the engine load the newest; `none` keeps the
+    checkpoint's weights, or what a program gives `update_weights`.
+    """
+    directory: str | None = Field(default=None, min_length=1)
+    """The folder, which the engine's servers must see under the same path. A trainer writes each checkpoint under a
+    name that begins with a dot or ends in `.tmp`, and then renames it to one that ends in its version, for example
+    `version-000012`.
+    """
+    poll_seconds: float = Field(default=1.0, gt=0.0, le=3600.0, strict=False)
+    """Between two looks at the folder."""
+    timeout_seconds: float = Field(default=1800.0, gt=0.0, le=604_800.0, strict=False)
+    """How long a step waits for a version that it needs, before the run ends with what is there."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> WeightSettings:
+        if self.source is WeightSource.DIRECTORY and self.directory is None:
+            raise ValueError("source = 'directory' needs to know which: set weights.directory")
+        if self.source is WeightSource.NONE and self.directory is not None:
+            raise ValueError(
+                f"directory = {self.directory!r} is not looked at while source = 'none': set weights.source = "
+                "'directory', or remove it"
+            )
+        return self

@@ -1,0 +1,18 @@
+"""One group: its way to the engine, its members, and what is left of it when it is stopped."""
+
+from rollfeed.pipeline.groups.failures import FailureBudget
+from rollfeed.pipeline.groups.gate import EngineGate
+from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID, GroupPlan, GroupRunner, without_versions_before
+from rollfeed.pipeline.groups.in_flight import Draft, Flight, InFlight
+
+__all__ = [
+    "START_ROLLOUT_ID",
+    "Draft",
+    "EngineGate",
+    "FailureBudget",
+    "Flight",
+    "GroupPlan",
+    "GroupRunner",
+    "InFlight",
+    "without_versions_before",
+]

@@ -1,0 +1,78 @@
+"""Brings the weights of a trainer outside into the engine, and holds generation back when they do not come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from rollfeed.errors import EngineError
+from rollfeed.protocols import Engine, WeightSource
+
+_log = logging.getLogger(__name__)
+
+
+class WeightFollower:
+    """Publishes the newest version that a source has.
+
+    A trainer that has trained ``n`` batches publishes version ``n``; batch ``step`` is made when version
+    ``step - max_lag`` is there, so that batches do not pile up before a trainer that is slow or gone.
+    """
+
+    def __init__(
+        self, source: WeightSource, engine: Engine, *, max_lag: int, poll_seconds: float, timeout_seconds: float
+    ) -> None:
+        self._source = source
+        self._engine = engine
+        self._max_lag = max_lag
+        self._poll_seconds = poll_seconds
+        self._timeout_seconds = timeout_seconds
+        self._publishing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def before_step(self, step: int) -> None:
+        """Return when the engine has the newest version, and that is new enough for a step.
+
+        Raises:
+            RunFailedError: If the version does not come in time.
+            EngineError: If the engine does not take it.
+        """
+        needed = step - self._max_lag
+        if needed > self._engine.policy_version:
+            await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
+        try:
+            await self._publish_newest()
+        except EngineError:
+            # A trainer may have removed the folder while it was being loaded, for a newer one.
+            await self._publish_newest()
+
+    def start(self) -> None:
+        """Publish what comes while batches are being made, too; for generation that does not stop."""
+        self._task = asyncio.create_task(self._follow(), name="follow weights")
+
+    async def close(self) -> None:
+        """End what :meth:`start` began."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            try:
+                await self._publish_newest()
+            except EngineError as error:
+                # The next step needs a version, and says so if it does not come.
+                _log.warning("new weights could not be loaded: %s", error)
+
+    async def _publish_newest(self) -> None:
+        newest = await asyncio.to_thread(self._source.newest)
+        if newest is not None:
+            await self._publish(*newest)
+
+    async def _publish(self, version: int, folder: Path) -> None:
+        async with self._publishing:
+            if version > self._engine.policy_version:
+                await self._engine.update_weights_from_disk(folder, policy_version=version)
+                _log.info("weights of version %d are in the engine", version)

@@ -1,0 +1,86 @@
+"""New weights reach the engine, and generation waits for those that it needs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rollfeed.errors import RunFailedError
+from rollfeed.pipeline import WeightFollower
+from rollfeed.testing import ListSource
+from rollfeed.weights import WeightDirectory
+
+
+def publish(folder: Path, version: int) -> None:
+    temporary = folder / f".version-{version}"
+    temporary.mkdir(parents=True)
+    save_file({"weight": np.zeros(2, np.float32)}, temporary / "model.safetensors")
+    (temporary / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    temporary.rename(folder / f"version-{version:06d}")
+
+
+def follower(folder: Path, engine, *, max_lag: int, timeout_seconds: float = 20.0) -> WeightFollower:
+    source = WeightDirectory(folder, poll_seconds=0.01)
+    return WeightFollower(source, engine, max_lag=max_lag, poll_seconds=0.01, timeout_seconds=timeout_seconds)
+
+
+def prompts() -> ListSource:
+    return ListSource([f"prompt {number}" for number in range(1000)])
+
+
+SETTINGS = {"max_response_len": 1000, "n_samples_per_prompt": 2}
+
+
+async def test_a_step_is_made_with_the_weights_of_the_batches_before_it(make_rollouts, tick_engine, tmp_path) -> None:
+    engine = tick_engine(lambda rollout_id: 3)
+    async with make_rollouts(
+        engine, source=prompts(), weights=follower(tmp_path, engine, max_lag=0), **SETTINGS
+    ) as rollouts:
+        for step in range(4):
+            batch = await rollouts.generate_batch()
+            assert batch.policy_version == step
+            assert batch.metrics["rollout/staleness_max"] == 0
+            publish(tmp_path, step + 1)
+
+
+async def test_a_version_that_does_not_come_ends_the_run_and_says_so(make_rollouts, tick_engine, tmp_path) -> None:
+    engine = tick_engine(lambda rollout_id: 3)
+    weights = follower(tmp_path, engine, max_lag=0, timeout_seconds=0.05)
+    async with make_rollouts(engine, source=prompts(), weights=weights, **SETTINGS) as rollouts:
+        await rollouts.generate_batch()
+        with pytest.raises(RunFailedError, match="version 1"):
+            await rollouts.generate_batch()
+        publish(tmp_path, 1)
+        assert (await rollouts.generate_batch()).policy_version == 1
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_r44_staleness_stays_within_the_limit_with_an_outside_trainer_also_after_a_resume(
+    make_rollouts, tick_engine, tmp_path, max_staleness, resumed
+) -> None:
+    commits = []
+    for part in range(2 if resumed else 1):
+        engine = tick_engine(lambda rollout_id: 2 + rollout_id * 7 % 40)
+        weights = follower(tmp_path, engine, max_lag=max_staleness)
+        async with make_rollouts(
+            engine,
+            source=prompts(),
+            mode="async",
+            max_staleness=max_staleness,
+            over_sampling_batch_size=8,
+            weights=weights,
+            state=commits[-1].state if commits else None,
+            commit=commits.append,
+            **SETTINGS,
+        ) as rollouts:
+            for step in range(30 * part, 30 * part + 30):
+                batch = await rollouts.generate_batch()
+                assert batch.step == step
+                assert batch.metrics["rollout/staleness_max"] <= max_staleness
+                assert batch.policy_version >= step - max_staleness
+                publish(tmp_path, step + 1)
+    trained = [group.group_index for commit in commits for group in commit.batch.groups]
+    assert len(trained) == len(set(trained))
