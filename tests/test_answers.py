@@ -207,6 +207,10 @@ def test_only_the_end_of_a_response_is_read() -> None:
     [
         ("\uff0d\u2013\u2014\u2212", "----"),
         ("x\u207b\u00b9\u00b2", "x^-12"),
+        ("x\u207f\u207a\u00b9", "x^{n+1}"),
+        ("1011\u2082, x\u2081y\u2081", "1011_2, x_1y_1"),
+        ("H\u2082O and CO\u2082", "H2O and CO2"),
+        ("90\u00ba \u211d", "90\u00b0 \\mathbb{R}"),
         ("\u0664\u0662", "42"),
         ("\uff12\u00bd", "2 1/2"),
         ("4\u200b2\ufeff", "42"),

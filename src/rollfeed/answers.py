@@ -25,10 +25,21 @@ MAX_CHARS = 20_000
 _MAX_COMBINING_RUN = 30
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s?\{|\\[{}]|\\\\(?!boxed|fbox)|[{}]")
-_FENCE = re.compile(r"^[ ]{0,3}(```+|~~~+)[ \t]*([\w+.#-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*)(```+|~~~+)[ \t]*\{?\.?([\w+.#-]*)[^\n`]*$", re.MULTILINE)
+_MAX_CLOSING_INDENT = 3
+"""Spaces that a closing fence has more than its opening one; a fence further to the right is a line of the code."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 # Signs that are written for a minus, and the bar of fractions.
+_RAISED = r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]"
+_SUPERSCRIPT = re.compile(
+    rf"[\u207a\u207b]?(?:(?P<formula>{_RAISED}*[\u207f\u2071\u02e3](?:[\u207a\u207b]?{_RAISED}+)?)|{_RAISED}+)"
+)
+# A subscript after a digit or a variable is one of mathematics (1011_2, x_1); one in a chemical formula is not.
+_SUBSCRIPT = re.compile(
+    r"(?:(?<=[0-9])|(?<=log)|(?<=(?<![^\W\d])[^\W\d_])|(?<=[\u2080-\u2089][a-z]))[\u2080-\u2089]+(?![A-Z])"
+)
+_NUMBER_SETS = {"\u2115": "N", "\u2124": "Z", "\u211a": "Q", "\u211d": "R", "\u2102": "C"}
 _PLAIN_SIGNS = dict.fromkeys([0x2212, 0x2010, 0x2012, 0x2013, 0x2014], "-") | {0x2044: "/"}
 _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _ANSWER_LINE = re.compile(r"\banswer(?:[ \t]+is\b[ \t*_]*:?|[ \t*_]*[:=])", re.IGNORECASE)
@@ -95,7 +106,7 @@ def final_text(response: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return ``text`` in NFKC with plain minus signs and digits; superscripts keep their meaning as ``^``.
+    """Return ``text`` in NFKC with plain minus signs and digits, and with super- and subscripts as ``^`` and ``_``.
 
     Lone surrogates, which no file and no pipe takes, become replacement characters; invisible signs go.
     """
@@ -104,7 +115,10 @@ def normalize(text: str) -> str:
     text = _INVISIBLE.sub("", _SURROGATES.sub("\ufffd", text))
     if _has_long_combining_run(text):
         return text
-    text = re.sub("[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+", lambda m: "^" + m[0], text)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0]}}}" if match["formula"] else "^" + match[0], text)
+    text = re.sub(r"(?<=\d)\s?[\u00ba\u02da]", "\u00b0", text)
+    text = _SUBSCRIPT.sub(lambda match: "_" + match[0], text)
+    text = re.sub("[\u2115\u2124\u211a\u211d\u2102]", lambda match: f"\\mathbb{{{_NUMBER_SETS[match[0]]}}}", text)
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})", ",", text)
     text = re.sub(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])", " ", text)
     text = unicodedata.normalize("NFKC", text).translate(_PLAIN_SIGNS)
@@ -126,16 +140,34 @@ def find_box(text: str) -> str | None:
     return None if last_start < 0 else content
 
 
-def find_code(response: str) -> str | None:
-    """Return the last fenced code block after the reasoning as it is, or None when there is none or it never ends."""
+def find_code(response: str, *, languages: Collection[str] | None = None) -> str | None:
+    """Return the last fenced code block after the reasoning, or None when there is none or the last one never ends.
+
+    Args:
+        response: As generated.
+        languages: In lower case, those to look for, "" for blocks that name none; None takes all.
+
+    The block's lines lose the indentation of its fence and are as they are otherwise.
+    """
     text = after_reasoning(response)
-    fence, start, code = "", 0, None
+    opening: re.Match[str] | None = None
+    code: str | None = None
     for match in _FENCE.finditer(text):
-        if not fence or match[2]:  # a fence that names a language opens a block
-            fence, start, code = match[1], match.end() + 1, None
-        elif match[1].startswith(fence):
-            fence, code = "", text[start : match.start()]
-    return None if fence else code
+        if opening is None or (match[3] and not opening[3]):  # what opens without a language may be but a line drawn
+            opening = match
+        elif not match[2].startswith(opening[2]) or len(match[1]) > len(opening[1]) + _MAX_CLOSING_INDENT:
+            continue  # a line of the code
+        elif match[3]:  # a fence that names a language opens a block
+            opening = match
+        else:
+            if languages is None or opening[3].lower() in languages:
+                code = _without_indent(text[opening.end() + 1 : match.start()], len(opening[1]))
+            opening = None
+    return code if opening is None else None
+
+
+def _without_indent(code: str, width: int) -> str:
+    return re.sub(rf"^[ \t]{{1,{width}}}", "", code, flags=re.MULTILINE) if width else code
 
 
 def find_answer(response: str, *, fallback: Mark = Mark.LAST_LINE) -> Answer | None:

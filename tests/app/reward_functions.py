@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from rollfeed.types import Correct, Outcome, Prompt, Sample, Verdict
+
+HANGING = 30
 
 
 def score(sample: Sample, prompt: Prompt) -> Any:
@@ -57,9 +60,29 @@ def score(sample: Sample, prompt: Prompt) -> Any:
 
 
 def sleep_on_one(sample: Sample, prompt: Prompt) -> float:
-    if sample.rollout_id == 30:
+    if sample.rollout_id == HANGING:
         time.sleep(3600)
     return float(sample.rollout_id)
+
+
+def spin_on_one(sample: Sample, prompt: Prompt) -> float:
+    while sample.rollout_id == HANGING:
+        pass
+    return float(sample.rollout_id)
+
+
+def given(sample: Sample, prompt: Prompt) -> Any:
+    return prompt.label
+
+
+_CALLS = itertools.count(1)
+
+
+def count_groups(samples: Sequence[Sample], prompt: Prompt) -> Any:
+    """Say for each sample which call of this process it came in, with how many, and where among them."""
+    assert len({sample.group_index for sample in samples}) == 1
+    call, samples_together = next(_CALLS), len(samples)
+    return [{"call": call, "samples": samples_together, "place": place} for place in range(samples_together)]
 
 
 def rank(samples: Sequence[Sample], prompt: Prompt) -> Any:

@@ -16,10 +16,12 @@ from rollfeed.app.rewards import RewardServices, in_its_place, load_reward_funct
 from rollfeed.config import RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, Isolation, RewardFn
-from rollfeed.rewards import BuiltinGrader, IsolatedCall, RewardHub, Takes
+from rollfeed.rewards import RewardHub, Takes
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, make_group, make_prompt
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
 
+HANGING = 30
+"""Rollout whose grading never ends, where a test has one."""
 PROGRAM = "```python\nprint(int(input()) + 1)\n```"
 TESTS = {"inputs": ["1", "2"], "outputs": ["2", "3"]}
 
@@ -38,14 +40,22 @@ def rollouts_of(count: int) -> list[Rollout]:
 
 
 @pytest.fixture
-def load(folders: list[Path], services: RewardServices) -> Callable[..., Any]:
+def load_for_a_run(folders: list[Path]) -> Callable[..., Any]:
+    """Return the function that loads a reward function of these tests as settings do."""
+
+    def load(name: str, protocol: type[Any] = RewardFn, takes: Takes = Takes.SAMPLE) -> Any:
+        path = f"reward_functions:{name}"
+        return load_reward_function(path, protocol, takes, key="plugins.reward", folders=folders, killable=True)
+
+    return load
+
+
+@pytest.fixture
+def load(load_for_a_run: Callable[..., Any], services: RewardServices) -> Callable[..., Any]:
     """Return the function that loads a reward function of these tests, to be called in workers."""
 
     def load(name: str, protocol: type[Any] = RewardFn, takes: Takes = Takes.SAMPLE, seconds: float = 30.0) -> Any:
-        function = load_reward_function(
-            f"reward_functions:{name}", protocol, takes, key="plugins.reward", folders=folders, killable=True
-        )
-        return in_its_place(function, services.workers, timeout_seconds=seconds)
+        return in_its_place(load_for_a_run(name, protocol, takes), services.workers, timeout_seconds=seconds)
 
     return load
 
@@ -82,22 +92,6 @@ async def test_services_that_are_left_grade_no_more(make_services: Callable[...,
         pass
     verdict = await hub(services).grade(r"\boxed{\sqrt{5+2\sqrt{6}}}", r"\sqrt2+\sqrt3", rm_type="math")
     assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
-
-
-async def test_one_of_64_graders_that_sleeps_for_ever_costs_its_own_deadline(services: RewardServices) -> None:
-    def grade(response: str, label: Any, metadata: Any) -> IsolatedCall:
-        if response == "30":
-            return IsolatedCall("time.sleep", (3600,), lambda _: Verdict(reward=0.0))
-        return IsolatedCall("operator.add", (int(response), 1), lambda total: Verdict(reward=float(total)))
-
-    deadline = 1.0
-    graders = {"add": BuiltinGrader(grade)}
-    scorer = hub(services, graders=graders, rm_type="add", worker_timeout_seconds=deadline)
-    await services.workers.start()
-    async with asyncio.timeout(deadline + 2.0):
-        verdicts = await asyncio.gather(*(scorer.grade(str(number), None) for number in range(64)))
-    assert [verdict.reward for verdict in verdicts] == [None if n == 30 else n + 1.0 for n in range(64)]
-    assert verdicts[30].outcome is Outcome.TIMEOUT
 
 
 async def test_ten_thousand_gradings_leave_processes_descriptors_and_memory_as_they_were(
@@ -222,15 +216,34 @@ def texts_as_prompts(count: int) -> ListSource:
     return ListSource([f"prompt {number}" for number in range(count)], repeat=True)
 
 
-async def test_r35_reward_stall_stops_nothing(leaves_no_process: None, folders: list[Path]) -> None:
-    """R35: of 64 gradings one sleeps for ever; it is killed, counted apart from wrong answers, and the step goes on."""
-    function = load_reward_function(
-        "reward_functions:sleep_on_one", RewardFn, Takes.SAMPLE, key="plugins.reward", folders=folders, killable=True
-    )
+@pytest.mark.parametrize("hanging", ["sleep_on_one", "spin_on_one"])
+async def test_r35_reward_stall_costs_its_own_deadline(
+    services: RewardServices, load: Callable[..., Any], hanging: str
+) -> None:
+    """R35: of 64 gradings one never ends; all others have their rewards by the deadline and 2 s, and it is killed."""
+    deadline_seconds = 2.0
+    scorer = hub(services, reward_fn=load(hanging, seconds=deadline_seconds))
+    (rollout,) = rollouts_of(1)
+    numbered = [
+        replace(rollout, rollout_id=number, samples=(replace(rollout.samples[0], rollout_id=number),))
+        for number in range(HANGING - 30, HANGING + 34)
+    ]
+    await scorer.score(numbered[:8], make_prompt())  # the workers have started
+    async with asyncio.timeout(deadline_seconds + 2.0):
+        verdicts = await scorer.score(numbered, make_prompt())
+    assert [verdict.reward for verdict in verdicts] == [
+        None if rollout.rollout_id == HANGING else float(rollout.rollout_id) for rollout in numbered
+    ]
+    assert verdicts[30].outcome is Outcome.TIMEOUT
+    assert services.workers.counts.timeouts == 1
+
+
+async def test_r35_reward_stall_stops_no_run(leaves_no_process: None, load_for_a_run: Callable[..., Any]) -> None:
+    """R35: it is counted apart from wrong answers, its group is replaced, and no process is left."""
     config = RolloutConfig(
         rollout_batch_size=16,
         n_samples_per_prompt=4,
-        reward=function,
+        reward=load_for_a_run("sleep_on_one"),
         reward_timeout_seconds=2.0,
         reward_workers={"num_workers": 2},
     )
@@ -242,23 +255,29 @@ async def test_r35_reward_stall_stops_nothing(leaves_no_process: None, folders: 
     assert batch.metrics["rollout/groups_failed"] == 1
     assert [sample.reward for sample in batch.samples] == [float(sample.rollout_id) for sample in batch.samples]
     assert len(batch.samples) == 64
-    assert 30 not in [sample.rollout_id for sample in batch.samples]
+    assert HANGING not in [sample.rollout_id for sample in batch.samples]
 
 
-@pytest.mark.parametrize(
-    ("reward", "value"), [(0.0, 0.0), ({"score": 1}, 1.0), (-1, -1.0), (0, 0.0), (True, 1.0), (None, None)], ids=str
-)
-async def test_r36_reward_value_types(services: RewardServices, reward: Any, value: float | None) -> None:
+VALUES = [(0.0, 0.0), ({"score": 1}, 1.0), (-1, -1.0), (0, 0.0), (True, 1.0), (None, None)]
+
+
+@pytest.mark.parametrize(("reward", "value"), VALUES, ids=str)
+@pytest.mark.parametrize("place", ["this process", "a worker"])
+async def test_r36_reward_value_types(
+    services: RewardServices, load: Callable[..., Any], place: str, reward: Any, value: float | None
+) -> None:
     """R36: 0.0 is a value, reward_key picks from a dictionary, an int is a number, None means not scored."""
-    scorer = hub(services, reward_fn=lambda sample, prompt: reward, reward_key="score")
+    function = load("given") if place == "a worker" else lambda sample, prompt: reward
+    scorer = hub(services, reward_fn=function, reward_key="score")
     (rollout,) = rollouts_of(1)
-    (verdict,) = await scorer.score([rollout], make_prompt())
+    (verdict,) = await scorer.score([rollout], make_prompt(label=reward))
+    assert services.workers.counts.calls == (place == "a worker")
     if value is None:
         assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
         return
     scored = rollout.with_reward(verdict)
     assert scored.samples[0].get_reward_value("score") == value
-    assert await scorer.score([scored], make_prompt()) == [verdict]
+    assert await scorer.score([scored], make_prompt(label=reward)) == [verdict]
 
 
 async def test_r37_group_reward_gets_each_group_once_and_whole() -> None:
@@ -296,11 +315,30 @@ async def test_r37_group_with_an_aborted_member_is_not_scored(services: RewardSe
     assert {(verdict.outcome, verdict.reward) for verdict in verdicts} == {(Outcome.ERROR, None)}
 
 
-async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, folders: list[Path]) -> None:
-    function = load_reward_function(
-        "reward_functions:score", RewardFn, Takes.SAMPLE, key="plugins.reward", folders=folders, killable=True
+async def test_r37_group_function_in_a_worker_gets_each_group_once_and_whole(
+    leaves_no_process: None, load_for_a_run: Callable[..., Any]
+) -> None:
+    """R37: as above, where a run calls it: its process counts the calls."""
+    config = RolloutConfig(
+        rollout_batch_size=4,
+        n_samples_per_prompt=3,
+        group_reward=load_for_a_run("count_groups", GroupRewardFn, Takes.GROUP),
+        reward_key="call",
+        reward_workers={"num_workers": 1},
     )
-    config = RolloutConfig(rollout_batch_size=1, n_samples_per_prompt=1, reward=function)
+    rollouts = open_rollouts(config, source=texts_as_prompts(50), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+    async with rollouts:
+        batch = await rollouts.generate_batch()
+    for group in batch.groups:
+        rewards = [sample.reward for rollout in group.rollouts for sample in rollout.samples]
+        assert len({reward["call"] for reward in rewards}) == 1
+        assert {reward["samples"] for reward in rewards} == {3.0}
+        assert [reward["place"] for reward in rewards] == [0.0, 1.0, 2.0]
+    assert sorted({sample.reward["call"] for sample in batch.samples}) == [1.0, 2.0, 3.0, 4.0]
+
+
+async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, load_for_a_run: Callable[..., Any]) -> None:
+    config = RolloutConfig(rollout_batch_size=1, n_samples_per_prompt=1, reward=load_for_a_run("score"))
     rollouts = open_rollouts(config, source=texts_as_prompts(20), engine=ScriptedEngine(), tokenizer=CharTokenizer())
 
     async def stop_after_a_step() -> None:
@@ -310,6 +348,21 @@ async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, folders:
 
     with pytest.raises(KeyboardInterrupt):
         await stop_after_a_step()
+
+
+async def test_random_rewards_are_those_of_the_seed_and_replay(leaves_no_process: None) -> None:
+    async def rewards(seed: int) -> list[Any]:
+        config = RolloutConfig(rollout_batch_size=16, n_samples_per_prompt=4, rm_type="random", seed=seed)
+        source = texts_as_prompts(20)
+        rollouts = open_rollouts(config, source=source, engine=ScriptedEngine(), tokenizer=CharTokenizer())
+        async with rollouts:
+            batch = await rollouts.generate_batch()
+        return [sample.reward for sample in sorted(batch.samples, key=lambda sample: sample.index)]
+
+    first = await rewards(1)
+    assert set(first) == {0.0, 1.0}
+    assert await rewards(1) == first
+    assert await rewards(2) != first
 
 
 async def test_named_functions_are_chosen_by_the_prompt_and_checked_beforehand() -> None:

@@ -50,6 +50,7 @@ async def test_bad_rows_are_errors_of_their_own_with_the_cause() -> None:
         ({"rm_type": "math", "response": r"\boxed{1}", "label": {"a": 1}}, "label is"),
         ({"rm_type": "math", "response": "x", "label": "1", "metadata": "{"}, "metadata"),
         ({"rm_type": "math", "response": "x", "label": "1", "metadata": [1]}, "metadata"),
+        ({"rm_type": "math", "response": r"\boxed{1}", "label": "1", "reward_key": 3}, "reward_key is 3"),
         ({"rm_type": "remote_rm", "response": "x", "label": "1"}, "reward.remote.url"),
         ({"rm_type": "livecodebench", "response": "```\nx\n```", "label": "{"}, "label"),
     ]

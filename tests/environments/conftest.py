@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rollfeed.environments import EnvironmentGrader, EnvironmentRegistry
 from rollfeed.protocols import PromptRenderer
 from rollfeed.types import Correct, Message, Verdict
 
@@ -56,3 +57,18 @@ def parity() -> Parity:
 @pytest.fixture
 def make_renderer() -> Callable[..., PromptRenderer]:
     return lambda limit=None: CharacterRenderer(limit)
+
+
+@pytest.fixture
+def make_grader() -> Callable[[Any], EnvironmentGrader]:
+    """Return a factory of graders that know one environment, and have no workers."""
+
+    class NoWorkers:
+        async def call(self, *args: Any, **settings: Any) -> Any:
+            raise AssertionError("called")
+
+    def make(environment: Any) -> EnvironmentGrader:
+        registry = EnvironmentRegistry([environment], find_entry_points=lambda: [])
+        return EnvironmentGrader(registry, workers=NoWorkers(), deadline_seconds=1.0)
+
+    return make

@@ -33,10 +33,21 @@ def test_listed_environments_carry_id_and_summary() -> None:
     assert all(environment.summary and "\n" not in environment.summary for environment in environments)
 
 
-def test_registered_environment_is_found(parity: Any) -> None:
-    registry = registry_with()
-    registry.register(parity)
+def test_own_environments_are_told_from_those_of_other_packages(parity: Any) -> None:
+    registry = EnvironmentRegistry([parity], find_entry_points=lambda: [entry_point("my/broken", "no_such_module:E")])
     assert registry.get("my/parity") is parity
+    assert registry.is_own("my/parity")
+    assert not registry.is_own("my/broken")
+    assert "my/parity" in registry
+    assert "my/broken" in registry
+    assert "my/parrot" not in registry
+
+
+def test_loaded_environment_of_another_package_is_not_an_own_one() -> None:
+    point = entry_point("core/copy_text", "rollfeed.environments.builtin:CopyText")
+    registry = EnvironmentRegistry([], find_entry_points=lambda: [point])
+    registry.list()
+    assert not registry.is_own("core/copy_text")
 
 
 @pytest.mark.parametrize("given", ["core/copy_txt", "copy_text", "rlve/copy_text"])
@@ -51,16 +62,14 @@ def test_unknown_id_without_a_near_one_lists_all() -> None:
 
 
 def test_id_cannot_be_taken_twice(parity: Any) -> None:
-    registry = registry_with()
-    registry.register(parity)
     with pytest.raises(ConfigError, match="'my/parity' is registered already"):
-        registry.register(parity)
+        EnvironmentRegistry([parity, parity])
 
 
 def test_id_must_have_a_namespace(parity: Any) -> None:
     parity.environment_id = "parity"
     with pytest.raises(ConfigError, match="write it as namespace/name"):
-        registry_with().register(parity)
+        EnvironmentRegistry([parity])
 
 
 def test_what_lacks_a_verifier_does_not_fit() -> None:
@@ -70,7 +79,7 @@ def test_what_lacks_a_verifier_does_not_fit() -> None:
         def make(self) -> None: ...
 
     with pytest.raises(PluginError, match="it lacks verify"):
-        registry_with().register(NoVerifier())  # type: ignore[arg-type]
+        EnvironmentRegistry([NoVerifier()])  # type: ignore[list-item]
 
 
 def test_entry_point_is_listed_without_being_imported() -> None:

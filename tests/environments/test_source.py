@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.environments import RM_TYPE, EnvironmentRegistry, EnvironmentSource, environment_grader
+from rollfeed.environments import RM_TYPE, EnvironmentGrader, EnvironmentSource
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.protocols import PromptRenderer
 from rollfeed.types import Correct
@@ -31,12 +31,12 @@ async def test_prompts_say_where_they_come_from(make_source: Callable[..., Envir
 
 
 async def test_prompts_are_graded_after_a_json_round_trip(
-    make_source: Callable[..., EnvironmentSource], parity: Any
+    make_source: Callable[..., EnvironmentSource], make_grader: Callable[..., EnvironmentGrader], parity: Any
 ) -> None:
-    grade = environment_grader(EnvironmentRegistry([parity], find_entry_points=lambda: []))
+    grade = make_grader(parity)
     for prompt in await make_source().draw(20):
         metadata = json.loads(json.dumps(prompt.metadata))
-        assert grade(prompt.label, prompt.label, metadata).correct is Correct.YES
+        assert (await grade(str(prompt.label), prompt.label, metadata)).correct is Correct.YES
 
 
 async def test_raw_text_goes_without_messages(make_source: Callable[..., EnvironmentSource]) -> None:

@@ -391,13 +391,54 @@ def test_boxed_type_of_no_grader_is_refused() -> None:
         hub(rm_type="boxed_exakt")
 
 
-async def test_random_rewards_differ_between_samples_and_stay_the_same(
+async def test_random_rewards_derive_from_the_seed_the_prompt_and_the_sample(
     make_rollout: MakeRollout, make_prompt: MakePrompt
 ) -> None:
     rollouts = [make_rollout(number, "text") for number in range(64)]
-    first = rewards(await hub(rm_type="random").score(rollouts, make_prompt()))
+
+    async def drawn(prompt: Prompt, *, seed: int = 1) -> list[Any]:
+        return rewards(await hub(rm_type="random", seed=seed).score(rollouts, prompt))
+
+    first = await drawn(make_prompt())
     assert set(first) == {0.0, 1.0}
-    assert rewards(await hub(rm_type="random").score(rollouts, make_prompt())) == first
+    assert await drawn(make_prompt()) == first
+    assert await drawn(make_prompt(sample_seed=5)) == first
+    assert await drawn(make_prompt(), seed=2) != first
+    assert await drawn(replace(make_prompt(), prompt_id="q")) != first
+    moved = [
+        replace(rollout, samples=tuple(replace(sample, group_index=7) for sample in rollout.samples))
+        for rollout in rollouts
+    ]
+    assert rewards(await hub(rm_type="random", seed=1).score(moved, make_prompt())) != first
+
+
+async def test_graders_are_told_the_prompt_and_the_reward_key_in_force(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    seen: list[Any] = []
+
+    def look(response: str, label: Any, metadata: Any) -> Verdict:
+        seen.append((metadata.get("prompt_text"), metadata.get("reward_key")))
+        return Verdict(reward=1.0)
+
+    for reward_key, prompt in [
+        (None, make_prompt()),
+        ("score", make_prompt()),
+        ("score", make_prompt(reward_key="bonus")),
+    ]:
+        await hub(graders={"look": look}, rm_type="look", reward_key=reward_key).score(group[:1], prompt)
+    scorer = hub(graders={"look": look}, rm_type="look", reward_key="score")
+    await scorer.grade("4", None)
+    await scorer.grade("4", None, prompt="What?", reward_key="bonus")
+    await scorer.grade("4", None, prompt="What?", metadata={"reward_key": "malus"}, reward_key="bonus")
+    assert seen == [
+        ("?", None),
+        ("?", "score"),
+        ("?", "bonus"),
+        (None, "score"),
+        ("What?", "bonus"),
+        ("What?", "malus"),
+    ]
 
 
 # Single responses
@@ -415,8 +456,8 @@ async def test_response_that_is_no_text_is_an_error(response: Any) -> None:
     assert "the response is" in verdict.detail
 
 
-@pytest.mark.parametrize("metadata", ["{", "[]", "5"])
-async def test_metadata_that_is_no_mapping_is_an_error(metadata: str) -> None:
+@pytest.mark.parametrize("metadata", ["{", "[]", "5", [], 0])
+async def test_metadata_that_is_no_mapping_is_an_error(metadata: Any) -> None:
     verdict = await hub(rm_type="math").grade("4", "4", metadata=metadata)
     assert verdict.outcome is Outcome.ERROR
     assert "metadata is" in verdict.detail

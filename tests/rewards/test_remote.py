@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,12 @@ async def grade(url: str | None, *, response: str = "r", label: Any = "l", **set
         verdict = await grader(response, label, {"prompt_text": "p"})
         assert grader.num_in_flight == 0
         return verdict
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,77 @@ async def test_reply_without_an_end_is_cut_off(serve_script: Serve) -> None:
         assert "larger than" in verdict.detail
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+async def test_proxies_of_the_environment_are_ignored(
+    serve_script: Serve, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with serve_script([{"json": 1.0}]) as server:
+        assert (await grade(server.url, max_tries=1)).reward == 1.0
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://[broken/", "http://user@:0/", "ftp://127.0.0.1/"])
+async def test_address_that_leads_nowhere_is_an_error(url: str) -> None:
+    verdict = await grade(url, max_tries=1)
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n1.0",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n1.0",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n1.0",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"",
+    ],
+    ids=["cut short", "wrong chunk", "not gzip", "not http", "nothing"],
+)
+async def test_reply_that_breaks_off_or_is_no_http_is_an_error(reply: bytes) -> None:
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(reply)
+            await writer.drain()
+        await close(writer)
+        ended.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        verdict = await grade(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", max_tries=1)
+        await ended.wait()
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+
+
+async def test_server_that_answers_a_byte_at_a_time_is_a_timeout() -> None:
+    ended = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"1")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        await close(writer)
+        ended.set()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        verdict = await grade(url, max_tries=1, timeout_seconds=0.2)
+        await ended.wait()
+    assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
+
+
+async def test_large_response_is_sent_whole(serve_script: Serve) -> None:
+    async with serve_script([{"json": 1.0}]) as server:
+        assert (await grade(server.url, response="\ud83d" + "x" * 500_000)).reward == 1.0
+        assert len(server.bodies[0]["response"]) == 500_001
+
+
 async def test_without_an_address_the_setting_is_named() -> None:
     verdict = await grade(None)
     assert verdict.outcome is Outcome.ERROR
@@ -138,7 +216,7 @@ async def test_cancelled_grading_leaves_nothing_in_flight(serve_script: Serve) -
         assert grader.num_in_flight == 0
 
 
-@pytest.mark.parametrize("label", [object(), {1, 2}, b"bytes"], ids=["object", "set", "bytes"])
+@pytest.mark.parametrize("label", [object(), {1, 2}, b"bytes", float("nan")], ids=["object", "set", "bytes", "nan"])
 async def test_label_that_is_not_json_is_an_error(serve_script: Serve, label: Any) -> None:
     async with serve_script([{"json": 1.0}]) as server:
         assert (await grade(server.url, label=label)).outcome is Outcome.ERROR

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,10 +19,12 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
         self._session = session
         self.address = address
+        self.headers: Mapping[str, str] = {}
 
     async def post(self, body: Any, *, path: str = "/") -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self._session.post(self.address + path, data=data) as reply:
+            self.headers = reply.headers
             return reply.status, await reply.json()
 
     async def get(self, path: str) -> str:
@@ -124,6 +126,69 @@ async def test_request_that_is_wrong_is_told_why(body: Any, message: str) -> Non
         assert "rollfeed_reward_bad_requests_total 1" in await client.get("/metrics")
 
 
+async def test_body_that_is_too_large_is_refused_and_counted() -> None:
+    hub = RewardHub(graders=BUILTIN_GRADERS, rm_type="math", timeout_seconds=5.0)
+    server = RewardServer(hub, max_body_bytes=1_000)
+    async with serve_rewards(server, host="127.0.0.1", port=0) as address, aiohttp.ClientSession() as session:
+        client = Client(session, address)
+        assert await client.post({**RIGHT, "prompt": "x" * 1_000}) == (
+            413,
+            {"error": "the body is larger than 1000 bytes"},
+        )
+        assert (await client.post(RIGHT))[1]["reward"] == 1.0
+        assert "rollfeed_reward_bad_requests_total 1" in await client.get("/metrics")
+
+
+async def test_bytes_that_are_not_http_do_not_disturb_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(client.address.rpartition(":")[2]))
+        writer.write(b"\x16\x03\x01\x02\x00 no http\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.post(RIGHT))[1]["reward"] == 1.0
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_client_that_goes_away_within_its_body_does_not_disturb_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as client:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(client.address.rpartition(":")[2]))
+        writer.write(b'POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"response": ')
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.post(RIGHT))[1]["reward"] == 1.0
+        assert json.loads(await client.get("/health")) == {"status": "ok", "in_progress": 0}
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_options_of_predictions_are_for_all_of_them() -> None:
+    async with serving(rm_type=None) as client:
+        body = {"predictions": ["yes", "no"], "answers": ["yes", "yes"], "rm_type": "exact", "metadata": "{}"}
+        assert (await client.post(body))[1]["reward"] == [1.0, 0.0]
+
+
+async def test_failures_of_a_batch_stay_with_their_responses() -> None:
+    async with serving() as client:
+        status, reply = await client.post(
+            {"predictions": [r"\boxed{4}", None, r"\boxed{4}"], "answers": ["4", "4", {}]}
+        )
+        assert status == 200
+        assert reply["reward"] == [1.0, None, None]
+        assert reply["outcome"] == ["ok", "error", "error"]
+        assert [bool(detail) for detail in reply["detail"]] == [False, True, True]
+
+
+async def test_other_paths_and_methods_are_refused() -> None:
+    async with serving() as client, aiohttp.ClientSession() as session:
+        async with session.post(client.address + "/grade", data=b"{}") as reply:
+            assert reply.status == 404
+        async with session.get(client.address + "/get_reward") as reply:
+            assert reply.status == 405
+
+
 async def test_without_a_grader_the_request_has_to_name_one() -> None:
     async with serving(rm_type=None) as client:
         assert (await client.post(RIGHT))[0] == 400
@@ -144,6 +209,7 @@ async def test_too_much_at_once_is_refused_until_there_is_room() -> None:
         assert json.loads(await client.get("/health"))["in_progress"] == 3
         status, reply = await client.post([RIGHT] * 2)
         assert status == 429
+        assert client.headers["Retry-After"] == "1"
         assert reply["error"].startswith("3 of 4 responses are in progress")
         release.set()
         assert (await first)[0] == 200
@@ -180,6 +246,29 @@ async def test_our_remote_grader_understands_our_server() -> None:
     async with serving() as client, RemoteGrader(url=f"{client.address}/get_reward") as grader:
         assert (await grader(r"\boxed{4}", "4", {})).reward == 1.0
         assert (await grader(r"\boxed{4}", {"a": 1}, {})).reward is None
+
+
+async def test_our_remote_grader_waits_for_room_in_our_server() -> None:
+    release, started = asyncio.Event(), asyncio.Event()
+
+    async def slow(response: str, label: Any, metadata: Any) -> Verdict:
+        started.set()
+        await release.wait()
+        return Verdict(reward=1.0)
+
+    async with (
+        serving(max_in_progress=1, rm_type="slow", slow=OwnPace(slow)) as client,
+        RemoteGrader(url=client.address, concurrency=1) as grader,
+    ):
+        first = asyncio.create_task(client.post(RIGHT))
+        await started.wait()
+        waiting = asyncio.create_task(grader("r", "l", {}))
+        async with asyncio.timeout(10):
+            while "refused_requests_total 1" not in await client.get("/metrics"):  # its refusal is told to nobody else
+                pass
+        release.set()
+        await first
+        assert (await waiting).reward == 1.0
 
 
 async def test_port_that_is_taken_is_one_line() -> None:

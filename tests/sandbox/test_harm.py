@@ -174,6 +174,28 @@ print(json.dumps(written))
     assert await answer(sandboxes, program) <= LIMITS.max_file_bytes
 
 
+@pytest.mark.parametrize("make", ["os.memfd_create('bomb')", "os.open('/tmp', os.O_TMPFILE | os.O_RDWR)", "nameless()"])
+async def test_memory_and_file_bombs_in_files_without_a_name_are_stopped(sandboxes: LocalSandboxes, make: str) -> None:
+    program = f"""
+import os, signal
+def nameless():
+    file = os.open("file", os.O_CREAT | os.O_RDWR)
+    os.unlink("file")
+    return file
+held = []
+try:
+    for _ in range(20):
+        held.append({make})
+        os.write(held[-1], bytes(1 << 20))
+except OSError:
+    raise SystemExit(1)
+signal.pause()
+"""
+    result = await run(sandboxes, program)
+    # Of the temporary folder the system itself gives no more than its size.
+    assert result.outcome is ExecOutcome.FILE_LIMIT or ("/tmp" in make and result.exit_code == 1)
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 async def test_output_flood_is_cut_off(sandboxes: LocalSandboxes, stream: str) -> None:
     program = f"import sys\nwhile True: print('y' * 10000, file=sys.{stream})"

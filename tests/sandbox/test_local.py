@@ -90,6 +90,52 @@ async def test_closed_folders_do_not_keep_a_sandbox_from_being_deleted(sandboxes
         assert (await sandbox.exec(["sh", "-c", script], limits=LIMITS)).exit_code == 0
 
 
+@pytest.mark.parametrize(("name", "depth"), [("d" * 255, 40), ("d", 2_500)], ids=["long-names", "many"])
+async def test_folders_too_deep_for_a_path_do_not_keep_a_sandbox_from_being_deleted(
+    sandboxes: LocalSandboxes, name: str, depth: int
+) -> None:
+    program = """
+import os, sys
+for _ in range(int(sys.argv[2])):
+    os.mkdir(sys.argv[1])
+    os.chdir(sys.argv[1])
+    open("file", "w").close()
+    os.chmod(".", 0o300)
+"""
+    async with sandboxes.open() as sandbox:
+        command = ["python3", "-I", "-S", "-c", program, name, str(depth)]
+        result = await sandbox.exec(command, limits=ExecLimits(wall_seconds=20.0, max_files=10_000))
+        assert result.outcome in (ExecOutcome.EXITED, ExecOutcome.FILE_LIMIT)
+        assert result.exit_code in (0, None)
+
+
+async def test_files_deeper_than_a_path_are_over_the_limit(sandboxes: LocalSandboxes) -> None:
+    program = "import os, signal\nfor _ in range(30):\n    os.mkdir('d' * 255)\n    os.chdir('d' * 255)\nsignal.pause()"
+    async with sandboxes.open() as sandbox:
+        result = await sandbox.exec(["python3", "-I", "-S", "-c", program], limits=LIMITS)
+        assert result.outcome is ExecOutcome.FILE_LIMIT
+
+
+async def test_links_that_a_program_leaves_are_deleted_and_not_what_they_lead_to(
+    sandboxes: LocalSandboxes, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o750)
+    (outside / "kept").touch(mode=0o640)
+    script = f"mkdir a; ln -s {outside} a/folder; ln -s {outside}/kept a/file; ln -s a loop; ln -s .. a/up"
+    async with sandboxes.open() as sandbox:
+        assert (await sandbox.exec(["sh", "-c", script], limits=LIMITS)).exit_code == 0
+    assert (outside / "kept").stat().st_mode & 0o777 == 0o640
+    assert outside.stat().st_mode & 0o777 == 0o750
+
+
+async def test_standard_streams_have_their_names(sandboxes: LocalSandboxes) -> None:
+    script = "readlink /dev/stdin /dev/stdout /dev/stderr /dev/fd"
+    async with sandboxes.open() as sandbox:
+        result = await sandbox.exec(["sh", "-c", script], limits=LIMITS)
+        assert result.stdout.split() == [b"/proc/self/fd/0", b"/proc/self/fd/1", b"/proc/self/fd/2", b"/proc/self/fd"]
+
+
 async def test_a_snapshot_brings_the_files_back(sandboxes: LocalSandboxes) -> None:
     async with sandboxes.open() as first, sandboxes.open() as second:
         await first.write("a/b.txt", b"kept")

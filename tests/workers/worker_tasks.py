@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from typing import Any
 
-from rollfeed.types import Correct, Outcome, Verdict
-
 _HELD: list[bytearray] = []
 
 
-def grade(response: str, label: Any, metadata: dict[str, Any]) -> Verdict:
-    if response == "hang":
-        time.sleep(3600)
-    if response == "spin":
-        while True:
-            pass
-    if response == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    right = response == label
-    return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO, extracted=response)
-
-
-def grade_with_reward(response: str, label: Any, metadata: dict[str, Any]) -> Any:
-    reward = metadata["reward"]
-    if reward == "none":
-        return Verdict(reward=None, outcome=Outcome.ERROR, detail="not scored")
-    return Verdict(reward=reward)
-
-
-def grade_wrongly(response: str, label: Any, metadata: dict[str, Any]) -> Any:
-    return {"reward": "lots"}
+def is_seven(answer: str) -> dict[str, Any]:
+    return {"answer": answer, "is_right": answer == "7"}
 
 
 def echo(value: Any) -> Any:

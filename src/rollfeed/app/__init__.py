@@ -7,7 +7,7 @@ a run, by error or by signal, leaves no task, thread, socket or half-written fil
 from rollfeed.app.model import Model, build_engine, load_model
 from rollfeed.app.rewards import open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
-from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, run
+from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, stored_settings
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
 
@@ -24,7 +24,9 @@ __all__ = [
     "open_reward_hub",
     "open_rollouts",
     "prepare",
+    "resume",
     "run",
     "score_file",
     "source_names",
+    "stored_settings",
 ]

@@ -12,8 +12,8 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, RewardSettings, WorkerSettings
+from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
-from rollfeed.environments import EnvironmentRegistry, environment_grader
 from rollfeed.protocols import ExecLimits, Grader, Isolation, RewardFn, Workers
 from rollfeed.rewards import (
     BUILTIN_GRADERS,
@@ -101,9 +101,11 @@ class RewardServices:
 
     def graders(self) -> dict[str, Grader | OwnPace]:
         """Return all graders by ``rm_type``."""
+        registry, deadline = EnvironmentRegistry(), self.worker_timeout_seconds
         return {
             **BUILTIN_GRADERS,
-            ENVIRONMENT_RM_TYPE: environment_grader(EnvironmentRegistry()),
+            ENVIRONMENT_RM_TYPE: OwnPace(EnvironmentGrader(registry, workers=self.workers, deadline_seconds=deadline)),
+            RLVE_RM_TYPE: OwnPace(RlveGrader(registry, workers=self.workers, deadline_seconds=deadline)),
             CODE_RM_TYPE: OwnPace(self._code),
             REMOTE_RM_TYPE: OwnPace(self.remote),
         }

@@ -8,15 +8,16 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rollfeed.app.rewards import REMOTE_RM_TYPE, num_cores, open_reward_hub
 from rollfeed.config import RewardSettings
-from rollfeed.errors import DataError
+from rollfeed.errors import DataError, RunFailedError
 from rollfeed.rewards import RewardHub
-from rollfeed.types import Outcome
+from rollfeed.types import Outcome, Verdict
 
 _WINDOW_ROWS = 1_024
 """Rows that are under way or wait for an earlier one, so that results come in order."""
@@ -77,13 +78,15 @@ async def score_file(
         progress: Told after each row.
 
     Raises:
-        DataError: If ``path`` is not such a file, or ``out`` cannot be written.
+        DataError: If ``path`` is not such a file, or ``out`` cannot be made.
+        RunFailedError: If ``out`` cannot be written to its end.
     """
     started = time.monotonic()
+    _refuse_unless_plain(path, out)
     counts = ScoreCounts(total=await asyncio.to_thread(lambda: sum(1 for _ in read_rows(path))))
     with _Replacement(out) as file:
         async for result in grade_rows(read_rows(path), settings):
-            file.write(json.dumps(result).encode() + b"\n")
+            file.write(json.dumps(result))
             counts.graded += 1
             counts.by_outcome[Outcome(result["outcome"])] += 1
             counts.seconds = time.monotonic() - started
@@ -105,6 +108,13 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                     yield _row(line.removeprefix(b"\xef\xbb\xbf"), f"{path}, line {number}")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; name a JSONL file") from error
+
+
+def _refuse_unless_plain(path: Path, out: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: is not a plain file, and rows are read twice; save them to a file first")
+    if out.exists() and path.exists() and path.samefile(out):
+        raise DataError(f"{out}: is the file that is read; choose another --out")
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -133,14 +143,18 @@ class _Grading:
     async def _grade(self, row: Mapping[str, Any]) -> dict[str, Any]:
         started = time.monotonic()
         reward_key = row.get("reward_key")
-        verdict = await self._hub.grade(
-            row.get("response"),
-            row.get("label"),
-            rm_type=row.get("rm_type"),
-            metadata=row.get("metadata"),
-            reward_key=reward_key if isinstance(reward_key, str) else None,
-            prompt=row.get("prompt"),
-        )
+        if reward_key is None or isinstance(reward_key, str):
+            verdict = await self._hub.grade(
+                row.get("response"),
+                row.get("label"),
+                rm_type=row.get("rm_type"),
+                metadata=row.get("metadata"),
+                reward_key=reward_key,
+                prompt=row.get("prompt"),
+            )
+        else:
+            detail = f"reward_key is {reward_key!r:.80}; it must be a text"
+            verdict = Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)
         return {
             "id": row.get("id"),
             "reward": verdict.reward,
@@ -158,22 +172,35 @@ class _Replacement:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
-    def __enter__(self) -> IO[bytes]:
+    def __enter__(self) -> _Replacement:
         if self._path.exists() and not self._path.is_file():
             raise DataError(f"{self._path}: is not a plain file; choose another --out")
         try:
             self._file = self._temporary.open("wb")
         except OSError as error:
             raise DataError(f"{self._path}: cannot be written: {error.strerror}; choose another --out") from error
-        return self._file
+        return self
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        with self._told():
+            self._file.write(line.encode() + b"\n")
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         try:
-            with self._file as file:
-                if kind is None:
-                    file.flush()
-                    os.fsync(file.fileno())
             if kind is None:
-                self._temporary.replace(self._path)
+                with self._told():
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._temporary.replace(self._path)
         finally:
+            with suppress(OSError):  # what is still to be written is not wanted any more
+                self._file.close()
             self._temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunFailedError(f"{self._path}: cannot be written: {error.strerror}; choose another --out") from error

@@ -1,15 +1,18 @@
-"""Environments: generators of problems with verifiers, as prompt sources and as a grader."""
+"""Environments: generators of problems with verifiers, as prompt sources and as graders."""
 
-from rollfeed.environments.grading import RM_TYPE, environment_grader
+from rollfeed.environments.grading import RM_TYPE, EnvironmentGrader
 from rollfeed.environments.registry import ENTRY_POINT_GROUP, EnvironmentRegistry
+from rollfeed.environments.rlve import RLVE_RM_TYPE, RlveGrader
 from rollfeed.environments.source import EnvironmentSource
 from rollfeed.environments.tasks import make_task
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "RLVE_RM_TYPE",
     "RM_TYPE",
+    "EnvironmentGrader",
     "EnvironmentRegistry",
     "EnvironmentSource",
-    "environment_grader",
+    "RlveGrader",
     "make_task",
 ]

@@ -23,7 +23,17 @@ def installed_entry_points() -> Iterable[EntryPoint]:
 
 
 class EnvironmentRegistry:
-    """Finds environments by namespaced id; those of other packages are imported when first asked for."""
+    """Finds environments by namespaced id; those of other packages are imported when first asked for.
+
+    Args:
+        environments: The registry's own: trusted to verify any response in well under 5 ms without side effects, so
+            that they need no worker.
+        find_entry_points: Returns where environments of other packages are.
+
+    Raises:
+        ConfigError: If an id is taken, or is not of the form ``namespace/name``.
+        PluginError: If an environment lacks something it must have.
+    """
 
     def __init__(
         self,
@@ -35,24 +45,15 @@ class EnvironmentRegistry:
         self._find_entry_points = find_entry_points
         self._entry_points: dict[str, EntryPoint] | None = None
         for environment in environments:
-            self.register(environment)
+            self._add(environment)
+        self._own = frozenset(self._environments)
 
-    def register(self, environment: Environment) -> None:
-        """Add an environment.
+    def __contains__(self, environment_id: str) -> bool:
+        return environment_id in self._environments or environment_id in self._available()
 
-        Raises:
-            ConfigError: If its id is taken, or is not of the form ``namespace/name``.
-            PluginError: If it lacks something an environment must have.
-        """
-        lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
-        if lacking:
-            raise PluginError(f"{environment!r:.80} does not fit Environment: it lacks {', '.join(lacking)}")
-        name = environment.environment_id
-        if not _ID.fullmatch(name):
-            raise ConfigError(f"environment id {name!r}: write it as namespace/name, for example my/puzzle")
-        if name in self._environments:
-            raise ConfigError(f"environment {name!r} is registered already: give one of the two another id")
-        self._environments[name] = environment
+    def is_own(self, environment_id: str) -> bool:
+        """Whether an environment is one of those that the registry was made with."""
+        return environment_id in self._own
 
     def ids(self) -> tuple[str, ...]:
         """Return all ids, sorted; nothing is imported."""
@@ -79,6 +80,17 @@ class EnvironmentRegistry:
         """
         return tuple(self.get(environment_id) for environment_id in self.ids())
 
+    def _add(self, environment: Environment) -> None:
+        lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
+        if lacking:
+            raise PluginError(f"{environment!r:.80} does not fit Environment: it lacks {', '.join(lacking)}")
+        name = environment.environment_id
+        if not _ID.fullmatch(name):
+            raise ConfigError(f"environment id {name!r}: write it as namespace/name, for example my/puzzle")
+        if name in self._environments:
+            raise ConfigError(f"environment {name!r} is registered already: give one of the two another id")
+        self._environments[name] = environment
+
     def _available(self) -> dict[str, EntryPoint]:
         if self._entry_points is None:
             self._entry_points = {point.name: point for point in self._find_entry_points()}
@@ -94,7 +106,7 @@ class EnvironmentRegistry:
         if getattr(environment, "environment_id", None) != point.name:
             found = getattr(environment, "environment_id", None)
             raise PluginError(f"{where}: its environment_id is {found!r}; it must be the entry point's name")
-        self.register(environment)
+        self._add(environment)
 
     def _suggestion(self, environment_id: str) -> str:
         ids = self.ids()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from random import Random
+from typing import Any
 
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Environment, Task
@@ -30,10 +31,19 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
         level=level,
         seed=seed,
         question=question,
-        # As a verifier will get them after they were stored, and proof that they can be.
-        params=json.loads(json.dumps(params, allow_nan=False)),
+        params=stored(params),
         answer=answer,
     )
+
+
+def stored(params: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters as a verifier will get them after they were stored.
+
+    Raises:
+        ValueError: If they cannot be; or TypeError.
+    """
+    read: dict[str, Any] = json.loads(json.dumps(params, allow_nan=False))
+    return read
 
 
 def check_level(environment: Environment, level: int) -> None:

@@ -24,7 +24,9 @@ from rollfeed.seeds import derive_seed
 from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 
 PROMPT_KEY = "prompt_text"
-"""Entry of the metadata with the rendered prompt; the hub sets it."""
+"""Entry of the metadata with the rendered prompt; the hub sets it for graders."""
+REWARD_KEY = "reward_key"
+"""Entry of the metadata that chooses among named rewards; where the prompt has none, the hub sets its own."""
 _MAX_CALLS = 32
 """Reward calls at once; each plain function has a thread."""
 
@@ -47,6 +49,7 @@ class RewardHub:
         batched_reward_fn: Scores all rollouts of a prompt in one call.
         group_reward_fn: As ``batched_reward_fn``, and is handed rollouts that carry a reward as well.
         reward_key: Which entry of a reward dictionary counts.
+        seed: Of the run; with it and what a sample is, grader ``random`` is decided.
         timeout_seconds: Deadline of every single call of a function or a further grader.
         workers: Make the calls of built-in graders that must be killable; by default this process makes them.
         worker_timeout_seconds: Deadline of each of those, from its turn.
@@ -65,6 +68,7 @@ class RewardHub:
         group_reward_fn: GroupRewardFn | None = None,
         named_reward_fns: Mapping[str, RewardFn] | None = None,
         reward_key: str | None = None,
+        seed: int = 0,
         timeout_seconds: float,
         workers: Workers | None = None,
         worker_timeout_seconds: float = 5.0,
@@ -80,6 +84,7 @@ class RewardHub:
         self._group_reward_fn = group_reward_fn
         self._named_reward_fns = dict(named_reward_fns or {})
         self._reward_key = reward_key
+        self._seed = seed
         self._workers = workers or InProcessWorkers()
         self._worker_timeout_seconds = worker_timeout_seconds
         self._timeout_seconds = timeout_seconds
@@ -113,7 +118,7 @@ class RewardHub:
         Whatever is wrong with the arguments is an ERROR verdict.
         """
         try:
-            read = json.loads(metadata) if isinstance(metadata, str) else metadata or {}
+            read = json.loads(metadata) if isinstance(metadata, str) else {} if metadata is None else metadata
         except (ValueError, RecursionError) as error:
             return _error(f"metadata is no JSON: {error}")
         if not isinstance(read, Mapping):
@@ -121,9 +126,9 @@ class RewardHub:
         grader = self._grader(read.get("rm_type", rm_type or self._rm_type))
         if isinstance(grader, Verdict):
             return grader
-        known = read if prompt is None else {PROMPT_KEY: prompt, **read}
-        result = await self._grade(grader, response, label, known)
-        return _verdict(result, read, reward_key or self._reward_key)
+        key = reward_key or self._reward_key
+        result = await self._grade(grader, response, label, {**_known(prompt, key), **read})
+        return _verdict(result, read, key)
 
     def problem(self, rm_type: Any) -> str | None:
         """Return why a response cannot be graded by ``rm_type``, or None; None takes the hub's own."""
@@ -182,8 +187,8 @@ class RewardHub:
             grader = self._grader(prompt.metadata.get("rm_type", self._rm_type))
             if isinstance(grader, Verdict):
                 return grader
-            seed = derive_seed("sample", sample.group_index, sample.index, sample.rollout_id)
-            metadata = {SEED_KEY: seed, PROMPT_KEY: prompt.text, **prompt.metadata}
+            seed = derive_seed(self._seed, "reward", prompt.prompt_id, sample.group_index, sample.index)
+            metadata = {**_known(prompt.text, self._reward_key), **prompt.metadata, SEED_KEY: seed}
             result = await self._grade(grader, sample.response, prompt.label, metadata)
         return _verdict(result, prompt.metadata, self._reward_key)
 
@@ -252,13 +257,19 @@ def _carried(rollout: Rollout) -> Verdict | None:
     return None if reward is None else Verdict(reward=reward)
 
 
+def _known(prompt: Any, reward_key: str | None) -> dict[str, Any]:
+    """Return what graders are told besides the prompt's own metadata."""
+    entries = {PROMPT_KEY: prompt, REWARD_KEY: reward_key}
+    return {name: value for name, value in entries.items() if value is not None}
+
+
 def _named_function(sample: Sample, prompt: Prompt) -> Any:
     return sample.metadata.get("reward_fn", prompt.metadata.get("reward_fn"))
 
 
 def _verdict(result: Any, metadata: Mapping[str, Any], reward_key: str | None) -> Verdict:
     """Return the verdict, reduced to one number where the prompt names its own key."""
-    own_key = metadata.get("reward_key")
+    own_key = metadata.get(REWARD_KEY)
     verdict = to_verdict(result, reward_key=reward_key if own_key is None else str(own_key))
     return verdict if own_key is None else pick(verdict, str(own_key))
 

@@ -92,7 +92,7 @@ class RemoteGrader:
         if self._url is None:
             return _error("rm_type remote_rm: no server: set reward.remote.url")
         try:
-            body = json.dumps(self._body(response, label, metadata)).encode()
+            body = json.dumps(self._body(response, label, metadata), allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             return _error(f"the label or the prompt is not JSON: {error}")
         failed = _Failed(Outcome.ERROR, "not asked")

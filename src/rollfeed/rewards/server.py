@@ -34,7 +34,11 @@ _OPTIONS = ("rm_type", "metadata", "reward_key", "prompt")
 
 
 class BadRequestError(Exception):
-    """A request that cannot be understood; the text says why."""
+    """A request that cannot be understood; the text says why, ``status`` is the reply's."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +82,24 @@ class RewardServer:
 
     async def _score(self, request: web.Request) -> web.Response:
         try:
-            body = _parse(await request.read())
+            body = _parse(await self._read(request))
             questions = _questions(body)
             self._check(questions)
         except BadRequestError as error:
             self._num_bad += 1
-            return web.json_response({"error": str(error)}, status=400)
+            return web.json_response({"error": str(error)}, status=error.status)
         if self._num_in_progress + len(questions) > self._max_in_progress:
             self._num_refused += 1
             message = f"{self._num_in_progress} of {self._max_in_progress} responses are in progress; try again later"
             return web.json_response({"error": message}, status=429, headers={"Retry-After": "1"})
         verdicts = await self._grade_all(questions)
         return web.json_response(_reply(body, verdicts))
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise BadRequestError(f"the body is larger than {self._max_body_bytes} bytes", status=413) from None
 
     def _check(self, questions: Sequence[_Question]) -> None:
         if len(questions) > self._max_in_progress:

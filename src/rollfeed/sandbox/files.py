@@ -6,7 +6,6 @@ Invariant: nothing outside of the folder is read, written or deleted, and nothin
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -67,11 +66,15 @@ def write_within(folder: Path, path: str, content: bytes, *, owner: int | None) 
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder, whatever its permissions; links are deleted, not followed."""
+    """Delete a folder, whatever its permissions and depth; links are deleted, not followed."""
     for attempt in range(_DELETE_ATTEMPTS):
         try:
-            _open_up(folder)
-            shutil.rmtree(folder)
+            top = _open_up(str(folder), None)
+            try:
+                _empty(top)
+            finally:
+                os.close(top)
+            folder.rmdir()
             return
         except OSError:  # killed programs may not have come to their end, and so have made another file meanwhile
             if attempt == _DELETE_ATTEMPTS - 1:
@@ -79,13 +82,41 @@ def delete_folder(folder: Path) -> None:
             time.sleep(_DELETE_PAUSE_SECONDS)
 
 
-def _open_up(folder: Path) -> None:
-    closed = [str(folder)]
-    while closed:
-        path = closed.pop()
-        os.chmod(path, 0o700)
-        with os.scandir(path) as entries:
-            closed += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+def _empty(top: int) -> None:
+    """Delete what is in a folder; a folder in a folder is moved up first, so that no path and no stack gets long."""
+    folders = _delete_files(top)
+    while folders:
+        name = folders.pop()
+        inside = _open_up(name, top)
+        try:
+            for deeper in _delete_files(inside):
+                os.close(_open_up(deeper, inside))  # one without write permission cannot be moved
+                moved = f".{os.urandom(12).hex()}"
+                os.rename(deeper, moved, src_dir_fd=inside, dst_dir_fd=top)
+                folders.append(moved)
+        finally:
+            os.close(inside)
+        os.rmdir(name, dir_fd=top)
+
+
+def _delete_files(inside: int) -> list[str]:
+    """Delete the files of a folder and return the names of its folders."""
+    with os.scandir(inside) as entries:
+        listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in listed:
+        if not is_folder:
+            os.unlink(name, dir_fd=inside)
+    return [name for name, is_folder in listed if is_folder]
+
+
+def _open_up(name: str, inside: int | None) -> int:
+    """Give a folder all permissions and open it; the name may have become a link meanwhile, which is not followed."""
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 @contextmanager

@@ -176,6 +176,9 @@ def _enter_root(text: str) -> None:
         device = f"{at}/dev/{name}"
         os.close(os.open(device, os.O_CREAT | os.O_WRONLY))
         _mount(f"/dev/{name}", device, None, _MS_BIND)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{at}/dev/{name}")
+    os.symlink("/proc/self/fd", f"{at}/dev/fd")
     os.mkdir(f"{at}/proc", 0o755)
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     os.mkdir(f"{at}/.old", 0o755)

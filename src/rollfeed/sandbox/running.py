@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult
-from rollfeed.sandbox.usage import children, files_exceed, resident_bytes
+from rollfeed.sandbox.usage import children, files_exceed, nameless_bytes, resident_bytes
 
 _WATCH_SECONDS = 0.1
 _START_SECONDS = 30.0
@@ -209,6 +209,8 @@ class _Run:
             if self._folder is not None and files_exceed(
                 self._folder, num_files=self._limits.max_files, num_bytes=self._limits.max_file_bytes
             ):
+                self._stop(ExecOutcome.FILE_LIMIT)
+            if self._folder is not None and nameless_bytes(self._pid) > self._limits.max_file_bytes:
                 self._stop(ExecOutcome.FILE_LIMIT)
 
 

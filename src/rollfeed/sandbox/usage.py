@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 _PAGE_BYTES = resource.getpagesize()
@@ -29,7 +32,7 @@ def children(pid: int) -> list[int]:
 
 
 def files_exceed(folder: Path, *, num_files: int, num_bytes: int) -> bool:
-    """Return whether a folder holds more files or bytes than these; looks at no more than it must."""
+    """Return whether a folder holds more files or bytes than these, or paths too long to look at."""
     files_left, bytes_left = num_files, num_bytes
     folders = [str(folder)]
     while folders:
@@ -43,9 +46,30 @@ def files_exceed(folder: Path, *, num_files: int, num_bytes: int) -> bool:
                         bytes_left -= entry.stat(follow_symlinks=False).st_blocks * 512
                     if files_left < 0 or bytes_left < 0:
                         return True
-        except OSError:  # gone meanwhile, or closed by the program
-            continue
+        except OSError as error:  # gone meanwhile, or closed by the program
+            if error.errno == errno.ENAMETOOLONG:  # deeper than can be looked at
+                return True
     return False
+
+
+def nameless_bytes(pid: int) -> int:
+    """Return the size of the files that a process and its descendants hold open but that no folder has.
+
+    These are deleted ones and ``memfd_create``'s, which are on the disk or in memory without being seen there.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    for member in _family(pid):
+        try:
+            with os.scandir(f"/proc/{member}/fd") as entries:
+                paths = [entry.path for entry in entries]
+        except OSError:
+            continue
+        for path in paths:
+            with suppress(OSError):  # closed meanwhile
+                found = os.stat(path)
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                    sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _family(pid: int) -> list[int]:

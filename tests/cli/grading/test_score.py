@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -100,6 +102,121 @@ def test_help_has_an_example_that_works(score: Any, tmp_path: Path) -> None:
     assert score(path, "--out", out)[0] == 0
     result = json.loads(out.read_text())
     assert (result["id"], result["reward"], result["extracted"]) == ("a", 1.0, "4")
+
+
+def test_rows_keep_their_order_and_their_ids_whatever_these_are(score: Any, tmp_path: Path) -> None:
+    ids: list[Any] = ["same", "same", 3, None, ["a"], {"b": 1}, "", "\u00e9\n"]
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": each, "rm_type": "math", "response": rf"\boxed{{{n}}}", "label": "1"} for n, each in enumerate(ids)]
+    rows.append({"rm_type": "math", "response": r"\boxed{1}", "label": "1", "unknown": 1})
+    path.write_text("\n\n".join(map(json.dumps, rows)))
+    assert score(path, "--out", out)[0] == 0
+    results = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [result["id"] for result in results] == [*ids, None]
+    assert [result["reward"] for result in results] == [0.0, 1.0, *[0.0] * 6, 1.0]
+
+
+def test_row_that_takes_long_does_not_change_the_order(score: Any, tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    program = "```python\nimport time\ntime.sleep(0.3)\nprint(5)\n```"
+    slow = {"rm_type": "livecodebench", "response": program, "label": {"inputs": [""], "outputs": ["5"]}}
+    quick = {"rm_type": "exact", "response": "no", "label": "yes"}
+    path.write_text("".join(json.dumps({"id": n, **(quick if n % 3 else slow)}) + "\n" for n in range(9)))
+    assert score(path, "--out", out)[0] == 0
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(result["id"], result["reward"]) for result in results] == [(n, float(n % 3 == 0)) for n in range(9)]
+
+
+def test_file_without_rows_gives_one_without_rows(score: Any, tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("\n  \n")
+    code, printed, _ = score(path, "--out", out)
+    assert (code, out.read_text()) == (0, "")
+    assert printed.startswith("0 rows in ")
+
+
+def test_result_that_exists_is_replaced(score: Any, tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text(ROW)
+    out.write_text("old\n" * 100)
+    assert score(path, "--out", out)[0] == 0
+    assert len(out.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_file_that_is_read_is_not_written_over(score: Any, tmp_path: Path, link: str | None) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "in.jsonl"
+    path.write_text(ROW)
+    if link is not None:
+        out = tmp_path / "out.jsonl"
+        getattr(out, link)(path)
+    code, _, err = score(path, "--out", out)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "choose another --out" in err
+    assert path.read_text() == ROW
+
+
+def test_pipe_which_cannot_be_read_twice_is_refused(score: Any, tmp_path: Path) -> None:
+    pipe, out = tmp_path / "pipe", tmp_path / "out.jsonl"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        code, _, err = score(path, "--out", out)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert "is not a plain file" in err
+    assert not out.exists()
+
+
+def test_disk_that_is_full_is_told_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text(ROW * 200)
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))\n"
+        "from rollfeed.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", limited, "score", str(path), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"rollfeed: {out}: cannot be written: File too large; choose another --out\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_progress_is_on_standard_error_and_not_in_the_output(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    program = "```python\nimport time\ntime.sleep(0.3)\nprint(5)\n```"
+    row = {"rm_type": "livecodebench", "response": program, "label": {"inputs": [""], "outputs": ["5"]}}
+    path.write_text((json.dumps(row) + "\n") * 5)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "rollfeed", "score", str(path), "--out", str(out), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        printed, _ = process.communicate()
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert process.returncode == 0
+    assert " of 5 rows, 0 failed, " in shown
+    assert json.loads(printed)["rows"] == 5
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT] * 3, [signal.SIGTERM]], ids=["impatient", "SIGTERM"])
+def test_however_it_is_told_to_end_it_leaves_nothing(
+    leaves_no_process: None, tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    program = "```python\nimport os, time\nos.fork()\ntime.sleep(600)\n```"
+    row = {"rm_type": "livecodebench", "response": program, "label": {"inputs": [""], "outputs": ["1"]}}
+    path.write_text((json.dumps(row) + "\n") * 4)
+    out.write_text("old")
+    command = [sys.executable, "-m", "rollfeed", "score", str(path), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    with process, process.stderr:
+        assert "isolation level" in process.stderr.readline()
+        for number in signals:
+            process.send_signal(number)
+        assert process.wait(timeout=10) == 130
+        assert process.stderr.read().splitlines() == ["rollfeed: interrupted"]
+    assert sorted(tmp_path.iterdir()) == [path, out]
+    assert out.read_text() == "old"
 
 
 def test_ctrl_c_ends_it_at_once_and_leaves_nothing(leaves_no_process: None, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ async def test_programs_are_run_as_contest_sites_run_them(program: str, tests: s
             label(["4", "4"], ["5", "6"], "f"),
             "test 2 of 2",
         ),
+        ("print(5)\nimport os\nos.chmod('.', 0)", label(["", ""], ["5", "6"]), "test 2 of 2: wrong answer"),
         (
             "open('runner.py', 'w').write('print(5)')\nprint(5)",
             label(["", ""], ["5", "6"]),
@@ -136,6 +137,9 @@ async def test_a_program_that_fails_earns_nothing_and_is_told_why(
         {"inputs": ["not json"], "outputs": ["1"], "fn_name": "f"},
         {"inputs": ["1"], "outputs": ["not json"], "fn_name": "f"},
         "[" * 100_000,
+        [{"input": "1", "output": "1", "testtype": "functional"}],
+        [{"input": "1", "output": "1", "testtype": "interactive"}],
+        [{"input": "1", "output": "1", "testtype": "stdin"}, {"input": "1", "output": "1", "testtype": "functional"}],
     ],
 )
 async def test_a_label_without_tests_is_an_error_and_no_reward(wrong: Any, grader: CodeGrader) -> None:
@@ -149,6 +153,18 @@ async def test_tests_may_be_a_list_of_input_and_output(grader: CodeGrader) -> No
     assert (await grader(in_fence("print(sum(map(int, input().split())))"), tests, {})).reward == 1.0
     calls = [{"input": "[1, 2]", "output": "3", "testtype": "functional"}]
     assert (await grader(in_fence("def f(xs): return sum(xs)"), calls, {"fn_name": "f"})).reward == 1.0
+    scripts = [{"input": "3", "output": "3", "testtype": "stdin"}]
+    assert (await grader(in_fence("print(input())"), scripts, {"fn_name": "f"})).reward == 1.0
+
+
+async def test_answer_that_has_to_be_long_is_no_flood(grader: CodeGrader) -> None:
+    long = " ".join(map(str, range(200_000)))
+    assert len(long) > ExecLimits().max_output_bytes
+    assert (await grader(in_fence("print(*range(200000))"), label([""], [long]), {})).reward == 1.0
+    numbers = label(["200000"], [list(range(200_000))], "f")
+    assert (await grader(in_fence("def f(n): return list(range(n))"), numbers, {})).reward == 1.0
+    flood = await grader(in_fence("while True: print('y' * 10000)"), label([""], [long]), {})
+    assert (flood.reward, flood.detail) == (0.0, "test 1 of 1: stopped: output limit")
 
 
 async def test_a_response_that_is_no_text_is_an_error(grader: CodeGrader) -> None:

@@ -6,6 +6,7 @@ from rollfeed.rewards.equality import Equality, compare
 from rollfeed.rewards.equality.numeric import compare_numerically
 
 EQUAL = [
+    (r"\{x \mid x > 2\}", r"(2,\infty)"),
     # spelling
     (r"\dfrac{3}{7}", r"\frac{3}{7}"),
     (r"\frac12", r"\frac{1}{2}"),
@@ -411,7 +412,6 @@ DIFFERENT = [
     ("2-3i", "2+3i"),
     # further spellings
     (r"120^\circ", r"\frac{2\pi}{3}"),
-    (r"\{x \mid x > 2\}", r"(2,\infty)"),
     ("0.5", "50"),
     ("1/3", "0.33333333"),
     ("0.3333", "1/3"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rollfeed.rewards.equality import Equality, compare
 from rollfeed.rewards.equality.notation import read
+from rollfeed.rewards.equality.numeric import compare_numerically
 from rollfeed.rewards.equality.tree import NotMathError, TooComplexError
 
 INTEGERS = st.integers(-(10**50), 10**50)
@@ -52,11 +53,24 @@ def test_neighbouring_integers_are_different_in_every_spelling(number: int, step
     for spelling in (
         f"{other}.0",
         f"{other:,}",
+        f"{other:,}".replace(",", r"\,"),
         rf"\frac{{{2 * other}}}{{2}}",
-        rf"\boxed{{{other}}}"[7:-1],
-        f"{other}\\%",
+        rf"\text{{{other}}}",
+        f"{other} cm",
+        rf"{other}\%",
+        rf"\${other}",
+        rf"{{{other}}}",
+        f"\u2212{-other}" if other < 0 else f"+{other}",
     ):
-        assert compare(spelling, str(number)) in (expected, Equality.DIFFERENT if number % 100 else expected)
+        assert compare(spelling, str(number), undecided=compare_numerically) is expected, spelling
+
+
+@given(st.integers(1, 10**50), st.integers(-3, 3))
+@settings(max_examples=100, deadline=None)
+def test_numbers_that_need_many_digits_are_told_apart(number: int, step: int) -> None:
+    expected = Equality.EQUAL if step == 0 else Equality.DIFFERENT
+    for form in (r"\sqrt{%d}+\pi", r"\ln(%d)", r"\frac{1}{%d}+e", r"\pi^2-%d"):
+        assert compare(form % (number + step + 3), form % (number + 3), undecided=compare_numerically) is expected, form
 
 
 @given(st.fractions(), st.fractions())
@@ -81,6 +95,13 @@ def test_what_can_be_read_equals_itself(text: str) -> None:
 @settings(max_examples=400, deadline=None)
 def test_equality_is_symmetric_on_expressions(left: str, right: str) -> None:
     assert compare(left, right) is compare(right, left)
+
+
+@given(EXPRESSIONS, EXPRESSIONS)
+@settings(max_examples=40, deadline=None)
+def test_equality_by_numbers_is_symmetric(left: str, right: str) -> None:
+    there, back = (compare(*pair, undecided=compare_numerically) for pair in ((left, right), (right, left)))
+    assert there is back
 
 
 @given(SOUP, SOUP)

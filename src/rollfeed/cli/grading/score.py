@@ -58,8 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = reward_settings(arguments)
     progress = _Progress(quiet=arguments.quiet)
-    counts = asyncio.run(_until_signal(score_file(arguments.file, arguments.out, settings=settings, progress=progress)))
-    progress.end()
+    scoring = score_file(arguments.file, arguments.out, settings=settings, progress=progress)
+    try:
+        counts = asyncio.run(_until_signal(scoring))
+    finally:
+        progress.end()
     outcomes = {outcome.value: counts.by_outcome[outcome] for outcome in Outcome}
     if arguments.json:
         print(json.dumps({"out": str(arguments.out), "rows": counts.graded, **outcomes, "seconds": counts.seconds}))

@@ -1,4 +1,8 @@
-"""Every built-in environment, ready to be registered."""
+"""Every built-in environment, ready to be registered.
+
+They verify in the process that asks, not in a worker: this is the list of those that are trusted to be quick whatever a
+response is.
+"""
 
 from __future__ import annotations
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RewardError, SandboxError
-from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, Sandbox, SandboxProvider
+from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, SandboxProvider
 from rollfeed.rewards.code import runner
 from rollfeed.rewards.code.comparison import same_output, same_value
 from rollfeed.rewards.code.problem import CodeTest, CodeTests, parse_tests
@@ -20,6 +21,8 @@ from rollfeed.rewards.code.program import find_program
 from rollfeed.types import Correct, Outcome, Verdict
 
 _MAX_EXTRACTED_CHARS = 4_000
+_OUTPUT_PER_EXPECTED = 8
+"""Bytes for each expected character: digits of a float that was expected shorter, blanks, other alphabets."""
 
 
 class CodeGrader:
@@ -60,26 +63,32 @@ class CodeGrader:
         )
 
     async def _first_fault(self, program: str, problem: CodeTests) -> str:
+        for number, test in enumerate(problem.tests, start=1):
+            fault = await self._fault(program, problem.function, test)
+            if fault:
+                return f"test {number} of {len(problem.tests)}: {fault}"
+        return ""
+
+    async def _fault(self, program: str, function: str | None, test: CodeTest) -> str:
+        mode = ["stdin"] if function is None else ["call", function]
+        # One for each test: what a program leaves behind must not fail the next test, nor its sandbox.
         async with self._sandboxes.open() as sandbox:
             await sandbox.write("runner.py", _runner_source())
             await sandbox.write("solution.py", program.encode(errors="replace"))
-            for number, test in enumerate(problem.tests, start=1):
-                fault = await self._fault(sandbox, problem.function, test)
-                if fault:
-                    return f"test {number} of {len(problem.tests)}: {fault}"
-        return ""
-
-    async def _fault(self, sandbox: Sandbox, function: str | None, test: CodeTest) -> str:
-        mode = ["stdin"] if function is None else ["call", function]
-        result = await sandbox.exec(
-            ["python3", "-I", "-S", "runner.py", *mode], stdin=test.stdin.encode(errors="replace"), limits=self._limits
-        )
+            command = ["python3", "-I", "-S", "runner.py", *mode]
+            result = await sandbox.exec(command, stdin=test.stdin.encode(errors="replace"), limits=self._for(test))
         failure = _failure(result, self._limits)
         if failure:
             return failure
         output = result.stdout.decode(errors="replace")
         right = same_output(output, test.expected) if function is None else _same_result(output, test.expected)
         return "" if right else f"wrong answer {output.strip()!r:.100}, expected {test.expected!r:.100}"
+
+    def _for(self, test: CodeTest) -> ExecLimits:
+        """Return the limits with room for an answer that is itself long."""
+        expected = test.expected if isinstance(test.expected, str) else json.dumps(test.expected)
+        room = max(self._limits.max_output_bytes, _OUTPUT_PER_EXPECTED * len(expected))
+        return replace(self._limits, max_output_bytes=room)
 
 
 def _failure(result: ExecResult, limits: ExecLimits) -> str:

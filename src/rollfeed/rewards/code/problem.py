@@ -31,7 +31,8 @@ class CodeTests:
 def parse_tests(label: Any, metadata: Mapping[str, Any]) -> CodeTests:
     """Return the tests of a label: ``{"inputs", "outputs"[, "fn_name"]}`` or a list of ``{"input", "output"}``.
 
-    A label may be JSON text of it. ``fn_name`` may stand in the metadata as well.
+    A label may be JSON text of it. ``fn_name`` may stand in the metadata as well; entries of a list may say by their
+    ``testtype``, ``stdin`` or ``functional``, whether it is needed.
 
     Raises:
         RewardError: If the label is anything else.
@@ -43,6 +44,7 @@ def parse_tests(label: Any, metadata: Mapping[str, Any]) -> CodeTests:
         inputs, outputs = given.get("inputs"), given.get("outputs")
     elif _is_list(given) and all(isinstance(test, Mapping) for test in given):
         inputs, outputs = [test.get("input") for test in given], [test.get("output") for test in given]
+        function = _function_of_kinds({test.get("testtype") for test in given if test.get("testtype")}, function)
     else:
         raise RewardError(f"the label is {given!r:.80}; a program needs inputs and outputs to be tested with")
     if not _is_list(inputs) or not _is_list(outputs):
@@ -53,6 +55,18 @@ def parse_tests(label: Any, metadata: Mapping[str, Any]) -> CodeTests:
         raise RewardError(f"fn_name {function!r:.80} is not the name of a function")
     make = _script_test if function is None else _call_test
     return CodeTests(function, tuple(make(*pair) for pair in zip(inputs, outputs, strict=True)))
+
+
+def _function_of_kinds(kinds: set[Any], function: Any) -> Any:
+    if kinds == {"stdin"}:
+        return None
+    if kinds == {"functional"} and function is None:
+        raise RewardError("the tests are functional; the label or the metadata must name the function in fn_name")
+    if kinds - {"functional"}:
+        raise RewardError(
+            f"testtype is {sorted(map(str, kinds))}; it must be stdin or functional, the same for all tests"
+        )
+    return function
 
 
 def _script_test(given: Any, expected: Any) -> CodeTest:

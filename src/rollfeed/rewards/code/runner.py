@@ -12,11 +12,14 @@ import io
 import json
 import os
 import re
+import resource
 import sys
 import types
 from typing import Any
 
 RECURSION_LIMIT = 50_000
+STACK_BYTES = 96 * 1024**2
+"""For calls through C, such as those of cached functions; within the gap that every kernel leaves below the stack."""
 
 # Contest programs leave these imports out, since the sites where they are written have them.
 HELPERS = {
@@ -53,7 +56,7 @@ def helpers_for(source: str) -> dict[str, Any]:
 
 def load(name: str) -> dict[str, Any]:
     """Run the program as module ``name`` and return its globals."""
-    with open("solution.py", encoding="utf-8", errors="replace") as file:
+    with open("solution.py", encoding="utf-8-sig", errors="replace") as file:
         source = file.read()
     module = types.ModuleType(name)
     module.__dict__.update(helpers_for(source), __file__="solution.py")
@@ -76,6 +79,16 @@ def call(name: str) -> None:
     channel.flush()
 
 
+def own_stdin() -> None:
+    """Make standard input a file of our own: programs may open ``/dev/stdin``, but not a pipe of another user."""
+    file = os.memfd_create("stdin")
+    while part := os.read(0, 1 << 16):
+        os.write(file, part)
+    os.lseek(file, 0, os.SEEK_SET)
+    os.dup2(file, 0)
+    os.close(file)
+
+
 def plain(value: Any) -> Any:
     """Return a result as JSON values, or raise TypeError for classes of the program, which compare as they like."""
     if value is None or type(value) in (bool, int, float, str):
@@ -86,12 +99,17 @@ def plain(value: Any) -> Any:
         return sorted(plain(entry) for entry in value)
     if type(value) in (dict, collections.defaultdict, collections.Counter, collections.OrderedDict):
         return {key if type(key) is str else json.dumps(plain(key)): plain(entry) for key, entry in value.items()}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return plain(value.tolist())
     raise TypeError(f"the result is a {type(value).__name__}, not a number, text, list or dictionary")
 
 
 def main() -> None:
     """Do what the command line says."""
     sys.setrecursionlimit(RECURSION_LIMIT)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    if hard == resource.RLIM_INFINITY or hard >= STACK_BYTES:
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
     sys.set_int_max_str_digits(0)
     for name in ("exit", "quit"):  # made by the site module, which starts slowly
         setattr(builtins, name, sys.exit)
@@ -102,6 +120,7 @@ def main() -> None:
     if mode == "call":
         call(names[0])
     else:
+        own_stdin()
         load("__main__")
 
 

@@ -103,9 +103,10 @@ class _Scalars:
         return self._forms.compare_up_to_a_factor(left, right)
 
     def _compare(self, left: Node, right: Node) -> Equality:
+        unit, other = _unit(left), _unit(right)
+        if unit and other and unit != other:
+            return Equality.DIFFERENT
         if isinstance(left, Quantity) and isinstance(right, Quantity):
-            if left.unit and right.unit and left.unit != right.unit:
-                return Equality.DIFFERENT
             return self(left.value, right.value)
         a, b = exact_value(left), exact_value(right)
         if a is not None and b is not None:
@@ -125,6 +126,18 @@ def _compare_infinities(left: Node, right: Node) -> Equality:
         return 1 if has_infinity(node) and not isinstance(node, Apply) else 0
 
     return Equality.EQUAL if sign(left) == sign(right) != 0 else Equality.DIFFERENT
+
+
+def _unit(node: Node) -> str:
+    match node:
+        case Quantity(unit=unit):
+            return unit
+        case Apply(function="percent"):
+            return "percent"
+        case Apply(function="negate" | "multiply", arguments=(*_, value)):
+            return _unit(value)
+        case _:
+            return ""
 
 
 def _has_percent(node: Node) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from rollfeed.rewards.equality.exact import exact_value
 from rollfeed.rewards.equality.tree import Apply, Based, Constant, Node, Number, TooComplexError, children, walk
 
 MAX_HEIGHT = 20_000.0
@@ -16,6 +17,7 @@ MAX_HEIGHT = 20_000.0
 MAX_NODES = 600
 _MAX_FACTORIAL_HEIGHT = math.log10(5_000)
 _SYMBOL_HEIGHT = 0.5
+_MAX_EXACT_HEIGHT = 100.0
 _MAX_VARIABLE_POWERS = 3
 
 
@@ -57,10 +59,17 @@ def _power_height(base: Node, exponent: Node, towers: int) -> float:
     if towers >= _MAX_VARIABLE_POWERS:
         raise TooComplexError("a tower of powers")
     base_height = _height(base, towers)
-    exponent_height = _height(exponent, towers + 1)
+    exponent_height = _exponent_height(exponent, towers + 1)
     if exponent_height > math.log10(MAX_HEIGHT) + 1:
         raise TooComplexError("an exponent of too many digits")
     return base_height * 10**exponent_height
+
+
+def _exponent_height(exponent: Node, towers: int) -> float:
+    """Return the height of an exponent, or the logarithm of its magnitude where that is known."""
+    height = _height(exponent, towers)
+    value = exact_value(exponent) if height <= _MAX_EXACT_HEIGHT else None
+    return height if value is None else max(0.0, _digits(math.ceil(abs(value))))
 
 
 def _function_height(function: str, heights: list[float]) -> float:
@@ -72,7 +81,7 @@ def _function_height(function: str, heights: list[float]) -> float:
         if max(heights) > _MAX_FACTORIAL_HEIGHT:
             raise TooComplexError("a binomial of large numbers")
         return float(10 ** heights[0])
-    if function in ("exp", "sinh", "cosh", "tan", "cot", "sec", "csc"):
+    if function in ("exp", "sinh", "cosh"):
         if heights[0] > math.log10(MAX_HEIGHT) + 1:
             raise TooComplexError(f"{function} of a large number")
         return float(10 ** heights[0])

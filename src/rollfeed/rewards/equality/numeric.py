@@ -37,29 +37,38 @@ _PRECISION = threading.Lock()
 # Positive and negative rationals without pattern; each variable gets another shift of them.
 _POINTS = (Fraction(7919, 6133), Fraction(3571, 9533), Fraction(-4409, 7127), Fraction(2203, 877), Fraction(-911, 353))
 
+# Large enough for (n - 20)!, of which the values at other points take long.
+_INTEGER_POINTS = (Fraction(29), Fraction(43), Fraction(37), Fraction(59), Fraction(71))
+_OF_INTEGERS = ("factorial", "binom")
+_MAX_DIGITS_OF_GAMMA = 300
+
 
 def compare_numerically(left: Node, right: Node) -> Equality:
     """Compare two expressions at several points; DIFFERENT when they are defined together nowhere.
 
+    DIFFERENT as well when they agree, but numbers in them are so large that a difference may go unseen.
+
     Raises:
         TooComplexError: If a number in one is too large to handle.
     """
-    extra = min(int(check_complexity(left) + check_complexity(right)), _MAX_EXTRA_DIGITS)
     parts = [part for node in (left, right) for part in walk(node)]
     names = sorted({part.name for part in parts if isinstance(part, Symbol)})
+    has_factorials = any(isinstance(part, Apply) and part.function in _OF_INTEGERS for part in parts)
+    wanted = int(check_complexity(left) + check_complexity(right)) * (4 if has_factorials and names else 1)
+    extra = min(wanted, _MAX_EXTRA_DIGITS)
+    points = _INTEGER_POINTS if has_factorials else _POINTS
     is_real = bool(names) and Constant("i") not in parts
     with _PRECISION, mpmath.workdps(2 * _AGREEING_DIGITS + 2 * extra):
         tolerance = mpmath.mpf(10) ** -(_AGREEING_DIGITS + extra)
         agreed = 0
-        for shift, point in enumerate(_POINTS if names else _POINTS[:1]):
-            values = {
-                name: _POINTS[(shift + 2 * place) % 5] + place // 5 + point / 97 for place, name in enumerate(names)
-            }
+        for shift, point in enumerate(points if names else points[:1]):
+            further = 0 if has_factorials else point / 97
+            values = {name: points[(shift + 2 * place) % 5] + place // 5 + further for place, name in enumerate(names)}
             verdict = _compare_at(left, right, _Evaluation(values, is_real), tolerance)
             if verdict is Equality.DIFFERENT:
                 return verdict
             agreed += verdict is Equality.EQUAL
-    return Equality.EQUAL if agreed else Equality.DIFFERENT
+    return Equality.EQUAL if agreed and wanted == extra else Equality.DIFFERENT
 
 
 def _compare_at(left: Node, right: Node, evaluation: _Evaluation, tolerance: Any) -> Equality:
@@ -161,6 +170,8 @@ def _function(function: str, arguments: list[Any]) -> Any:
     limit = 10_000 if function in ("factorial", "binom", "exp", "sinh", "cosh") else mpmath.mpf(10) ** 1_000
     if any(abs(argument) > limit for argument in arguments):
         raise TooComplexError(f"{function} of a number too large")
+    if function in _OF_INTEGERS and mpmath.mp.dps > _MAX_DIGITS_OF_GAMMA and not all(map(mpmath.isint, arguments)):
+        raise TooComplexError(f"{function} of no integer to many digits")
     try:
         return _FUNCTIONS[function](*arguments)
     except TypeError as error:

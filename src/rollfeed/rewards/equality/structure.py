@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from rollfeed.rewards.equality.complexity import check_complexity
+from rollfeed.rewards.equality.exact import exact_value
 from rollfeed.rewards.equality.regions import MIRRORED, as_region, joined, names, without_holes
 from rollfeed.rewards.equality.tree import (
     Apply,
@@ -22,13 +24,13 @@ from rollfeed.rewards.equality.tree import (
     Relation,
     Symbol,
     TooComplexError,
-    children,
     walk,
 )
 
 _MAX_UNORDERED = 24
 _MAX_SIGNS = 3
 _FUNCTION_NAMES = frozenset("fghpyFGHPV")
+_ARGUMENT_NAMES = frozenset("xtnzsu")
 
 
 class CompareScalars(Protocol):
@@ -54,8 +56,8 @@ def compare_structures(left: Node, right: Node, scalars: CompareScalars) -> Equa
         return _compare_relations(a, b, scalars)
     a, b = without_holes(_meaning(a, b)), without_holes(_meaning(b, a))
     match a, b:
-        case (Group(opening="", members=parts), Group(opening="(", members=values)) | (
-            Group(opening="(", members=values),
+        case (Group(opening="", members=parts), Group(opening="(", closing=")", members=values)) | (
+            Group(opening="(", closing=")", members=values),
             Group(opening="", members=parts),
         ) if _assigned(parts) is not None:
             return _compare_groups(Group("(", ")", _assigned(parts) or ()), Group("(", ")", values), scalars)
@@ -131,9 +133,16 @@ def _meaning(node: Node, other: Node) -> Node:
         if node.operators == ("=",) and _is_name(node.sides[0]):
             return node.sides[1]
         if node.operators == ("=",) and not names(node.sides[0]) and not isinstance(node.sides[0], Group):
-            return node.sides[1]  # 2 + 3 = 5
+            return node if _contradicts(*node.sides) else node.sides[1]  # 2 + 3 = 5
         return as_region(node) or node
     return node
+
+
+def _contradicts(left: Node, right: Node) -> bool:
+    check_complexity(left)
+    check_complexity(right)
+    a, b = exact_value(left), exact_value(right)
+    return a is not None and b is not None and a != b
 
 
 # Names and signs
@@ -143,12 +152,19 @@ def _is_name(node: Node) -> bool:
     match node:
         case Symbol():
             return True
-        case Apply(function="multiply", arguments=(Symbol(name=name), Symbol() | Number())):
-            return name.rstrip("'") in _FUNCTION_NAMES or name.isupper()  # f(x), P(2)
+        case Apply(function="multiply", arguments=(Symbol(name=name), Number())):
+            return name.rstrip("'") in _FUNCTION_NAMES or name.isupper()  # P(2)
+        case Apply(function="multiply", arguments=(Symbol(name=name), Symbol(name=argument))):
+            if name.isupper() and argument.isupper():
+                return True  # the length AB
+            is_function = name.isupper() or name.rstrip("'") in _FUNCTION_NAMES
+            return is_function and argument in _ARGUMENT_NAMES and name + argument != "yx"  # f(x)
         case Apply(
             function="multiply", arguments=(Apply(function="power", arguments=(Symbol(name=name), _)), Symbol())
         ):
             return name in _FUNCTION_NAMES  # the inverse of f
+        case Apply(function="sin" | "cos" | "tan", arguments=(Symbol(),)):
+            return True
         case Apply(function="divide", arguments=(above, below)):
             return _is_differential(above) and _is_differential(below)
         case Group(opening="(", members=members):
@@ -283,8 +299,9 @@ def _rows(node: Node) -> Sequence[Sequence[Node]]:
     """Return the rows of a matrix, or of a list of lists."""
     if isinstance(node, Matrix):
         return node.rows
-    members = children(node)
-    return [row.members for row in members if isinstance(row, Group) and row.opening in ("[", "(")]
+    if not isinstance(node, Group) or node.opening not in ("[", "("):
+        return []
+    return [row.members for row in node.members if isinstance(row, Group) and row.opening in ("[", "(")]
 
 
 def _ratio_terms(node: Node) -> list[Node]:
@@ -348,7 +365,7 @@ def _compare_equations(a: Relation, b: Relation, scalars: CompareScalars) -> Equ
     same = all_equal(zip(a.sides, b.sides, strict=True), scalars)
     if same is Equality.EQUAL:
         return same
-    if _is_function(a.sides[0]) and _is_function(b.sides[0]) and names(a.sides[1]):
+    if _is_graph(a.sides[0], b.sides[0]) and names(a.sides[1]):
         return compare_structures(a.sides[1], b.sides[1], scalars)  # y = 2x and f(x) = 2x
     if any(isinstance(part, Group | Matrix | Based | Relation) for part in _both(a, b) if part not in (a, b)):
         return same
@@ -361,5 +378,11 @@ def _compare_equations(a: Relation, b: Relation, scalars: CompareScalars) -> Equ
     return verdict
 
 
-def _is_function(node: Node) -> bool:
-    return node == Symbol("y") or (isinstance(node, Apply) and _is_name(node))
+def _is_graph(left: Node, right: Node) -> bool:
+    """Whether one side is ``y`` and the other ``f(x)``."""
+    functions = [node for node in (left, right) if node != Symbol("y")]
+    match functions:
+        case [Apply(function="multiply", arguments=(Symbol(), _)) as function]:
+            return _is_name(function)
+        case _:
+            return False

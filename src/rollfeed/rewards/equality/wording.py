@@ -21,6 +21,7 @@ _LOOKS = re.compile(
     r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|quad|qquad|limits)(?![A-Za-z])|\\[,;:! ]|~|\\[()\[\]]"
 )
 _RENAMED = re.compile(r"\\(?:d|t|c)frac(?![A-Za-z])")
+_DOTS = re.compile(r"\\(?:ldots|cdots|dots[bcmio]?)(?![A-Za-z])|\.\.\.")
 _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z\\]) | (?![0-9A-Za-z])")
 _SPACE_AFTER_NUMBER = re.compile(r"(?<=[0-9]) (?=[A-Za-z])")
@@ -30,11 +31,11 @@ _OPTION = re.compile(r"[(\[]?([A-DF-HJa-df-hj])[)\].:]?")
 
 
 def without_markdown(text: str) -> str:
-    """Return an answer without the bold or code marks around all of it."""
+    """Return an answer without the bold marks, code marks or quotes around all of it."""
     text = text.strip()
-    for mark in ("**", "`"):
-        if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
-            text = text[len(mark) : -len(mark)].strip()
+    for opening, closing in (("**", "**"), ("`", "`"), ('"', '"'), ("\u201c", "\u201d")):
+        if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
+            text = text[len(opening) : -len(closing)].strip()
     return text
 
 
@@ -44,6 +45,7 @@ def formula_key(text: str) -> str:
     if len(text) > MAX_CHARS:
         return text
     text = normalize(text)
+    text = _DOTS.sub(r"\\dots ", text)
     text = _LOOKS.sub(" ", _WRAPPERS.sub(r" \1 ", text.replace("\\$", " ").replace("$", " ")))
     text = _SPACE.sub(" ", _RENAMED.sub(r"\\frac", text)).strip()
     text = _SPACE_AFTER_NUMBER.sub("", text)

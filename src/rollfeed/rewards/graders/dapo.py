@@ -14,7 +14,7 @@ from rollfeed.types import Correct, Verdict
 
 TAIL_CHARS = 300
 STRICT_TAIL_CHARS = 100
-_ANSWER_LINE = re.compile(r"answer[ \t]*:\s*([^\n]*)", re.IGNORECASE)
+_ANSWER = re.compile(r"answer[ \t]*:\s*", re.IGNORECASE)
 
 
 def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
@@ -27,8 +27,8 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdic
     labels = math_labels(label)
     if labels is None:
         return undecidable("dapo", label, "a text, a number or a list of them")
-    lines = _ANSWER_LINE.findall(normalize(response[-TAIL_CHARS:]))
-    answer = lines[-1].strip().strip("*").strip() if lines else ""
+    *before, rest = _ANSWER.split(normalize(response[-TAIL_CHARS:]))
+    answer = rest.partition("\n")[0].strip().strip("*").strip() if before else ""
     if not answer:
         return no_answer(f'no "Answer:" line in the last {TAIL_CHARS} characters', reward=-1.0)
     box = find_box(answer)

@@ -13,6 +13,7 @@ from rollfeed.types import Correct, Verdict
 
 _ARTICLES = frozenset(["a", "an", "the"])
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s?\{([^{}]*)\}")
 _DASH_BETWEEN_WORDS = re.compile(r"(?<=\w)[-/](?=\w)")
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _EXACT = frozenset(["yes", "no", "noanswer"])
@@ -38,7 +39,8 @@ def grade_f1(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
 
 
 def _words(text: str) -> list[str]:
-    text = _BETWEEN_DIGITS.sub("", _DASH_BETWEEN_WORDS.sub(" ", text.lower()))
+    text = _WRAPPER.sub(r"\1", text).lower()
+    text = _BETWEEN_DIGITS.sub("", _DASH_BETWEEN_WORDS.sub(" ", text))
     words = _PUNCTUATION.sub(lambda sign: sign[0] if _is_kept(sign) else "", text).split()
     return [word for word in words if word not in _ARTICLES] or words
 

@@ -19,12 +19,12 @@ MAX_CHARS = 5_000
 # Every repetition is bounded, so that matching is linear in the text.
 _OPEN = r"[\s*_`\"'$]{0,12}(?:\\(?:text|textbf|mathrm|mathbf|boxed|mathsf)[ ]?\{[ ]?){0,3}[*_$]{0,3}"
 _LETTER = (
-    rf"{_OPEN}(?:[(\[][ ]?(?P<wrapped>[A-Za-z])[ ]?[)\]]|(?P<bare>(?-i:[A-Z]))(?![\w'’])"  # noqa: RUF001
-    r"|(?P<small>(?-i:[b-z]))(?=[ .)*_}$]{0,8}(?:\n|\Z)))"
+    rf"{_OPEN}(?:[(\[][ ]?(?P<wrapped>[A-Za-z])[ ]?[)\]]|(?P<bare>(?-i:[A-Z]))(?!\w|['’]\w)"  # noqa: RUF001
+    r"|(?P<small>(?-i:[a-z]))(?=[ .)*_}$]{0,8}(?:\n|\Z)))"
 )
 _STATEMENT = re.compile(
     rf"""
-    \b(?: (?: answer | choice | option | selection | antwort | respuesta | r[ée]ponse | resposta | risposta )
+    (?: \b(?: (?: answer | choice | option | selection | antwort | respuesta | r[ée]ponse | resposta | risposta )
         (?: [ ](?:choice|option|letter) )?
         (?: [ *_]{{0,4}} [:=] \s{{0,3}}
           | [ ] (?: is | would[ ]be | must[ ]be | should[ ]be | might[ ]be | ist | est | es ) \b [ ]? :?
@@ -34,13 +34,14 @@ _STATEMENT = re.compile(
       | (?: i[ ](?:choose|pick|select|would[ ]choose|go[ ]with|will[ ]go[ ]with) | (?:go|going)[ ]with )
         (?: [ ] (?:the[ ])? (?: option | choice | letter | answer ) )?
       | (?: so | therefore | thus | hence ) \b ,? (?: [ ] (?: it[ ]is | it's | it[ ]must[ ]be ) )?
-    ){_LETTER}
+    ) | \u7b54\u6848[ ]?(?: \u662f | \u4e3a | : ) ){_LETTER}
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _LABELLED_LINE = re.compile(
     rf"^[ *_\#>-]{{0,8}}[^\W\d_]{{2,20}}[ *_]{{0,4}}:{_LETTER}[ *_.!)\]}}$\"'`]{{0,12}}$", re.MULTILINE
 )
+_REASONED_LINE = re.compile(rf"^{_LETTER}[)\].:,*]{{0,4}} (?:because|since)\b", re.MULTILINE)
 _LETTER_LINE = re.compile(rf"^{_LETTER}[ *_.!)\]}}$\"'`]{{0,12}}$", re.MULTILINE)
 _VERDICT_ON_LETTER = re.compile(
     rf"\b(?:option[ ]|choice[ ])?{_LETTER}[)\]*_]{{0,4}}[ ]is[ ](?:the[ ])?(?:\w{{1,20}}[ ])?"
@@ -51,6 +52,10 @@ _BOXED_LETTER = re.compile(
     r"\\boxed[ ]?\{[ ]?(?:\\(?:text|textbf|mathrm|mathbf|mathsf)[ ]?\{[ ]?)?[(\[*]{0,4}(?P<bare>[A-Za-z])[)\]*]{0,4}"
     r"(?:\}|[.:][^{}]{0,200}\}|[ ][^{}=]{0,200}\})"
 )
+_STATEMENTS = (_STATEMENT, _LABELLED_LINE, _VERDICT_ON_LETTER, _REASONED_LINE, _LETTER_LINE)
+_ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_CHOSEN_PLACE = re.compile(r"[)\]}:]|[ .!*$]{0,12}$")
+_BEGINS_WITH_LETTER = re.compile(r"[ *]{0,4}[A-Z]\. ")
 _LONE = re.compile(r"(?<![\w'’\\.-])(?P<bare>[A-Z])(?![\w'’-])(?! ?[=+^<>{\\])")  # noqa: RUF001
 _DENIED_BEFORE = re.compile(
     r"(?:\bnot(?: (?:include|contain|mean|be))?|n't|\bneither|\bnor|\bexcept|\beliminate[sd]?|\brule[sd]? out|\bthan"
@@ -87,7 +92,7 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdic
     if wanted is None and (not isinstance(label, str) or not label.strip()):
         return undecidable("gpqa", label, "a letter, an index or the text of a choice")
     text = _BLANK_LINES.sub("\n\n", _SPACES.sub(" ", _MARKS.sub("**", final_text(response)[-MAX_CHARS:])))
-    text = text.replace("\\(", "").replace("\\)", "")
+    text = _ANSWER_TAG.sub(lambda tag: "\n" if tag[1] else "answer: ", text.replace("\\(", "").replace("\\)", ""))
     letter = _chosen_letter(text, letters)
     if letter is None:
         return _by_text(response, wanted, label, choices)
@@ -122,20 +127,17 @@ def _wanted_letter(label: Any, letters: Sequence[str], choices: Mapping[str, str
 
 
 def _chosen_letter(text: str, letters: Sequence[str]) -> str | None:
-    """Return the letter stated last, or the one letter of the last line that is no ordinary word."""
-    stated = [(match.end(), match) for pattern in (_STATEMENT, _LABELLED_LINE, _VERDICT_ON_LETTER, _LETTER_LINE)
-              for match in pattern.finditer(text) if _is_choice(text, match)]  # fmt: skip
+    """Return the letter stated last, or the one letter of the last line if it stands in brackets or at the end."""
+    found = ((match.end(), match) for pattern in _STATEMENTS for match in pattern.finditer(text))
+    stated = [(end, match) for end, match in found if _is_choice(text, match)]
     stated += [(match.end(), match) for match in _BOXED_LETTER.finditer(text)]
     if stated:
         _, last = max(stated, key=lambda found: found[0])
         return None if _ANOTHER.match(text, _letter_end(last)) else _letter(last)
-    lines = [line for line in text.splitlines() if line.strip()]
-    found = {
-        match["bare"]
-        for match in _LONE.finditer(lines[-1] if lines else "")
-        if match["bare"] in letters and _is_choice(lines[-1], match)
-    }
-    return found.pop() if len(found) == 1 else None
+    line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    lone = [match for match in _LONE.finditer(line) if match["bare"] in letters and _is_choice(line, match)]
+    is_chosen = _BEGINS_WITH_LETTER.match(line) or any(_CHOSEN_PLACE.match(line, match.end()) for match in lone)
+    return lone[0]["bare"] if is_chosen and len({match["bare"] for match in lone}) == 1 else None
 
 
 def _is_choice(text: str, match: re.Match[str]) -> bool:

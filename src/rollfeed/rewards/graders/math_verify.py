@@ -14,7 +14,8 @@ from rollfeed.types import Verdict
 
 _FORMULA = re.compile(r"\$\$?([^$]{1,2000})\$\$?|\\\(([^$]{1,2000}?)\\\)|\\\[([^$]{1,2000}?)\\\]")
 _MAX_LINE_CHARS = 2_000
-_SENTENCE_END = re.compile(r"[.!?;](?=\s)|,?\s(?:because|since|as|which|where)\b")
+_SENTENCE_END = re.compile(r"[.!?;](?=\s)|,?\s(?:because|since|as|which|where|rather than|(?:and |but )?not)\b")
+_PROSE = re.compile(r"[A-Za-z]{2,} [A-Za-z]{2,} [A-Za-z]{2,}")
 _CLAIM = re.compile(r"\b(?:is|are|equals|equal to|gives|get|be)\b|[:=]")
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:[0-9]+\s[0-9]+/[0-9]+|[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?%?)(?![\w])"
@@ -39,9 +40,10 @@ def grade_math_verify(response: str, label: Any, metadata: Mapping[str, Any]) ->
 
 def _claimed(line: str, *, is_marked: bool) -> str:
     """Return the part of a line that is the answer itself."""
-    line = line[-_MAX_LINE_CHARS:]
+    line = line[-_MAX_LINE_CHARS:].rpartition("####")[2]
     sentence = _SENTENCE_END.split(line.strip(), maxsplit=1)[0] if is_marked else line
-    formulas = [next(part for part in match.groups() if part is not None) for match in _FORMULA.finditer(sentence)]
+    found = (next(part for part in match.groups() if part is not None) for match in _FORMULA.finditer(sentence))
+    formulas = [part for part in found if "\\" in part or not _PROSE.search(part)]  # between two prices is prose
     if len(formulas) == 1 or (formulas and not is_marked):
         return formulas[-1]
     if formulas:

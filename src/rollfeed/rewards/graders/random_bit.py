@@ -9,7 +9,7 @@ from rollfeed.seeds import derive_seed
 from rollfeed.types import Verdict
 
 SEED_KEY = "sample_seed"
-"""Entry of the metadata with an integer that differs from sample to sample; the hub sets it."""
+"""Entry of the metadata with an integer that stands for the run's seed and the sample; the hub sets it."""
 
 
 def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:

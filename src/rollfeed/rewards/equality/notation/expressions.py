@@ -2,6 +2,7 @@ r"""Sums, products, powers and functions: the arithmetic of the grammar."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from fractions import Fraction
 
 from rollfeed.rewards.equality.notation.cursor import MAX_DEPTH
@@ -228,7 +229,7 @@ class ExpressionParser(LiteralParser):
                     power = self._exponent()
             elif self.peek_kind() == "_" and name in ("log", "lg", "ln"):
                 self.advance()
-                base = self._argument(tight=False)
+                base = self._argument(tight=self.peek(1).kind not in _STARTS_FACTOR)  # \log_23 is \log_2 3
         with self.deeper():
             arguments = self._function_arguments()
         if name in _TAKE_ANGLES:
@@ -262,16 +263,17 @@ class ExpressionParser(LiteralParser):
             self.expect("|")
         return Apply("abs", (inner,))
 
-    # Completed by the parser of lists and brackets
-
+    @abstractmethod
     def bracketed(self) -> Node:
-        raise NotImplementedError
+        """Take round or square brackets, or the braces of a set."""
 
+    @abstractmethod
     def braced(self) -> Node:
-        raise NotImplementedError
+        """Take the braces around an argument."""
 
+    @abstractmethod
     def matrix(self) -> Node:
-        raise NotImplementedError
+        """Take an environment of rows and cells."""
 
 
 def _signed(sign: str, tree: Node) -> Node:

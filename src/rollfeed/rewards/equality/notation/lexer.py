@@ -35,6 +35,9 @@ _SIGNS = {
     "∅": "emptyset", "°": "circ", "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon",  # noqa: RUF001
     "θ": "theta", "λ": "lambda", "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "ω": "omega",  # noqa: RUF001
     "∖": "setminus", "∧": "land", "∨": "lor", "→": "to", "⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil",  # noqa: RUF001
+    "Γ": "Gamma", "Δ": "Delta", "∆": "Delta", "Θ": "Theta", "Λ": "Lambda", "Σ": "Sigma", "Φ": "Phi",
+    "Ψ": "Psi", "Ω": "Omega", "ζ": "zeta", "η": "eta", "κ": "kappa", "ξ": "xi", "χ": "chi", "ψ": "psi",
+    "≈": "approx", "∠": "angle",
 }  # fmt: skip
 _RENAMED = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
@@ -46,7 +49,7 @@ _RENAMED = {
 }  # fmt: skip
 _LOOKS = frozenset([
     "left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr",
-    "displaystyle", "textstyle", "limits", "quad", "qquad", "phantom", "hfill", "enspace", "thinspace",
+    "displaystyle", "textstyle", "limits", "quad", "qquad", "hfill", "enspace", "thinspace",
     "nonumber", "nolimits", "middle", "rm", "bf", "it", "angle", "triangle",
 ])  # fmt: skip
 _TEXT_COMMANDS = (
@@ -57,13 +60,14 @@ _TEXT_COMMANDS = (
 _GROUP_MARK = "\u2063"
 REPEATING_MARK = "\u2064"
 """In the text of a number, between its first decimals and those that repeat for ever."""
-_SURE_GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!;: ]|\\thinspace[ ]?)(?=[0-9]{3}(?![0-9]))")
-_COMMA_GROUPED = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])"
+_SURE_GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}(?:\\!)?|,?\\[,!;: ]|\\thinspace[ ]?)(?=[0-9]{3}(?![0-9]))")
+_COMMA_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])"
 COMMA_GROUPED = re.compile(rf"(?<![0-9.,]){_COMMA_GROUPED}")
+_TRAILING_SPACING = re.compile(r"(?:\\\\|\\)$")
 
 _TOKEN = re.compile(
     rf"""
-    (?P<space> \s+ | ~ | \\[,;:!\ ] | \\(?:hspace|vspace)\*?\{{[^{{}}]{{0,20}}\}} | \\[()\[\]] | \$ )
+    (?P<space> \s+ | ~ | \\[,;:!\ ] | \\(?:hspace|vspace|h?phantom)\*?\{{[^{{}}]{{0,20}}\}} | \\[()\[\]] | \$ )
   | (?P<currency> \\\$ | [€£¥] | \\(?:pounds|euro|yen)(?![A-Za-z]) | (?:USD|EUR|GBP)\ ?(?=[0-9.]) )
   | (?P<row> \\\\ (?: \[[^\]]{{0,10}}\] )? )
   | \\begin\s?\{{ (?P<begin> [A-Za-z]{{1,12}}\*? ) \}} (?: \{{ [clr|\ ]{{0,20}} \}} )?
@@ -82,7 +86,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _REPEATING = re.compile(r"([0-9]*\.[0-9]*)\s?\\(?:overline|bar|dot)\s?\{\s?([0-9]{1,50})\s?\}")
-_REALS = re.compile(r"\\mathbb\s?(?:\{\s?R\s?\}|R)|\\R(?![A-Za-z])|\u211d")
+_REALS = re.compile(r"\\mathbb\s?(?:\{\s?R\s?\}|R)|\\R(?![A-Za-z])")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s?[xX]\s?(?=10\s?\^)")
 _PLAIN_TEXT = re.compile(r"\(?[A-Za-z]\)?|[-+]?[0-9][0-9.,/ ]*(?:%|[A-Za-z][A-Za-z ]*)?")
 
@@ -110,7 +114,9 @@ def tokenize(text: str, *, comma_groups_digits: bool) -> list[Token]:
     """
     if len(text) > MAX_CHARS:
         raise TooComplexError(f"longer than {MAX_CHARS} characters")
-    text = normalize(_REALS.sub(r"(-\\infty,\\infty)", text)).strip().removesuffix(".")
+    text = (
+        _TRAILING_SPACING.sub("", _REALS.sub(r"(-\\infty,\\infty)", normalize(text)).strip()).strip().removesuffix(".")
+    )
     text = _TIMES_TEN.sub(r"\\times ", text)
     text = _REPEATING.sub(rf"\1{REPEATING_MARK}\2", text)
     text = _SURE_GROUPING.sub(_GROUP_MARK, text)
@@ -128,7 +134,7 @@ def tokenize(text: str, *, comma_groups_digits: bool) -> list[Token]:
             position, spaced = position + 1, False
             continue
         position = match.end()
-        new = _tokens_of(match, spaced, after_number=bool(tokens) and tokens[-1].kind == "number")
+        new = _tokens_of(match, spaced, after_value=bool(tokens) and _ends_value(tokens[-1]))
         spaced = spaced if match.lastgroup == "currency" else not new
         tokens += new
         if len(tokens) > MAX_TOKENS:
@@ -136,7 +142,11 @@ def tokenize(text: str, *, comma_groups_digits: bool) -> list[Token]:
     return tokens
 
 
-def _tokens_of(match: re.Match[str], spaced: bool, *, after_number: bool) -> list[Token]:
+def _ends_value(token: Token) -> bool:
+    return token.kind in ("number", "}", ")") or token.text == "pi"
+
+
+def _tokens_of(match: re.Match[str], spaced: bool, *, after_value: bool) -> list[Token]:
     kind, text = match.lastgroup or "", match[match.lastgroup or 0]
     match kind:
         case "space" | "currency":
@@ -148,7 +158,7 @@ def _tokens_of(match: re.Match[str], spaced: bool, *, after_number: bool) -> lis
         case "letters":
             return _letters(text, spaced)
         case "words":
-            if after_number and is_unit(text.strip()):
+            if after_value and is_unit(text.strip()):
                 return [Token("words", text.strip(), spaced)]
             return _words(text, spaced)
         case "escaped":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from fractions import Fraction
 
 from rollfeed.rewards.equality.notation.cursor import Cursor
 from rollfeed.rewards.equality.notation.lexer import REPEATING_MARK, Token
-from rollfeed.rewards.equality.notation.units import canonical_unit, is_unit
+from rollfeed.rewards.equality.notation.units import SCALES, canonical_unit, is_unit
 from rollfeed.rewards.equality.tree import (
     Apply,
     Based,
@@ -26,11 +27,12 @@ MAX_EXPONENT_DIGITS = 4
 _ONE_LETTER_UNITS = frozenset("mgsLlhNJWVAK")
 
 
-class LiteralParser(Cursor):
+class LiteralParser(Cursor, ABC):
     """Reads numbers, names and units."""
 
     def quantity(self, value: Node) -> Node:
-        """Take the unit that follows a number, if one does."""
+        """Take the unit that follows a number, if one does, and "million" before it."""
+        value = self._scaled(value)
         token = self.peek()
         if token.kind == "words":
             return Quantity(value, self._unit_in_words()) if is_constant(value) else self.fail("words")
@@ -39,6 +41,17 @@ class LiteralParser(Cursor):
         if len(token.text) == 1 and not (token.spaced and token.text in _ONE_LETTER_UNITS):
             return value
         return self._plain_unit(value)
+
+    def _scaled(self, value: Node) -> Node:
+        token = self.peek()
+        word, _, rest = token.text.partition(" ")
+        if token.kind not in ("words", "letters") or word.lower() not in SCALES or not is_constant(value):
+            return value
+        if rest:
+            self.tokens[self.position] = Token("words", rest, True)
+        else:
+            self.advance()
+        return Apply("multiply", (value, Number(Fraction(SCALES[word.lower()]))))
 
     def _unit_in_words(self) -> str:
         words: list[str] = []
@@ -94,9 +107,9 @@ class LiteralParser(Cursor):
                 return Number(value + part)
         return Number(value)
 
+    @abstractmethod
     def literal_fraction(self) -> Fraction | None:
-        """Take a fraction of two literal integers, if one follows; completed by the parser of expressions."""
-        raise NotImplementedError
+        """Take a fraction of two literal integers, if one follows."""
 
     def _spaced_number(self, text: str, value: Fraction) -> Fraction:
         following = self.peek()

@@ -6,16 +6,33 @@ know is an error, never a guess.
 
 from __future__ import annotations
 
+import re
+
 from rollfeed.rewards.equality.notation.cursor import MAX_DEPTH
 from rollfeed.rewards.equality.notation.expressions import ExpressionParser
 from rollfeed.rewards.equality.notation.lexer import COMMA_GROUPED, tokenize
-from rollfeed.rewards.equality.tree import Apply, Group, Matrix, Node, NotMathError, Relation, TooComplexError
+from rollfeed.rewards.equality.tree import (
+    Apply,
+    Group,
+    Matrix,
+    Node,
+    NotMathError,
+    Number,
+    Quantity,
+    Relation,
+    TooComplexError,
+)
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "le": "<=", "ge": ">=", "ne": "!=",
               "in": "in", "approx": "=", "equiv": "=", "to": "to", "sim": "="}  # fmt: skip
 _SET_OPERATIONS = {"cup": "union", "cap": "intersection", "setminus": "difference"}
 _MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
 _CLOSING = {"(": (")", "]"), "[": ("]", ")"), "set{": ("set}",)}
+_REALS_AFTER = ("in", "(", "-", "infty", ",", "infty", ")")
+_BRACKETS = re.compile(r"\\?[{}]|[()\[\]]")
+_BEFORE_ARGUMENT = re.compile(r"[A-Za-z}\]^_]")
+_CURRENCY = re.compile(r"[-+$\s]*(?:(?P<dollar>\\\$|USD)|(?P<euro>\u20ac|\\euro|EUR))")
+_OPEN_ENDED = re.compile(r"(?P<opening>[\[\]])(?P<ends>[^\[\]()]*)(?P<closing>[\[\]])")
 
 
 def read(text: str) -> list[Node]:
@@ -25,13 +42,15 @@ def read(text: str) -> list[Node]:
         NotMathError: If it does not read as mathematics.
         TooComplexError: If it is longer or deeper than any answer.
     """
+    text = _with_round_open_ends(text)
     readings = []
     error: NotMathError | None = None
     for comma_groups_digits in (True, False) if COMMA_GROUPED.search(text) else (True,):
         if comma_groups_digits and "," in text and _commas_part_members(text):
             continue
         try:
-            readings.append(Parser(tokenize(text, comma_groups_digits=comma_groups_digits)).parse())
+            tree = Parser(tokenize(text, comma_groups_digits=comma_groups_digits)).parse()
+            readings.append(_with_currency(tree, text))
         except NotMathError as failure:
             error = failure
     if not readings:
@@ -40,9 +59,42 @@ def read(text: str) -> list[Node]:
 
 
 def _commas_part_members(text: str) -> bool:
-    """Whether the first comma stands in brackets and none has space after it: ``(1,234)`` is a pair."""
-    before = text[: text.index(",")]
-    return any(bracket in before for bracket in "([{") and ", " not in text and COMMA_GROUPED.search(text) is not None
+    """Whether the first comma stands in brackets and none has space after it: ``(1,234)`` is a pair.
+
+    Braces around the argument of a command are no such brackets.
+    """
+    if ", " in text or COMMA_GROUPED.search(text) is None:
+        return False
+    opened: list[bool] = []
+    for bracket in _BRACKETS.finditer(text, 0, text.index(",")):
+        if bracket[0][-1] in "([{":
+            is_argument = bracket[0] == "{" and _BEFORE_ARGUMENT.match(text, bracket.start() - 1) is not None
+            opened.append(not is_argument)
+        elif opened:
+            opened.pop()
+    return any(opened)
+
+
+def _with_currency(tree: Node, text: str) -> Node:
+    match = _CURRENCY.match(text)
+    if match is None or match.lastgroup is None or not isinstance(tree, Number | Apply | Quantity):
+        return tree
+    value = tree.value if isinstance(tree, Quantity) else tree
+    return Quantity(value, match.lastgroup if not isinstance(tree, Quantity) else tree.unit or match.lastgroup)
+
+
+def _with_round_open_ends(text: str) -> str:
+    """Return the text with intervals written ``]0,1[`` as ``(0,1)``."""
+    if text.count("]") == text.count("[") and "]" not in text.partition("[")[0] and "[" not in text.rpartition("]")[2]:
+        return text
+
+    def rounded(match: re.Match[str]) -> str:
+        if "," not in match["ends"] and ";" not in match["ends"]:
+            return match[0]
+        opening, closing = "(" if match["opening"] == "]" else "[", ")" if match["closing"] == "[" else "]"
+        return f"{opening}{match['ends']}{closing}"
+
+    return _OPEN_ENDED.sub(rounded, text)
 
 
 class Parser(ExpressionParser):
@@ -52,7 +104,7 @@ class Parser(ExpressionParser):
         """Return the tree of all tokens, without "Answer:" or a sign of equality before it."""
         if self.peek().kind == "words" and self.peek().text.endswith(":"):
             self.advance()
-        self.take("=", "approx")
+        self.take("=", "approx", "sim")
         tree = self.list_of_values()
         if not self.at_end():
             raise NotMathError(f"did not expect {self.peek_kind()!r}")
@@ -98,6 +150,10 @@ class Parser(ExpressionParser):
         with self.deeper():
             if opening.kind == "set{" and self.take("set}"):
                 return Group("{", "}", ())
+            if opening.kind == "set{" and self._takes_set_builder():
+                inner = self.list_of_values()
+                self.expect("set}")
+                return inner
             inner = self.list_of_values()
             closing = self.take(*_CLOSING[opening.kind])
             if closing is None:
@@ -109,6 +165,18 @@ class Parser(ExpressionParser):
         if isinstance(inner, Relation) or bare_list:
             return Group(opening.kind, closing.kind, members)
         return inner if closing.kind == _CLOSING[opening.kind][0] else self.fail("a half open interval has two ends")
+
+    def _takes_set_builder(self) -> bool:
+        r"""Take ``x |`` or ``x \in \mathbb{R} :`` after the brace of a set."""
+        length = 1 + len(_REALS_AFTER) if self._is_among_reals() else 1
+        if self.peek().kind != "letters" or self.peek_kind(length) not in ("|", ":"):
+            return False
+        for _ in range(length + 1):
+            self.advance()
+        return True
+
+    def _is_among_reals(self) -> bool:
+        return tuple(self.peek_kind(1 + place) for place in range(len(_REALS_AFTER))) == _REALS_AFTER
 
     def braced(self) -> Node:
         self.expect("{")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _ALIASES = {
     "mm": "mm millimeter millimeters millimetre millimetres",
     "cm": "cm centimeter centimeters centimetre centimetres",
@@ -49,7 +51,17 @@ _ALIASES = {
     "kmh": "kmh kph",
     "unit": "unit units",
     "percent": "percent",
+    "am": "AM",
+    "pm": "PM",
 }
+SCALES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
+"""Words between a number and its unit that are part of the number."""
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
+_POWER_BEFORE = re.compile(r"\b(square|sq|cubic|cu)\.? ([A-Za-z]+)", re.IGNORECASE)
+_POWER_AFTER = re.compile(r" (squared|cubed)\b", re.IGNORECASE)
+_HALF_DAYS = frozenset(["am", "pm"])
 _CANONICAL = {word: unit for unit, words in _ALIASES.items() for word in words.split()}
 
 
@@ -60,8 +72,13 @@ def is_unit(word: str) -> bool:
 
 def canonical_unit(text: str) -> str:
     """Return one name for the spellings of a unit; empty for what is no known unit, or only counts things."""
-    parts = [_lookup(part) if part.isalpha() else part for part in text.replace(" per ", " / ").split()]
-    return " ".join(parts) if all(parts) and parts != ["unit"] else ""
+    half_day = text.replace(".", "").lower()
+    if half_day in _HALF_DAYS:
+        return half_day
+    text = _POWER_BEFORE.sub(lambda match: f"{match[2]} ^ {_POWERS[match[1].lower()]}", text.replace(" per ", " / "))
+    text = _POWER_AFTER.sub(lambda match: f" ^ {_POWERS[match[1].lower()]}", text)
+    parts = [_lookup(part) if part.isalpha() else part for part in text.replace("/", " / ").replace("^", " ^ ").split()]
+    return " ".join(parts) if all(parts) and "unit" not in parts else ""
 
 
 def _lookup(word: str) -> str:

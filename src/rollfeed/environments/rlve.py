@@ -1,0 +1,116 @@
+"""The grader ``rlve``: rows as RLVE writes them, for environments of RLVE-Gym and of this package.
+
+Source: RLVE (arXiv:2511.07317) and its package rlve-gym.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from rollfeed.environments.grading import EnvironmentGrader, call_verifier, failed
+from rollfeed.environments.registry import EnvironmentRegistry
+from rollfeed.protocols import Workers
+from rollfeed.types import Correct, Verdict
+
+RLVE_RM_TYPE = "rlve"
+
+_GYM_NAMESPACE = "rlve/"
+_GYM_VERIFIER = "rollfeed.environments.rlve_gym.verify"
+_NO_PARAMETER = (
+    "the prompt's metadata has no config with the problem: rm_type rlve reads config.parameter, "
+    "or config.seed with problem_difficulty for environments of rollfeed"
+)
+
+
+class RlveGrader:
+    """Reads ``environment``, ``config`` and ``problem_difficulty`` from a prompt's metadata.
+
+    ``environment`` is an id that is registered here, or the name of an environment of RLVE-Gym, whose verifiers run in
+    workers. The reward is the environment's, in [-1, 1] for RLVE-Gym. Where a ``reward_key`` is in force it is
+    published under ``reward``, beside ``accuracy`` and ``format_score``.
+
+    An unknown environment, a missing or malformed config, a verifier that raises, or RLVE-Gym not being installed is
+    an ERROR verdict; so is a scorer of RLVE-Gym that raises, which RLVE itself takes for a wrong answer.
+
+    Args:
+        registry: The environments of this package and of packages made for it.
+        workers: Verify for all but the registry's own.
+        deadline_seconds: Of each call of a worker, from its turn.
+    """
+
+    def __init__(self, registry: EnvironmentRegistry, *, workers: Workers, deadline_seconds: float) -> None:
+        self._registry = registry
+        self._workers = workers
+        self._deadline_seconds = deadline_seconds
+        self._registered = EnvironmentGrader(registry, workers=workers, deadline_seconds=deadline_seconds)
+
+    async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+        """Return the environment's verdict.
+
+        Raises:
+            WorkerError: If a worker gave none, by its deadline or at all.
+        """
+        name = metadata.get("environment")
+        if not isinstance(name, str) or not name:
+            return failed(
+                f"the prompt's metadata has environment = {name!r:.80}; rm_type rlve needs an environment's id"
+            )
+        verdict = await self._verdict(name, response, metadata)
+        return verdict if metadata.get("reward_key") is None else _with_keys(verdict)
+
+    async def _verdict(self, name: str, response: str, metadata: Mapping[str, Any]) -> Verdict:
+        if name in self._registry:
+            problem = _problem(metadata)
+            return failed(_NO_PARAMETER) if problem is None else await self._registered.verify(name, problem, response)
+        gym_name = name.removeprefix(_GYM_NAMESPACE)
+        if "/" in gym_name:  # of neither kind; the registry says what is near
+            return await self._registered.verify(name, {}, response)
+        if not self._has_gym:
+            return failed(
+                f"environment {name!r:.80} is none of rollfeed's, and RLVE-Gym is not installed here: "
+                "pip install 'rollfeed[rlve]', or correct the id; `rollfeed env list` shows rollfeed's"
+            )
+        config = metadata.get("config")
+        if not isinstance(config, Mapping) or not isinstance(config.get("parameter"), Mapping):
+            return failed(_NO_PARAMETER)
+        return await call_verifier(
+            self._workers,
+            _GYM_VERIFIER,
+            {"environment": gym_name, "config": dict(config)},
+            response,
+            deadline_seconds=self._deadline_seconds,
+        )
+
+    @cached_property
+    def _has_gym(self) -> bool:
+        return importlib.util.find_spec("Gym") is not None
+
+
+def _problem(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the problem of a registered environment, or None where the metadata does not say which."""
+    version, config = metadata.get("version"), metadata.get("config")
+    given = metadata.get("params")
+    if given is None and isinstance(config, Mapping):
+        given = config.get("parameter")
+    if isinstance(given, Mapping):
+        return {"version": version, "params": dict(given)}
+    level = metadata.get("problem_difficulty")
+    seed = config.get("seed") if isinstance(config, Mapping) else None
+    if given is None and _is_integer(level) and _is_integer(seed):
+        return {"version": version, "level": level, "seed": seed}
+    return None
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _with_keys(verdict: Verdict) -> Verdict:
+    if verdict.reward is None or isinstance(verdict.reward, dict):
+        return verdict
+    accuracy, format_score = float(verdict.correct is Correct.YES), float(verdict.format_ok)
+    return replace(verdict, reward={"reward": verdict.reward, "accuracy": accuracy, "format_score": format_score})

@@ -1,0 +1,63 @@
+"""Responses handed to the verifiers of environments: in this process, and by id in workers.
+
+``rollfeed.environments.verifying:<environment id>`` is a function path. Workers give finding a function time of its
+own, so that importing an environment's package does not count against the deadline of a grading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from random import Random
+from typing import Any
+
+from rollfeed.environments.registry import EnvironmentRegistry
+from rollfeed.environments.tasks import check_level, stored
+from rollfeed.errors import RewardError
+from rollfeed.protocols import Environment
+from rollfeed.types import Verdict
+
+installed_registry = cache(EnvironmentRegistry)
+"""Return the environments that are installed here, the same at every call."""
+
+
+def verifier_path(environment_id: str) -> str:
+    """Return the function path of an installed environment's verifier: ``(problem, response) -> Verdict``."""
+    return f"{__name__}:{environment_id}"
+
+
+def __getattr__(environment_id: str) -> Callable[[Mapping[str, Any], str], Verdict]:
+    if "/" not in environment_id:  # a name that Python itself asks modules for
+        raise AttributeError(f"module {__name__!r} has no attribute {environment_id!r}")
+    return partial(verify_problem, installed_registry().get(environment_id))
+
+
+def verify_problem(environment: Environment, problem: Mapping[str, Any], response: str) -> Verdict:
+    """Return the verdict of an environment.
+
+    Args:
+        environment: Of the problem.
+        problem: JSON values: ``version``, and either ``params`` or the ``level`` and ``seed`` to make them again from.
+        response: What the model wrote.
+
+    Raises:
+        RewardError: If the problem is of another version, or the verifier raises or returns no verdict.
+    """
+    name = environment.environment_id
+    if problem["version"] not in (None, environment.version):
+        raise RewardError(
+            f"environment {name}: the prompt is of version {problem['version']}, installed is {environment.version}"
+        )
+    doing = "make"
+    try:
+        params = problem.get("params")
+        if params is None:
+            check_level(environment, problem["level"])
+            params = stored(environment.make(problem["level"], Random(problem["seed"]))[1])
+        doing = "verify"
+        verdict = environment.verify(params, response)
+    except Exception as error:  # of another package perhaps: its fault is an ERROR, never a wrong answer
+        raise RewardError(f"environment {name}: {doing} raised {type(error).__name__}: {error}") from error
+    if not isinstance(verdict, Verdict):
+        raise RewardError(f"environment {name}: verify returned {verdict!r:.80}; it must return a Verdict")
+    return verdict
