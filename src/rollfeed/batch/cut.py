@@ -11,7 +11,6 @@ from rollfeed.errors import ConfigError
 from rollfeed.protocols import AdvantageFn
 from rollfeed.types import Correct, Group, SampleStatus, TrainBatch
 
-
 _LARGEST = np.finfo(np.float32).max
 
 
