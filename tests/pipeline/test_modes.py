@@ -140,6 +140,29 @@ async def test_staleness_never_exceeds_the_limit(make_rollouts, tick_engine, max
     assert set(trained.values()) == {1}
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("trainer_ticks", [0, 60])
+async def test_staleness_never_exceeds_the_limit_in_200_steps_nor_in_200_after_a_resume(
+    make_rollouts, tick_engine, trainer_ticks
+) -> None:
+    commits: list[StepCommit] = []
+    for part in range(2):
+        engine = tick_engine(lognormal)
+        engine.policy_version = 200 * part
+        state = commits[-1].state if commits else None
+        async with make_rollouts(
+            engine, source=prompts(), mode="async", max_staleness=2, state=state, commit=commits.append, **SETTINGS
+        ) as rollouts:
+            for step in range(200 * part, 200 * part + 200):
+                batch = await rollouts.generate_batch()
+                assert batch.metrics["rollout/staleness_max"] <= 2
+                await engine.tick(engine.num_ticks + trainer_ticks)
+                await rollouts.update_weights({}, policy_version=step + 1)
+    trained = Counter(group.group_index for commit in commits for group in commit.batch.groups)
+    assert set(trained.values()) == {1}
+    assert len(commits) == 400
+
+
 async def test_r25_long_answers_are_trained_as_often_as_short_ones(make_rollouts, tick_engine) -> None:
     engine, trained = tick_engine(lognormal), []
     async with make_rollouts(engine, source=prompts(), mode="async", max_staleness=8, **SETTINGS) as rollouts:
