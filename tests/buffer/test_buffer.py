@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -199,3 +200,26 @@ def test_a_draw_that_cannot_be_read_back_takes_nothing_away(make_draw: DrawMaker
     spill.unreadable = set()
     assert list(map(encode_draw, buffer.take(2, policy_version=1))) == list(map(encode_draw, draws))
     assert (buffer.memory_bytes, spill.kept) == (0, {})
+
+
+def test_a_snapshot_may_be_read_in_a_thread_while_draws_are_spilled_and_brought_back(
+    make_draw: DrawMaker, spill: Any
+) -> None:
+    draws = [make_draw(number) for number in range(6)]
+    expected = [encode_draw(draw) for draw in draws]
+    buffer = Buffer(fifo, n_samples_per_prompt=2, max_bytes=1, spill=spill)
+    buffer.add(draws)
+    snapshots, wrong, ended = [buffer.snapshot()], [], threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            if [encode_draw(draw) for draw in snapshots[0]] != expected:
+                wrong.append(1)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(200):
+        buffer.add(buffer.take(6, policy_version=0))
+    ended.set()
+    reader.join()
+    assert wrong == []

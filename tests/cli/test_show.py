@@ -11,6 +11,7 @@ import pytest
 
 from rollfeed.cli import show
 from rollfeed.errors import RunDirectoryError
+from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory
 from rollfeed.types import (
     Correct,
@@ -186,6 +187,28 @@ def test_json_of_one_group_has_texts_rewards_and_token_counts(shown) -> None:
     assert (first["response"], first["reward"], first["correct"]) == ("It is\x1b[31m 0", 1.0, "yes")
     assert (second["status"], second["extracted"]) == ("truncated", "[1]")
     assert (second["response_length"], second["trained_tokens"]) == (3, 2)
+
+
+ISOLATION = Isolation(level=IsolationLevel.LIMITS, network_cut=False, files_hidden=False, detail="no bwrap\x1b[31m")
+
+
+def test_isolation_level_of_programs_is_shown_as_the_run_recorded_it(tmp_path, capsys) -> None:
+    def shown_run(*, as_json: bool) -> str:
+        show.run(argparse.Namespace(directory=tmp_path, step=None, group=None, json=as_json))
+        return capsys.readouterr().out
+
+    with RunDirectory.open(tmp_path, settings=SETTINGS, identity={}, overwrite=False) as run:
+        assert "programs run at" not in shown_run(as_json=False)
+        assert json.loads(shown_run(as_json=True))["run"]["isolation"] is None
+        run.record_isolation(ISOLATION)
+    line = "programs run at isolation level limits (NETWORK OPEN, MACHINE'S FILES VISIBLE): no bwrap\\x1b[31m\n"
+    assert line in shown_run(as_json=False)
+    assert json.loads(shown_run(as_json=True))["run"]["isolation"] == {
+        "level": "limits",
+        "network_cut": False,
+        "files_hidden": False,
+        "detail": "no bwrap\x1b[31m",
+    }
 
 
 def test_a_run_without_steps_says_so(tmp_path, capsys) -> None:

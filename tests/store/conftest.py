@@ -134,14 +134,23 @@ def groups(draw: st.DrawFn, group_index: int = 0, at_least: int = 0) -> Group:
 
 
 @st.composite
+def draws(draw: st.DrawFn, group_index: int = 0) -> PromptDraw:
+    """Fresh draws, and draws with what an earlier execution left: finished, aborted and failed rollouts."""
+    group = draw(groups(group_index))
+    return PromptDraw(group_index, group.prompt, draw(st.sampled_from([(), group.rollouts])))
+
+
+@st.composite
 def states(draw: st.DrawFn) -> RunState:
     counts = {field.name: draw(st.integers(0, 2**40)) for field in fields(LedgerCounts)}
     return RunState(
         next_step=draw(st.integers(1, 10**6)),
         next_group_index=draw(st.integers(0, 10**9)),
         source=draw(OBJECT),
-        requeued=tuple(PromptDraw(index, draw(prompts())) for index in range(draw(st.integers(0, 2)))),
+        requeued=tuple(draw(draws(index)) for index in range(draw(st.integers(0, 2)))),
         surplus=tuple(draw(groups(index)) for index in range(draw(st.integers(0, 2)))),
+        in_flight=tuple(draw(draws(index)) for index in range(draw(st.integers(0, 2)))),
+        lengths=draw(OBJECT),
         ledger=LedgerCounts(**counts),
         failures=draw(st.integers(0, 100)),
     )
@@ -158,8 +167,8 @@ def any_state() -> st.SearchStrategy[RunState]:
 
 
 @pytest.fixture(scope="session")
-def any_prompt() -> st.SearchStrategy[Prompt]:
-    return prompts()
+def any_draw() -> st.SearchStrategy[PromptDraw]:
+    return draws()
 
 
 def plain_value(value: Any) -> Any:

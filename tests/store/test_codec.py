@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ def test_a_group_comes_back_as_it_was(data, any_group, plain) -> None:
 
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_a_draw_comes_back_as_it_was(data, any_prompt, plain) -> None:
-    draw = PromptDraw(3, data.draw(any_prompt))
+def test_a_draw_comes_back_as_it_was(data, any_draw, plain) -> None:
+    draw = data.draw(any_draw)
     assert plain(decode_draw(encode_draw(draw))) == plain(draw)
 
 
@@ -30,6 +32,17 @@ def test_a_draw_comes_back_as_it_was(data, any_prompt, plain) -> None:
 def test_a_state_comes_back_as_it_was(data, any_state, plain) -> None:
     state = data.draw(any_state)
     assert plain(decode_state(encode_state(state))) == plain(state)
+
+
+def test_a_partial_sample_comes_back_with_its_tokens_and_spans(make_group, plain) -> None:
+    group = make_group(4, [1.0, 0.0])
+    finished, cut = group.rollouts
+    sample = replace(cut.samples[0], status=SampleStatus.ABORTED, reward=None, metadata={"start_rollout_id": 3})
+    draw = PromptDraw(4, group.prompt, (finished, replace(cut, samples=(sample,), verdict=None)))
+    state = RunState(next_step=5, next_group_index=9, source={}, requeued=(draw,), in_flight=(draw,))
+    decoded = decode_state(encode_state(state))
+    assert plain(decoded) == plain(state)
+    assert decoded.in_flight[0].response_tokens == draw.response_tokens > 0
 
 
 def test_integers_of_any_size_survive(make_group, plain) -> None:
@@ -80,8 +93,8 @@ def test_a_cut_state_is_refused(length) -> None:
 
 def test_another_version_is_refused_by_number() -> None:
     kind, _, checksum, body = msgspec.msgpack.decode(encode_state(RunState(next_step=1, next_group_index=0, source={})))
-    with pytest.raises(RunDirectoryError, match="stored state has version 3, this rollfeed reads 2"):
-        decode_state(msgspec.msgpack.encode([kind, 3, checksum, body]))
+    with pytest.raises(RunDirectoryError, match="stored state has version 2, this rollfeed reads 3"):
+        decode_state(msgspec.msgpack.encode([kind, 2, checksum, body]))
 
 
 def test_another_kind_is_refused(make_group) -> None:

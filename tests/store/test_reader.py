@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollfeed.errors import RunDirectoryError
+from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader, question_of
 from rollfeed.types import Correct, DroppedGroup, Group, LedgerCounts, Rollout, SampleStatus, StepCommit
 
@@ -47,6 +48,21 @@ def test_totals_and_ledger_cover_the_run(finished) -> None:
         assert (totals.num_steps, totals.num_groups, totals.num_samples, totals.num_dropped) == (2, 4, 8, 2)
         assert (totals.response_tokens, totals.wasted_tokens) == (20, 10)
         assert reader.ledger() == LedgerCounts(drawn=6, trained=4, dropped=2)
+
+
+def test_isolation_level_comes_back_as_it_was_recorded(tmp_path) -> None:
+    isolation = Isolation(level=IsolationLevel.BUBBLEWRAP, network_cut=True, files_hidden=True, detail="tried")
+    with start(tmp_path) as run, RunReader(tmp_path) as reader:
+        assert reader.isolation() is None
+        run.record_isolation(isolation)
+        assert reader.isolation() == isolation
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"level": "none"}', '{"level": "limits"}', "\udcff"])
+def test_isolation_record_that_is_damaged_is_named(finished, text: str) -> None:
+    (finished / "isolation.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with RunReader(finished) as reader, pytest.raises(RunDirectoryError, match=r"isolation\.json: cannot be read"):
+        reader.isolation()
 
 
 def test_summaries_have_kept_and_dropped_groups_by_index(finished) -> None:

@@ -19,7 +19,7 @@ import rollfeed
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
-from rollfeed.types import RunState
+from rollfeed.types import PromptDraw, RunState
 
 SETTINGS = {"seed": 1, "rollout": {"rollout_batch_size": 2}}
 IDENTITY = {"seed": 1, "rollout.rollout_batch_size": 2}
@@ -34,10 +34,11 @@ def files_of(path: Path) -> set[str]:
 
 
 def step_files(step: int) -> set[str]:
-    return {f"{folder}/step-{step:06d}.parquet" for folder in ("batches", "dropped", "timings")}
+    tables = {f"{folder}/step-{step:06d}.parquet" for folder in ("batches", "dropped", "timings")}
+    return tables | {f"states/step-{step:06d}.state"}
 
 
-BASE_FILES = {"journal.sqlite", "metrics.jsonl", "run.lock", "settings.json"}
+BASE_FILES = {"journal.sqlite", "metrics.jsonl", "run.lock", "settings.json", "steps.jsonl"}
 
 
 @pytest.fixture
@@ -110,12 +111,6 @@ def test_a_finished_run_is_refused_without_overwrite(two_steps) -> None:
 def test_a_step_is_committed_once(two_steps, make_commit) -> None:
     with start(two_steps) as run, pytest.raises(RunFailedError, match="step 2 cannot be stored: UNIQUE"):
         run.commit(make_commit(2), reward_key=None)
-
-
-def test_the_journal_keeps_one_state_however_long_the_run(two_steps) -> None:
-    with sqlite3.connect(two_steps / "journal.sqlite") as connection:
-        assert connection.execute("SELECT step FROM states").fetchall() == [(2,)]
-    connection.close()
 
 
 def test_overwrite_replaces_the_run_and_leaves_other_files_alone(two_steps) -> None:
@@ -216,9 +211,9 @@ def test_a_check_creates_nothing(tmp_path, two_steps) -> None:
 
 def test_a_journal_of_another_version_is_refused_but_can_be_replaced(two_steps) -> None:
     with sqlite3.connect(two_steps / "journal.sqlite") as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 1")
     connection.close()
-    with pytest.raises(RunDirectoryError, match="has version 2, this rollfeed reads 1"):
+    with pytest.raises(RunDirectoryError, match="has version 1, this rollfeed reads 2"):
         start(two_steps)
     with start(two_steps, overwrite=True) as run:
         assert run.state is None
@@ -259,6 +254,16 @@ def tear_last_metrics_line(path: Path) -> None:
     (path / "metrics.jsonl").write_bytes(content[:-7])
 
 
+def leave_an_account_without_a_row(path: Path) -> None:
+    with (path / "steps.jsonl").open("ab") as file:
+        file.write(b'{"step":3,"policy')
+
+
+def leave_state_of_an_uncommitted_step(path: Path) -> None:
+    (path / "states" / "step-000003.state").write_bytes(b"whole, but not committed")
+    (path / "states" / ".step-000004.state.tmp").write_bytes(b"half")
+
+
 def add_metrics_line(path: Path) -> None:
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step":3}\n')
@@ -273,6 +278,8 @@ def lose_metrics(path: Path) -> None:
     [
         leave_temporary_file,
         leave_uncommitted_files,
+        leave_an_account_without_a_row,
+        leave_state_of_an_uncommitted_step,
         lose_last_metrics_line,
         tear_last_metrics_line,
         add_metrics_line,
@@ -340,6 +347,17 @@ def test_killing_the_process_at_any_instant_loses_no_committed_step(tmp_path) ->
         assert run.state.next_step == num_steps + 1
     assert files_of(path) == BASE_FILES.union(*(step_files(step) for step in range(1, num_steps + 1)))
     assert len((path / "metrics.jsonl").read_text().splitlines()) == num_steps
+
+
+def test_what_was_spilled_is_gone_with_the_process(tmp_path: Path, make_group) -> None:
+    group = make_group(1, [1.0])
+    killed = start(tmp_path / "run")
+    killed.spill.put(PromptDraw(1, group.prompt, group.rollouts))
+    assert any((tmp_path / "run" / "spill").iterdir())
+    killed._lock.release()  # a killed process does no more than that
+    start(tmp_path / "run").close()
+    assert not (tmp_path / "run" / "spill").exists()
+    killed.close()
 
 
 def test_isolation_level_is_stored_until_another_run_takes_the_place(

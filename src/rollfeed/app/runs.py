@@ -14,12 +14,14 @@ from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_rewa
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
 from rollfeed.batch import group_advantages
-from rollfeed.config import FilterSettings, RolloutConfig, Settings
-from rollfeed.errors import ConfigError, RollfeedError
-from rollfeed.filters import build_filter
+from rollfeed.config import FilterSettings, RolloutConfig, Settings, validate_settings
+from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError
+from rollfeed.filters import build_batch_filter, build_filter
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
+    BatchFilter,
+    BufferPolicy,
     Engine,
     GenerateFn,
     GroupFilter,
@@ -32,7 +34,7 @@ from rollfeed.protocols import (
     Tracker,
 )
 from rollfeed.rewards import Takes
-from rollfeed.store import RunDirectory
+from rollfeed.store import RunDirectory, RunReader
 from rollfeed.types import LedgerCounts, StepCommit
 
 _WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
@@ -48,6 +50,8 @@ class PreparedRun:
     engine: Engine
     model: Model
     tracker: Tracker | None
+    folders: tuple[Path, ...] = ()
+    """Where data files and plug-in modules were looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +86,70 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = ()) -> PreparedRun:
     tracker = None
     if tracker_path is not None:
         tracker = plugins.load_factory(tracker_path, Tracker, key="plugins.tracker", folders=folders)
-    return PreparedRun(settings=settings, config=config, source=source, engine=engine, model=model, tracker=tracker)
+    return PreparedRun(
+        settings=settings,
+        config=config,
+        source=source,
+        engine=engine,
+        model=model,
+        tracker=tracker,
+        folders=tuple(folders),
+    )
+
+
+def stored_settings(directory: Path, overrides: Sequence[str] = ()) -> tuple[Settings, list[Path]]:
+    """Return the settings of the run in ``directory``, and where it looked for data files and plug-ins.
+
+    Args:
+        directory: A run directory; only read.
+        overrides: ``key=value``, as on the command line.
+
+    Raises:
+        ConfigError: If there is no run, it is damaged, or its settings are not those of this version.
+    """
+    with RunReader(directory) as reader:
+        record = reader.run()
+    settings = validate_settings(record.settings, where=f"settings of {directory}", overrides=overrides)
+    return settings, [Path(folder) for folder in record.folders]
+
+
+async def resume(
+    directory: Path,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    observers: Sequence[RolloutObserver] = (),
+) -> RunSummary:
+    """Go on with the run in ``directory``, with the settings stored there.
+
+    Args:
+        directory: What :func:`run` was given as ``out``.
+        step: Go back to the state after this committed step, the last that is kept: for a trainer whose
+            checkpoint is older. A finished run is gone on with too then.
+        overrides: ``key=value``: settings that may differ, such as ``rollout.num_rollout``.
+        observers: As for :func:`run`.
+
+    Raises:
+        RunDirectoryError: If there is no run, no such step, or the run cannot be gone on with.
+        RollfeedError: As for :func:`run`.
+    """
+    settings, folders = stored_settings(directory, overrides)
+    if problem := RunDirectory.problem(directory, identity=settings.identity(), overwrite=False, step=step):
+        raise RunDirectoryError(problem)
+    return await run(prepare(settings, folders=folders), out=directory, step=step, observers=observers)
 
 
 async def run(
-    prepared: PreparedRun, *, out: Path, overwrite: bool = False, observers: Sequence[RolloutObserver] = ()
+    prepared: PreparedRun,
+    *,
+    out: Path,
+    overwrite: bool = False,
+    step: int | None = None,
+    observers: Sequence[RolloutObserver] = (),
 ) -> RunSummary:
     """Make all steps of a run, or those that an earlier process left to do.
+
+    With ``step`` the run in ``out`` goes back to its state after that committed step first.
 
     Raises:
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
@@ -96,7 +157,12 @@ async def run(
     """
     settings = prepared.settings
     directory = RunDirectory.open(
-        out, settings=settings.model_dump(mode="json"), identity=settings.identity(), overwrite=overwrite
+        out,
+        settings=settings.model_dump(mode="json"),
+        identity=settings.identity(),
+        overwrite=overwrite,
+        step=step,
+        folders=prepared.folders,
     )
     with directory:
         try:
@@ -123,6 +189,7 @@ async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Seq
         commit=commit,
         observers=observers,
         on_isolation=directory.record_isolation,
+        spill=directory.spill,
     )
     resumed = rollouts.next_step
     try:
@@ -181,6 +248,12 @@ def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> Rollout
         code_reward=settings.reward.code,
         remote_reward=settings.reward.remote,
         group_filters=(*builtin, *own_filters),
+        batch_filter=_batch_filter(settings),
+        buffer=settings.buffer,
+        buffer_policy=load("buffer_policy", BufferPolicy),
+        placement=settings.placement,
+        weights=settings.weights,
+        num_extra_groups=settings.filters.over_sampling.num_extra if settings.filters.over_sampling else None,
         sample_hook=load("sample_hook", SampleHook),
         advantage=load("advantage", AdvantageFn)
         or partial(group_advantages, divide_by_std=settings.advantage.divide_by_std),
@@ -197,6 +270,16 @@ def _builtin_filter(chosen: FilterSettings, settings: Settings) -> GroupFilter:
         )
     except ConfigError as error:
         raise ConfigError(f"filters.dynamic_sampling: {error}") from None
+
+
+def _batch_filter(settings: Settings) -> BatchFilter | None:
+    chosen = settings.filters.over_sampling
+    if chosen is None:
+        return None
+    try:
+        return build_batch_filter(chosen.name, chosen.parameters, reward_key=settings.reward.reward_key)
+    except ConfigError as error:
+        raise ConfigError(f"filters.over_sampling: {error}") from None
 
 
 def _check_combination(settings: Settings, config: RolloutConfig) -> None:

@@ -9,7 +9,7 @@ import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 from rollfeed.buffer.outline import num_bytes, outline
 from rollfeed.errors import PluginError, RunFailedError
@@ -34,14 +34,29 @@ class Spill(Protocol):
         """Return a draw and forget it."""
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Content(NamedTuple):
+    """What an entry has, and where the rest is."""
+
     draw: PromptDraw
     """Whole, or an outline while there is a handle."""
-    num_bytes: int
-    """That its rollouts take, or would take, in memory."""
     handle: Any = None
     """Names it where it is spilled; None while it is in memory."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    content: _Content
+    """Replaced as one: a snapshot may be read in another thread."""
+    num_bytes: int
+    """That its rollouts take, or would take, in memory."""
+
+    @property
+    def draw(self) -> PromptDraw:
+        return self.content.draw
+
+    @property
+    def handle(self) -> Any:
+        return self.content.handle
 
 
 class Buffer:
@@ -95,7 +110,7 @@ class Buffer:
             self._check(draw, known)
             known.add(draw.group_index)
         for draw in new:
-            entry = _Entry(draw, num_bytes(draw))
+            entry = _Entry(_Content(draw), num_bytes(draw))
             self._entries.insert(self._position(draw.group_index), entry)
             self.memory_bytes += entry.num_bytes
         self._shrink()
@@ -138,8 +153,10 @@ class Buffer:
         """Have an entry whole in memory; snapshots that were taken before go on to have it there."""
         if entry.handle is None or self._spill is None:
             return
-        whole = self._spill.take(entry.handle)
-        entry.draw, entry.handle = _with_prompt_of(entry, whole), None
+        handle = entry.handle
+        # In this order, so that it is always somewhere.
+        entry.content = _Content(_with_prompt_of(entry, self._spill.peek(handle)))
+        self._spill.take(handle)
         self.memory_bytes += entry.num_bytes
 
     def _shrink(self) -> None:
@@ -154,7 +171,7 @@ class Buffer:
             entry = self._entries[index]
             if entry.handle is not None or not entry.draw.rollouts:
                 continue
-            entry.handle, entry.draw = self._spill.put(entry.draw), outline(entry.draw)
+            entry.content = _Content(outline(entry.draw), self._spill.put(entry.draw))
             self.memory_bytes -= entry.num_bytes
             if self.memory_bytes <= self._max_bytes:
                 return
@@ -188,9 +205,15 @@ class _Snapshot(Sequence[PromptDraw]):
 
 
 def _whole(entry: _Entry, spill: Spill | None) -> PromptDraw:
-    if entry.handle is None or spill is None:
-        return entry.draw
-    return _with_prompt_of(entry, spill.peek(entry.handle))
+    while True:
+        draw, handle = entry.content
+        if handle is None or spill is None:
+            return draw
+        try:
+            return _with_prompt_of(entry, spill.peek(handle))
+        except KeyError:
+            if entry.content.handle is handle:
+                raise  # it is nowhere; otherwise it has been brought back meanwhile
 
 
 def _with_prompt_of(entry: _Entry, whole: PromptDraw) -> PromptDraw:

@@ -8,9 +8,10 @@ from pathlib import Path
 from rollfeed.config import Settings, load_settings
 
 
-def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool = True) -> None:
     """Add the settings file and its overrides."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="settings file (TOML)")
+    nargs = None if needs_file else "?"
+    parser.add_argument("file", metavar="FILE", type=Path, nargs=nargs, help="settings file (TOML)")
     parser.add_argument(
         "--set",
         dest="overrides",

@@ -17,8 +17,16 @@ from rich.console import Console
 from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.cli.progress import ProgressReporter
-from rollfeed.errors import RunDirectoryError
-from rollfeed.store import RunDirectory
+from rollfeed.config import Settings
+from rollfeed.errors import ConfigError, RunDirectoryError
+from rollfeed.store import RunDirectory, RunReader
+
+_EXAMPLES = """\
+examples:
+  rollfeed run examples/demo/demo.toml --out runs/first --set rollout.num_rollout=3
+  rollfeed run --resume runs/first                 go on after its last step
+  rollfeed run --resume runs/first --step 1        keep steps 0 and 1, make the others anew
+"""
 
 
 def register(commands: Any) -> None:
@@ -27,10 +35,24 @@ def register(commands: Any) -> None:
         "run",
         help="generate rollouts as a settings file says",
         description="Generate rollouts, step after step, into a run directory. An unfinished run is continued.",
-        epilog="example: rollfeed run examples/demo/demo.toml --out runs/first --set rollout.num_rollout=3",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, needs_file=False)
     parser.add_argument("--out", metavar="DIR", type=Path, help="run directory (default: runs/<file>-<date>-<time>)")
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        type=Path,
+        help="go on with the run in DIR, with the settings stored there; no FILE is needed",
+    )
+    parser.add_argument(
+        "--step",
+        metavar="N",
+        type=int,
+        help="with --resume: first go back to the state after step N, the last step that is kept; the files of later "
+        "steps are removed, and they are made anew. A finished run is gone on with, too",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in --out")
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
@@ -44,9 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
         RollfeedError: If the run fails.
     """
-    settings, folders = settings_of(arguments)
-    out = arguments.out or default_directory(arguments.file)
-    problem = RunDirectory.problem(out, identity=settings.identity(), overwrite=arguments.overwrite)
+    _check_combination(arguments)
+    settings, folders = _settings_of(arguments)
+    out = arguments.resume or arguments.out or default_directory(arguments.file)
+    problem = RunDirectory.problem(
+        out, identity=settings.identity(), overwrite=arguments.overwrite, step=arguments.step
+    )
     if problem is not None:
         raise RunDirectoryError(problem)
     prepared = app.prepare(settings, folders=folders)
@@ -54,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     reporter = ProgressReporter(console, settings.rollout, reward_key=settings.reward.reward_key)
     console.print(f"run directory: {out}")
     with reporter:
-        making = app.run(prepared, out=out, overwrite=arguments.overwrite, observers=[reporter])
+        making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
         summary = asyncio.run(_until_signal(making, resumable=out))
     if arguments.json:
         record = {**asdict(summary), "directory": str(summary.directory)}
@@ -65,6 +90,32 @@ def run(arguments: argparse.Namespace) -> int:
             f"{summary.num_steps} steps{resumed} in {summary.directory}; look with: rollfeed show {summary.directory}"
         )
     return 0
+
+
+def _check_combination(arguments: argparse.Namespace) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        ConfigError: With what to leave out or add.
+    """
+    if arguments.resume is None and arguments.step is not None:
+        raise ConfigError(f"--step {arguments.step}: says where --resume DIR goes on; give --resume too")
+    if arguments.resume is None and arguments.file is None:
+        raise ConfigError("nothing to run: give a settings file, or --resume DIR to go on with a run")
+    if arguments.resume is not None and arguments.out is not None:
+        raise ConfigError(f"--resume {arguments.resume}: goes on in that directory; leave out --out")
+    if arguments.resume is not None and arguments.overwrite:
+        raise ConfigError(f"--resume {arguments.resume}: goes on with the run there; leave out --overwrite")
+
+
+def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path]]:
+    if arguments.resume is None:
+        return settings_of(arguments)
+    if arguments.file is not None:
+        RunReader(arguments.resume).close()  # there must be a run to go on with
+        return settings_of(arguments)
+    stored, folders = app.stored_settings(arguments.resume, arguments.overrides)
+    return stored, list(dict.fromkeys([*folders, Path.cwd()]))
 
 
 def default_directory(file: Path) -> Path:
@@ -82,7 +133,7 @@ async def _until_signal(making: Any, *, resumable: Path) -> app.RunSummary:
         summary: app.RunSummary = await task
         return summary
     except asyncio.CancelledError:
-        print(f"rollfeed: stopped; the same command with --out {resumable} goes on", file=sys.stderr)
+        print(f"rollfeed: stopped; rollfeed run --resume {resumable} goes on", file=sys.stderr)
         raise KeyboardInterrupt from None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
     """Return a run as JSON values: all steps, or one."""
-    record = reader.run()
+    record, isolation = reader.run(), reader.isolation()
     steps = reader.steps() if step is None else (reader.step(step),)
     return {
         "run": {
@@ -70,6 +70,7 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
             "status": reader.status(),
             "cause": record.cause,
             "settings": record.settings,
+            "isolation": None if isolation is None else asdict(isolation),
         },
         "steps": [_step_view(record, reader.summaries(record.step)) for record in steps],
         "totals": asdict(reader.totals()),

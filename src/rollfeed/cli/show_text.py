@@ -42,7 +42,7 @@ _STEP_COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 def print_run(reader: RunReader, *, step: int | None) -> None:
-    """Print a run: its settings, steps, drop reasons, waste, ledger, and the groups of its last steps or of one."""
+    """Print a run: what it is, its steps, drop reasons, waste, ledger, and the groups of its last steps or of one."""
     console = _console()
     record, steps = reader.run(), reader.steps()
     shown = steps[-_STEPS_WITH_GROUPS:] if step is None else (reader.step(step),)
@@ -93,6 +93,9 @@ def _run_lines(reader: RunReader, record: RunRecord) -> Iterator[str]:
     )
     found = [(words, _setting(record.settings, key)) for key, words in _SETTINGS]
     yield ", ".join(f"{words} {value}" for words, value in found if value is not None)
+    isolation = reader.isolation()
+    if isolation is not None:
+        yield str(isolation)
 
 
 def _sum_lines(steps: Sequence[StepRecord]) -> Iterator[str]:

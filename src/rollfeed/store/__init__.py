@@ -8,10 +8,12 @@ from rollfeed.store.codec import (
     encode_group,
     encode_state,
 )
-from rollfeed.store.journal import RunRecord, RunStatus, StepRecord
+from rollfeed.store.journal import RunRecord, RunStatus
 from rollfeed.store.metrics_file import MetricsFile
 from rollfeed.store.reader import FoundGroup, GroupSummary, MemberSummary, RunReader, RunTotals, question_of
 from rollfeed.store.run_directory import RunDirectory
+from rollfeed.store.spill import SpillFile, SpillHandle
+from rollfeed.store.step_log import StepRecord
 
 __all__ = [
     "FoundGroup",
@@ -23,6 +25,8 @@ __all__ = [
     "RunRecord",
     "RunStatus",
     "RunTotals",
+    "SpillFile",
+    "SpillHandle",
     "StepRecord",
     "decode_draw",
     "decode_group",

@@ -1,6 +1,6 @@
 """Groups, prompt draws and the run's state as bytes (msgpack), to be stored and read back.
 
-Layout of version 2: ``[kind, version, checksum, body]``. Arrays are raw little-endian bytes, 12
+Layout of version 3: ``[kind, version, checksum, body]``. Arrays are raw little-endian bytes, 12
 a response token and 4 a prompt token; what users bring (labels, metadata, messages) is JSON text.
 Reading builds records and nothing else, so bytes from someone else are safe to open.
 """
@@ -34,7 +34,7 @@ from rollfeed.types import (
     VersionSpan,
 )
 
-VERSION = 2
+VERSION = 3
 """Raised when the layout changes; other versions are refused."""
 
 _Json: TypeAlias = str
@@ -109,6 +109,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True):
 class _Draw(msgspec.Struct, array_like=True, frozen=True):
     group_index: int
     prompt: _Prompt
+    rollouts: list[_Rollout]
 
 
 class _State(msgspec.Struct, array_like=True, frozen=True):
@@ -117,6 +118,8 @@ class _State(msgspec.Struct, array_like=True, frozen=True):
     source: _Json
     requeued: list[_Draw]
     surplus: list[_Group]
+    in_flight: list[_Draw]
+    lengths: _Json
     ledger: dict[str, int]
     failures: int
 
@@ -140,7 +143,7 @@ def decode_group(encoded: bytes) -> Group:
 
 
 def encode_draw(draw: PromptDraw) -> bytes:
-    """Return a prompt draw as bytes.
+    """Return a prompt draw as bytes, what earlier executions left included.
 
     Raises:
         RunFailedError: If a label, metadata or message is not JSON.
@@ -169,6 +172,8 @@ def encode_state(state: RunState) -> bytes:
         source=to_json(dict(state.source), "the prompt source's state"),
         requeued=[_pack_draw(draw) for draw in state.requeued],
         surplus=[_pack_group(group) for group in state.surplus],
+        in_flight=[_pack_draw(draw) for draw in state.in_flight],
+        lengths=to_json(dict(state.lengths), "what was learned of response lengths"),
         ledger={name: getattr(state.ledger, name) for name in LedgerCounts.__dataclass_fields__},
         failures=state.failures,
     )
@@ -217,11 +222,13 @@ def _unpack_group(group: _Group) -> Group:
 
 
 def _pack_draw(draw: PromptDraw) -> _Draw:
-    return _Draw(draw.group_index, _pack_prompt(draw.prompt))
+    rollouts = [_pack_rollout(rollout) for rollout in draw.rollouts]
+    return _Draw(draw.group_index, _pack_prompt(draw.prompt), rollouts)
 
 
 def _unpack_draw(draw: _Draw) -> PromptDraw:
-    return PromptDraw(draw.group_index, _unpack_prompt(draw.prompt))
+    rollouts = tuple(_unpack_rollout(rollout) for rollout in draw.rollouts)
+    return PromptDraw(draw.group_index, _unpack_prompt(draw.prompt), rollouts)
 
 
 def _unpack_state(state: _State) -> RunState:
@@ -231,6 +238,8 @@ def _unpack_state(state: _State) -> RunState:
         source=json.loads(state.source),
         requeued=tuple(_unpack_draw(draw) for draw in state.requeued),
         surplus=tuple(_unpack_group(group) for group in state.surplus),
+        in_flight=tuple(_unpack_draw(draw) for draw in state.in_flight),
+        lengths=json.loads(state.lengths),
         ledger=LedgerCounts(**state.ledger),
         failures=state.failures,
     )

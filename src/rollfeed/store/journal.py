@@ -1,16 +1,16 @@
 """What a run has committed, in one sqlite file.
 
-A step exists when its row is here. The row, the state that the next step starts from and the
-run's status change in one transaction, flushed to disk before it counts.
+A step exists when its row is here. The row stands for all that the step left: it has the checksums of
+its account and of the state that the next step starts from, which are on disk before it. Rows come and
+go in one transaction, flushed to disk before it counts; a row is some 30 bytes however large a step is.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,37 +19,31 @@ from typing import Any
 
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.atomic import sync_folder
-from rollfeed.store.codec import decode_state
-from rollfeed.store.json_text import metrics_json, to_json
-from rollfeed.types import LedgerCounts, RunState
+from rollfeed.store.json_text import to_json
 
 APPLICATION_ID = 0x726F6C66
 """Stands in the file's header and says whose it is: "rolf"."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when the tables change; other versions are refused."""
 
 _HEADER_BYTES = 100
+_CHECKPOINT_PAGES = 64  # what waits in the -wal file at most; sqlite's own 1,000 would be most of the journal
 _SCHEMA = """
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     settings TEXT NOT NULL,
     identity TEXT NOT NULL,
     status TEXT NOT NULL,
-    cause TEXT
+    cause TEXT,
+    folders TEXT NOT NULL
 );
 CREATE TABLE steps (
     step INTEGER PRIMARY KEY,
-    policy_version INTEGER NOT NULL,
-    num_groups INTEGER NOT NULL,
-    num_samples INTEGER NOT NULL,
-    num_dropped INTEGER NOT NULL,
-    response_tokens INTEGER NOT NULL,
-    metrics TEXT NOT NULL,
-    drop_reasons TEXT NOT NULL,
-    wasted_tokens TEXT NOT NULL,
-    ledger TEXT NOT NULL
+    record_end INTEGER NOT NULL,
+    record_checksum INTEGER NOT NULL,
+    state_size INTEGER NOT NULL,
+    state_checksum INTEGER NOT NULL
 );
-CREATE TABLE states (step INTEGER PRIMARY KEY, state BLOB NOT NULL);
 """
 
 
@@ -73,26 +67,21 @@ class RunRecord:
     status: RunStatus
     cause: str | None
     """Why it failed, if it did."""
+    folders: tuple[str, ...]
+    """Where its data files and plug-in modules are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+class StepEntry:
     """What the journal says of one committed step."""
 
     step: int
-    policy_version: int
-    num_groups: int
-    num_samples: int
-    num_dropped: int
-    response_tokens: int
-    """Of the groups that were kept."""
-    metrics: Mapping[str, float]
-    """Flat names; NaN where the value was not finite."""
-    drop_reasons: Mapping[str, int]
-    """Groups by reason."""
-    wasted_tokens: Mapping[str, int]
-    """Response tokens that will not be trained on, by reason."""
-    ledger: LedgerCounts
+    record_end: int
+    """Where its line in steps.jsonl ends, in bytes."""
+    record_checksum: int
+    state_size: int
+    """Of its state file, in bytes."""
+    state_checksum: int
 
 
 class Journal:
@@ -123,7 +112,7 @@ class Journal:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
             row = (to_json(dict(settings), "settings"), to_json(dict(identity), "identity"), RunStatus.RUNNING.value)
-            connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, NULL)", row)
+            connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, NULL, '[]')", row)
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         temporary.replace(path)
@@ -136,52 +125,44 @@ class Journal:
     def run(self) -> RunRecord:
         """Return the run's row."""
         with self._explained():
-            settings, identity, status, cause = self._connection.execute(
-                "SELECT settings, identity, status, cause FROM run"
+            settings, identity, status, cause, folders = self._connection.execute(
+                "SELECT settings, identity, status, cause, folders FROM run"
             ).fetchone()
             return RunRecord(
-                settings=json.loads(settings), identity=json.loads(identity), status=RunStatus(status), cause=cause
+                settings=json.loads(settings),
+                identity=json.loads(identity),
+                status=RunStatus(status),
+                cause=cause,
+                folders=tuple(json.loads(folders)),
             )
 
-    def steps(self) -> tuple[StepRecord, ...]:
+    def steps(self) -> tuple[StepEntry, ...]:
         """Return the committed steps, in order."""
-        columns = ", ".join(StepRecord.__dataclass_fields__)
+        names = tuple(StepEntry.__dataclass_fields__)
         with self._explained():
-            rows = self._connection.execute(f"SELECT {columns} FROM steps ORDER BY step").fetchall()
-            return tuple(_step_record(dict(zip(StepRecord.__dataclass_fields__, row, strict=True))) for row in rows)
+            rows = self._connection.execute(f"SELECT {', '.join(names)} FROM steps ORDER BY step").fetchall()
+            return tuple(StepEntry(**dict(zip(names, row, strict=True))) for row in rows)
 
-    def state(self) -> RunState | None:
-        """Return the state of the last commit; None before the first."""
-        with self._explained():
-            row = self._connection.execute("SELECT state FROM states ORDER BY step DESC LIMIT 1").fetchone()
-        return None if row is None else decode_state(row[0])
-
-    def start(self, *, settings: Mapping[str, Any]) -> None:
-        """Say that a process works on the run, with these settings."""
+    def start(self, *, settings: Mapping[str, Any], folders: Sequence[str], last_step: int | None) -> None:
+        """Say that a process works on the run, with these settings, and forget the steps behind the last one."""
         with self._transaction() as connection:
             connection.execute(
-                "UPDATE run SET settings = ?, status = ?, cause = NULL",
-                (to_json(dict(settings), "settings"), RunStatus.RUNNING.value),
+                "UPDATE run SET settings = ?, status = ?, cause = NULL, folders = ?",
+                (to_json(dict(settings), "settings"), RunStatus.RUNNING.value, to_json(list(folders), "folders")),
             )
+            if last_step is not None:
+                connection.execute("DELETE FROM steps WHERE step > ?", (last_step,))
 
     def end(self, status: RunStatus, *, cause: str | None = None) -> None:
         """Say how the run ended."""
         with self._transaction() as connection:
             connection.execute("UPDATE run SET status = ?, cause = ?", (status.value, cause))
 
-    def commit(self, record: StepRecord, state: bytes) -> None:
-        """Add a step and replace the state, or do neither."""
-        values: dict[str, Any] = {name: getattr(record, name) for name in StepRecord.__dataclass_fields__}
-        values["metrics"] = metrics_json(record.metrics)
-        values["drop_reasons"] = to_json(dict(record.drop_reasons), "drop reasons")
-        values["wasted_tokens"] = to_json(dict(record.wasted_tokens), "wasted tokens")
-        values["ledger"] = to_json(ledger_dict(record.ledger), "ledger")
-        names, places = ", ".join(values), ", ".join("?" * len(values))
+    def commit(self, entry: StepEntry) -> None:
+        """Add a step."""
+        values = tuple(getattr(entry, name) for name in StepEntry.__dataclass_fields__)
         with self._transaction() as connection:
-            connection.execute(f"INSERT INTO steps ({names}) VALUES ({places})", tuple(values.values()))
-            # Only the newest state is kept, so that the file does not grow with the run.
-            connection.execute("DELETE FROM states")
-            connection.execute("INSERT INTO states VALUES (?, ?)", (record.step, state))
+            connection.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(values))})", values)
 
     def _check_version(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -237,24 +218,12 @@ def check_is_journal(path: Path) -> None:
         raise RunDirectoryError(f"{path}: is not a journal of rollfeed; choose another directory, or remove the file")
 
 
-def ledger_dict(ledger: LedgerCounts) -> dict[str, int]:
-    """Return the counts by name."""
-    return {name: getattr(ledger, name) for name in LedgerCounts.__dataclass_fields__}
-
-
-def _step_record(row: dict[str, Any]) -> StepRecord:
-    for name in ("metrics", "drop_reasons", "wasted_tokens", "ledger"):
-        row[name] = json.loads(row[name])
-    row["metrics"] = {name: math.nan if value is None else value for name, value in row["metrics"].items()}
-    row["ledger"] = LedgerCounts(**row["ledger"])
-    return StepRecord(**row)
-
-
 def _writable(path: Path) -> sqlite3.Connection:
     # Commits are made from worker threads, one at a time; sqlite's own check would forbid that.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     return connection
 
 

@@ -4,12 +4,15 @@
 
     run.lock                     held by the process that works on the run
     journal.sqlite               what is committed; a step exists when it is in here
+    steps.jsonl                  the account of each step: counts, metrics, ledger
     settings.json                the resolved settings
     isolation.json               at which isolation level programs ran, if any did
-    metrics.jsonl                one line a step, derived from the journal
+    metrics.jsonl                one line a step, derived from steps.jsonl
     batches/step-000001.parquet  the batch of a step
     dropped/step-000001.parquet  the groups it dropped, if any
     timings/step-000001.parquet  times and cache counters of both
+    states/step-000001.state     what the next step starts from
+    spill/                       draws that do not fit into memory, of no use to another process
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ JOURNAL = "journal.sqlite"
 SETTINGS = "settings.json"
 ISOLATION = "isolation.json"
 METRICS = "metrics.jsonl"
-BATCHES, DROPPED, TIMINGS = "batches", "dropped", "timings"
-STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS)
+STEPS = "steps.jsonl"
+SPILL = "spill"
+BATCHES, DROPPED, TIMINGS, STATES = "batches", "dropped", "timings", "states"
+STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS, STATES)
 
-_STEP_FILE = re.compile(r"step-(\d{6,})\.parquet")
-_TEMPORARY_STEP_FILE = re.compile(r"\.step-\d{6,}\.parquet\.tmp")
+_STEP_FILE = re.compile(r"step-(\d{6,})\.(?:parquet|state)")
+_TEMPORARY_STEP_FILE = re.compile(r"\.step-\d{6,}\.(?:parquet|state)\.tmp")
 _TEMPORARY_FILES = frozenset(
     {
         f".{SETTINGS}.tmp",
@@ -41,7 +46,7 @@ _TEMPORARY_FILES = frozenset(
 
 def step_file(directory: Path, folder: str, step: int) -> Path:
     """Return where a step's file of one kind is."""
-    return directory / folder / f"step-{step:06d}.parquet"
+    return directory / folder / f"step-{step:06d}.{'state' if folder == STATES else 'parquet'}"
 
 
 def may_precede_journal(name: str) -> bool:

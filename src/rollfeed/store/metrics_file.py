@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollfeed.store.atomic import replace_file
-from rollfeed.store.journal import StepRecord
 from rollfeed.store.json_text import metrics_line
+from rollfeed.store.step_log import StepRecord
 
 
 class MetricsFile:
     """A tracker that appends to metrics.jsonl.
 
-    The journal is the original: opening the file gives it one line for each of its steps, whatever
-    an interrupted process left.
+    The records of the committed steps are the original: opening the file gives it one line for each of
+    them, whatever an interrupted process left.
     """
 
     def __init__(self, path: Path, *, committed: Sequence[StepRecord]) -> None:

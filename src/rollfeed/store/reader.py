@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.journal import Journal, RunRecord, RunStatus, StepRecord
-from rollfeed.store.layout import BATCHES, DROPPED, JOURNAL, TIMINGS, step_file
+from rollfeed.protocols import Isolation, IsolationLevel
+from rollfeed.store.journal import Journal, RunRecord, RunStatus
+from rollfeed.store.layout import BATCHES, DROPPED, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
-from rollfeed.store.parquet import read_batch, read_columns, read_dropped, read_groups, read_timings
+from rollfeed.store.step_log import StepRecord, read_steps
+from rollfeed.store.tables import read_batch, read_columns, read_dropped, read_groups, read_timings
 from rollfeed.types import Correct, DroppedGroup, Group, LedgerCounts, Message, SampleStatus, TrainBatch
 
 INTERRUPTED = "interrupted"
@@ -113,6 +115,21 @@ class RunReader:
         """Return settings, identity, status and cause."""
         return self._journal.run()
 
+    def isolation(self) -> Isolation | None:
+        """Return at which isolation level programs of the policy ran, or None when none did.
+
+        Raises:
+            RunDirectoryError: If the record of it is damaged.
+        """
+        path = self.path / ISOLATION
+        try:
+            record = json.loads(path.read_bytes())
+            return Isolation(**{**record, "level": IsolationLevel(record["level"])})
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunDirectoryError(f"{path}: cannot be read: {error}; without this file the rest is shown") from error
+
     def status(self) -> str:
         """Return ``running``, ``interrupted``, ``finished`` or ``failed``."""
         status = self.run().status
@@ -120,7 +137,7 @@ class RunReader:
 
     def steps(self) -> tuple[StepRecord, ...]:
         """Return the committed steps, in order."""
-        return self._journal.steps()
+        return read_steps(self.path, self._journal)
 
     def step(self, step: int) -> StepRecord:
         """Return one committed step.
@@ -128,11 +145,11 @@ class RunReader:
         Raises:
             RunDirectoryError: If it is not committed.
         """
-        records = {record.step: record for record in self.steps()}
-        if step not in records:
-            have = f"it has steps {min(records)} to {max(records)}" if records else "no step is committed yet"
-            raise RunDirectoryError(f"{self.path}: has no step {step}; {have}")
-        return records[step]
+        if found := read_steps(self.path, self._journal, step=step):
+            return found[0]
+        committed = [entry.step for entry in self._journal.steps()]
+        have = f"it has steps {committed[0]} to {committed[-1]}" if committed else "no step is committed yet"
+        raise RunDirectoryError(f"{self.path}: has no step {step}; {have}")
 
     def totals(self) -> RunTotals:
         """Return the sums over all committed steps."""

@@ -1,9 +1,10 @@
 """The directory a run writes to.
 
-What is committed is what was delivered: a step's files are written whole and flushed to disk,
-then its row and the run's next state enter the journal in one transaction. A process may be killed
-at any instant; the next :meth:`RunDirectory.open` removes what was not committed and goes on from
-the last commit.
+What is committed is what was delivered: a step's files, the run's next state among them, are written
+whole and flushed to disk, then a row that vouches for them enters the journal in one transaction. A
+process may be killed at any instant; the next :meth:`RunDirectory.open` removes what was not committed
+and goes on from the last commit, or from an earlier one: then the rows of later steps go first, in one
+transaction too, and their files after them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -22,9 +23,7 @@ from typing import Any
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.protocols import Isolation
 from rollfeed.store.atomic import replace_file, sync_folder
-from rollfeed.store.codec import encode_state
-from rollfeed.store.columns import write_table
-from rollfeed.store.journal import Journal, RunStatus, StepRecord, check_is_journal
+from rollfeed.store.journal import Journal, RunStatus, StepEntry, check_is_journal
 from rollfeed.store.layout import (
     BATCHES,
     DROPPED,
@@ -32,6 +31,7 @@ from rollfeed.store.layout import (
     JOURNAL,
     METRICS,
     SETTINGS,
+    SPILL,
     STEP_FOLDERS,
     TIMINGS,
     may_precede_journal,
@@ -40,7 +40,10 @@ from rollfeed.store.layout import (
 )
 from rollfeed.store.lock import RunLock, held_message, is_held
 from rollfeed.store.metrics_file import MetricsFile
-from rollfeed.store.parquet import batch_table, dropped_table, timings_table
+from rollfeed.store.spill import SpillFile
+from rollfeed.store.states import StateEntry, StateFiles
+from rollfeed.store.step_log import StepLog, StepRecord, read_steps
+from rollfeed.store.tables import batch_table, dropped_table, timings_table, write_table
 from rollfeed.types import RunState, StepCommit
 
 
@@ -51,33 +54,55 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: Path, state: RunState | None, *, lock: RunLock, journal: Journal, metrics: MetricsFile
+        self,
+        path: Path,
+        state: RunState | None,
+        *,
+        lock: RunLock,
+        journal: Journal,
+        states: StateFiles,
+        step_log: StepLog,
+        metrics: MetricsFile,
     ) -> None:
         self.path = path
         self.state = state
-        """The state of the last commit; None before the first."""
+        """What this process goes on from; None where nothing was committed before."""
+        self.spill = SpillFile(path / SPILL)
+        """Where draws may wait that do not fit into memory; emptied at the end."""
         self._lock = lock
         self._journal = journal
+        self._states = states
+        self._step_log = step_log
         self._metrics = metrics
 
     @classmethod
     def open(
-        cls, path: Path, *, settings: Mapping[str, Any], identity: Mapping[str, Any], overwrite: bool
+        cls,
+        path: Path,
+        *,
+        settings: Mapping[str, Any],
+        identity: Mapping[str, Any],
+        overwrite: bool,
+        step: int | None = None,
+        folders: Sequence[Path] = (),
     ) -> RunDirectory:
-        """Start a run at ``path``, or go on with the unfinished one that is there.
+        """Start a run at ``path``, or go on with the one that is there.
 
         Args:
             path: Created with its parents where missing.
             settings: The resolved settings, JSON values; stored for the reader.
             identity: The settings that a run must share with the one it goes on with; JSON values.
             overwrite: Replace the run that is there. Only files that rollfeed wrote are removed.
+            step: Go back to the state after this committed step, the last that is kept; later ones are
+                removed. A finished run is gone on with too then. By default nothing is removed.
+            folders: Where data files and plug-ins are looked for; stored for the reader.
 
         Raises:
             RunDirectoryError: If the directory cannot be written, is worked on by another process, or
-                holds something else: other files, a finished run, or an unfinished one with another
-                identity. Nothing has been changed then.
+                holds something else: other files, a finished run, one with another identity, one
+                without that step, or a damaged one. Nothing has been changed then.
         """
-        if problem := cls.problem(path, identity=identity, overwrite=overwrite):
+        if problem := cls.problem(path, identity=identity, overwrite=overwrite, step=step):
             raise RunDirectoryError(problem)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -85,17 +110,22 @@ class RunDirectory:
                 lock = RunLock(path)
                 undo.callback(lock.release)
                 # Once more, now that nobody else can change it.
-                if problem := _contents_problem(path, identity, overwrite):
+                if problem := _contents_problem(path, identity, overwrite, step):
                     raise RunDirectoryError(problem)
                 if overwrite or not (path / JOURNAL).exists():
                     Journal.create(path / JOURNAL, settings=settings, identity=identity)
                 journal = Journal(path / JOURNAL, read_only=False)
                 undo.callback(journal.close)
-                state = journal.state()
-                journal.start(settings=settings)
-                metrics = _restore_files(path, journal, settings)
-                undo.callback(metrics.close)
-                directory = cls(path, state, lock=lock, journal=journal, metrics=metrics)
+                kept = [entry for entry in journal.steps() if step is None or entry.step <= step]
+                # All is read before anything is changed.
+                records = read_steps(path, journal)[: len(kept)]
+                states = StateFiles(path)
+                state = _state_after(states, kept[-1]) if kept else None
+                journal.start(settings=settings, folders=[str(folder) for folder in folders], last_step=step)
+                step_log, metrics = _restore_files(path, kept, records, settings, undo)
+                directory = cls(
+                    path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics
+                )
                 undo.pop_all()
                 return directory
         except (OSError, sqlite3.Error) as error:
@@ -104,10 +134,10 @@ class RunDirectory:
             ) from error
 
     @staticmethod
-    def problem(path: Path, *, identity: Mapping[str, Any], overwrite: bool) -> str | None:
+    def problem(path: Path, *, identity: Mapping[str, Any], overwrite: bool, step: int | None = None) -> str | None:
         """Return the line with which :meth:`open` would refuse, or None; nothing is created or changed.
 
-        What only trying can tell (a full disk, a race) is not found.
+        What only trying can tell (a full disk, a race, a damaged state) is not found.
         """
         existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
         if not existing.is_dir():
@@ -115,10 +145,10 @@ class RunDirectory:
         if not os.access(existing, os.W_OK | os.X_OK):
             return f"{path}: {existing} is not writable; choose another --out"
         if existing != path:
-            return None
+            return None if step is None else f"{path}: does not exist; give the directory that `rollfeed run` wrote"
         if is_held(path):
             return held_message(path)
-        return _contents_problem(path, identity, overwrite)
+        return _contents_problem(path, identity, overwrite, step)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -128,7 +158,7 @@ class RunDirectory:
 
     def steps(self) -> tuple[StepRecord, ...]:
         """Return the committed steps, those of earlier processes included."""
-        return self._journal.steps()
+        return read_steps(self.path, self._journal)
 
     def commit(self, commit: StepCommit, *, reward_key: str | None) -> None:
         """Store a step and the state it leaves.
@@ -154,8 +184,17 @@ class RunDirectory:
         )
         with self._explained(f"step {batch.step} cannot be stored"):
             self._write_step_files(commit, reward_key)
-            self._journal.commit(record, encode_state(commit.state))
-            self.state = commit.state
+            state = self._states.write(batch.step, commit.state)
+            record_end, record_checksum = self._step_log.append(record)
+            entry = StepEntry(
+                step=batch.step,
+                record_end=record_end,
+                record_checksum=record_checksum,
+                state_size=state.size,
+                state_checksum=state.checksum,
+            )
+            self._journal.commit(entry)
+            self._step_log.committed(entry)
             self._metrics.log(record.metrics, step=batch.step)
 
     def record_isolation(self, isolation: Isolation) -> None:
@@ -180,7 +219,9 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the files and let other processes work on the run; may be called twice."""
+        self.spill.close()
         self._metrics.close()
+        self._step_log.close()
         self._journal.close()
         self._lock.release()
 
@@ -207,22 +248,39 @@ class RunDirectory:
             ) from error
 
 
-def _restore_files(path: Path, journal: Journal, settings: Mapping[str, Any]) -> MetricsFile:
+def _state_after(states: StateFiles, entry: StepEntry) -> RunState:
+    return states.read(entry.step, StateEntry(entry.state_size, entry.state_checksum))
+
+
+def _restore_files(
+    path: Path,
+    committed: Sequence[StepEntry],
+    records: Sequence[StepRecord],
+    settings: Mapping[str, Any],
+    undo: ExitStack,
+) -> tuple[StepLog, MetricsFile]:
     for folder in STEP_FOLDERS:
         (path / folder).mkdir(exist_ok=True)
-    committed = journal.steps()
     if not committed:  # of the run that was here before
         (path / ISOLATION).unlink(missing_ok=True)
+    step_log = StepLog(path, committed)
+    undo.callback(step_log.close)
     sync_folder(path)
-    remove_uncommitted(path, frozenset(record.step for record in committed))
+    remove_uncommitted(path, frozenset(entry.step for entry in committed))
     text = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     replace_file(path / SETTINGS, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
-    return MetricsFile(path / METRICS, committed=committed)
+    metrics = MetricsFile(path / METRICS, committed=records)
+    undo.callback(metrics.close)
+    return step_log, metrics
 
 
-def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool) -> str | None:
+def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, step: int | None) -> str | None:
     """Return why what is in an existing, writable directory cannot become this run."""
+    if step is not None and overwrite:
+        return f"{path}: cannot both be replaced and go back to step {step}; leave out --overwrite or --step"
     if not (path / JOURNAL).exists():
+        if step is not None:
+            return f"{path}: holds no run, and so no step {step}; give the directory that `rollfeed run` wrote"
         foreign = sorted(name for name in os.listdir(path) if not may_precede_journal(name))
         return f"{path}: holds {foreign[0]} but no run; choose another --out, or an empty one" if foreign else None
     try:
@@ -231,19 +289,30 @@ def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool) 
             return None
         journal = Journal(path / JOURNAL, read_only=True)
         try:
-            run = journal.run()
+            run, entries = journal.run(), journal.steps()
         finally:
             journal.close()
     except RunDirectoryError as error:
         return str(error)
-    if run.status is RunStatus.FINISHED:
-        return f"{path}: holds a finished run; choose another --out, or replace it with --overwrite"
+    is_finished = run.status is RunStatus.FINISHED
+    if is_finished and step is None:
+        return (
+            f"{path}: holds a finished run; choose another --out, or replace it with --overwrite, or go on after "
+            f"one of its steps with --resume {path} --step N"
+        )
     if differences := _differences(run.identity, identity):
         return (
-            f"{path}: holds an unfinished run with other settings: {'; '.join(differences)}; "
-            "choose another --out, or replace it with --overwrite"
+            f"{path}: holds {'a finished' if is_finished else 'an unfinished'} run with other settings: "
+            f"{'; '.join(differences)}; choose another --out, or replace it with --overwrite"
         )
-    return None
+    return _step_problem(path, entries, step)
+
+
+def _step_problem(path: Path, entries: Sequence[StepEntry], step: int | None) -> str | None:
+    if step is None or any(entry.step == step for entry in entries):
+        return None
+    have = f"it has steps {entries[0].step} to {entries[-1].step}" if entries else "no step is committed yet"
+    return f"{path}: has no step {step} to go back to; {have}"
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.columns import write_table
-from rollfeed.store.parquet import (
+from rollfeed.store.tables.columns import write_table
+from rollfeed.store.tables.parquet import (
     batch_table,
     dropped_table,
     read_batch,
@@ -23,10 +23,10 @@ from rollfeed.store.parquet import (
     read_timings,
     timings_table,
 )
-from rollfeed.store.schema import BATCH_SCHEMA, DROPPED_SCHEMA, TIMINGS_SCHEMA
+from rollfeed.store.tables.schema import BATCH_SCHEMA, DROPPED_SCHEMA, TIMINGS_SCHEMA
 from rollfeed.types import DroppedGroup, Group, Prompt, Rollout, Sample, SampleStatus, TrainBatch, VersionSpan
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "parquet.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "parquet.md"
 
 
 def written(table: pa.Table) -> bytes:

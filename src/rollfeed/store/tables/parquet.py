@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.columns import is_numbers, table_of
 from rollfeed.store.json_text import printable_utf8, to_json
-from rollfeed.store.schema import BATCH_SCHEMA, DROPPED_SCHEMA, SCHEMA_VERSION, TIMINGS_SCHEMA
+from rollfeed.store.tables.columns import is_numbers, table_of
+from rollfeed.store.tables.schema import BATCH_SCHEMA, DROPPED_SCHEMA, SCHEMA_VERSION, TIMINGS_SCHEMA
 from rollfeed.types import (
     Correct,
     DroppedGroup,

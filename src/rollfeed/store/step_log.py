@@ -1,0 +1,130 @@
+"""steps.jsonl: the account of each committed step, a line a step.
+
+The journal says where the line of a step ends and what its checksum is; what stands behind the last
+of them is not committed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import RunDirectoryError
+from rollfeed.store.journal import Journal, StepEntry
+from rollfeed.store.json_text import metrics_json, to_json
+from rollfeed.store.layout import STEPS
+from rollfeed.types import LedgerCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """The account of one committed step."""
+
+    step: int
+    policy_version: int
+    num_groups: int
+    num_samples: int
+    num_dropped: int
+    response_tokens: int
+    """Of the groups that were kept."""
+    metrics: Mapping[str, float]
+    """Flat names; NaN where the value was not finite."""
+    drop_reasons: Mapping[str, int]
+    """Groups by reason."""
+    wasted_tokens: Mapping[str, int]
+    """Response tokens that will not be trained on, by reason."""
+    ledger: LedgerCounts
+
+
+class StepLog:
+    """The file as the process that works on the run appends to it."""
+
+    def __init__(self, directory: Path, committed: Sequence[StepEntry]) -> None:
+        self._end = committed[-1].record_end if committed else 0
+        """Where the last committed line ends."""
+        descriptor = os.open(directory / STEPS, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.fdopen(descriptor, "r+b")
+        self._file.truncate(self._end)
+
+    def append(self, record: StepRecord) -> tuple[int, int]:
+        """Put a line behind the committed ones, flushed to disk; return where it ends and its checksum.
+
+        Until :meth:`committed` says that it counts, the next call overwrites it.
+        """
+        line = _line(record)
+        self._file.seek(self._end)
+        self._file.truncate()
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._end + len(line), zlib.crc32(line)
+
+    def committed(self, entry: StepEntry) -> None:
+        """Go on behind the line of this step."""
+        self._end = entry.record_end
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+def read_steps(directory: Path, journal: Journal, *, step: int | None = None) -> tuple[StepRecord, ...]:
+    """Return the records of the committed steps, in order; with ``step`` that one's, if it is committed.
+
+    Raises:
+        RunDirectoryError: If the file is missing or damaged.
+    """
+    entries = journal.steps()
+    while True:
+        try:
+            return _read_records(directory / STEPS, entries, step)
+        except RunDirectoryError:
+            # Another process may just have gone back to an earlier step.
+            before, entries = entries, journal.steps()
+            if entries == before:
+                raise
+
+
+def _read_records(path: Path, entries: Sequence[StepEntry], step: int | None) -> tuple[StepRecord, ...]:
+    if not entries:
+        return ()
+    records = []
+    start = 0
+    try:
+        content = path.read_bytes()
+        for entry in entries:
+            if step in (None, entry.step):
+                records.append(_record(_checked(content[start : entry.record_end], entry)))
+            start = entry.record_end
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{path}: is missing; restore the run directory from a copy") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunDirectoryError(f"{path}: is damaged: {error}; restore the run directory from a copy") from error
+    return tuple(records)
+
+
+def _checked(line: bytes, entry: StepEntry) -> dict[str, Any]:
+    if zlib.crc32(line) != entry.record_checksum:
+        raise ValueError(f"the line of step {entry.step} has a wrong checksum")
+    values: dict[str, Any] = json.loads(line)
+    return values
+
+
+def _line(record: StepRecord) -> bytes:
+    values: dict[str, Any] = {name: getattr(record, name) for name in StepRecord.__dataclass_fields__}
+    values["metrics"] = json.loads(metrics_json(record.metrics))
+    for name in ("drop_reasons", "wasted_tokens"):
+        values[name] = dict(values[name])
+    values["ledger"] = {name: getattr(record.ledger, name) for name in LedgerCounts.__dataclass_fields__}
+    return (to_json(values, f"the account of step {record.step}") + "\n").encode()
+
+
+def _record(values: dict[str, Any]) -> StepRecord:
+    metrics = {name: math.nan if value is None else value for name, value in values.pop("metrics").items()}
+    return StepRecord(**{**values, "metrics": metrics, "ledger": LedgerCounts(**values["ledger"])})
