@@ -12,6 +12,7 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.benchmarks.engine import Workload, bench_engine
+from rollfeed.cli import exit_codes
 from rollfeed.engine import DEFAULT_MODEL
 from rollfeed.errors import ConfigError
 
@@ -38,6 +39,8 @@ def register(commands: Any) -> None:
     engine.set_defaults(run=run_engine)
     _register_rewards(actions)
     _register_client(actions)
+    _register_schedule(actions)
+    _register_chaos(actions)
 
 
 def _register_rewards(actions: Any) -> None:
@@ -77,6 +80,64 @@ def _register_client(actions: Any) -> None:
     client.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and sampling (default 0)")
     client.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
     client.set_defaults(run=run_client)
+
+
+def _register_schedule(actions: Any) -> None:
+    schedule = actions.add_parser(
+        "schedule",
+        help="the scheduler beside what its engines could do at most",
+        description="Make batches from fake engines that take the time of real ones, and compare with all slots full "
+        "all the time. Takes two minutes in the modes sync and oversample, five in partial and async; with --full ten "
+        "times as long.",
+        epilog="example: rollfeed bench schedule --mode async --filtered 0.5 --json",
+    )
+    schedule.add_argument(
+        "--mode", required=True, choices=["sync", "oversample", "partial", "async"], help="how batches come about"
+    )
+    schedule.add_argument(
+        "--filtered", type=float, default=0.0, metavar="P", help="share of groups that a filter drops (default 0)"
+    )
+    schedule.add_argument("--engines", type=int, default=4, metavar="N", help="fake engines (default 4)")
+    schedule.add_argument("--slots", type=int, default=64, metavar="N", help="requests an engine decodes (default 64)")
+    schedule.add_argument(
+        "--steps", type=int, metavar="N", help="batches (default 5 in sync and oversample, 64 in partial and async)"
+    )
+    schedule.add_argument("--full", action="store_true", help="responses ten times as long: the published size")
+    schedule.add_argument(
+        "--weight-updates",
+        action=argparse.BooleanOptionalAction,
+        help="publish a version after every batch (default: in partial and async)",
+    )
+    schedule.add_argument(
+        "--max-staleness",
+        type=int,
+        default=32,
+        metavar="N",
+        help="of rollout.max_staleness, in async (default 32: without training time, long responses last many batches)",
+    )
+    schedule.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and lengths (default 0)")
+    schedule.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    schedule.set_defaults(run=run_schedule)
+
+
+def _register_chaos(actions: Any) -> None:
+    chaos = actions.add_parser(
+        "chaos",
+        help="a run that is killed again and again beside one that is not",
+        description="Kill a run, also inside its commits, its engines and its reward workers at random instants, resume "
+        "it, and count from its files what was lost, doubled or reordered; the exit code is 1 when something was. Ten "
+        "kills take one to two minutes.",
+        epilog="example: rollfeed bench chaos --kills 30 --mode partial --deterministic --json",
+    )
+    chaos.add_argument("--kills", type=int, default=10, metavar="N", help="kills of all kinds together (default 10)")
+    chaos.add_argument("--mode", choices=["sync", "partial", "async"], default="sync", help="rollout.mode of the run")
+    chaos.add_argument(
+        "--deterministic", action="store_true", help="the order of the prompts must be that of the unbroken run"
+    )
+    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the run and of the kills (default 0)")
+    chaos.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    chaos.add_argument("--keep", type=Path, metavar="DIR", help="an empty folder, to keep both runs in")
+    chaos.set_defaults(run=run_chaos)
 
 
 def run_engine(arguments: argparse.Namespace) -> int:
@@ -161,6 +222,88 @@ def run_client(arguments: argparse.Namespace) -> int:
             f"{cell['peak_memory_mb']:.0f} MB of memory (httpx {cell['reference_peak_memory_mb']:.0f} MB)"
         )
     return 0
+
+
+def run_schedule(arguments: argparse.Namespace) -> int:
+    """Measure the scheduler.
+
+    Raises:
+        ConfigError: If an option is wrong.
+    """
+    from rollfeed.benchmarks.schedule import DEFAULT_STEPS, bench_schedule
+    from rollfeed.benchmarks.schedule_workload import ScheduleMode, ScheduleWorkload
+
+    mode = ScheduleMode(arguments.mode)
+    num_steps = DEFAULT_STEPS[mode] if arguments.steps is None else arguments.steps
+    if min(arguments.engines, arguments.slots, num_steps) < 1 or min(arguments.seed, arguments.max_staleness) < 0:
+        raise ConfigError("--engines, --slots and --steps must be at least 1, --seed and --max-staleness at least 0")
+    if not 0.0 <= arguments.filtered < 1.0:
+        raise ConfigError(f"--filtered {arguments.filtered}: give a share of at least 0 and below 1")
+    keeps_work = mode in (ScheduleMode.PARTIAL, ScheduleMode.ASYNC)
+    make = ScheduleWorkload.published if arguments.full else ScheduleWorkload
+    workload = make(
+        mode=mode,
+        num_steps=num_steps,
+        num_engines=arguments.engines,
+        num_slots=arguments.slots,
+        filtered_share=arguments.filtered,
+        max_staleness=arguments.max_staleness,
+        weight_updates=keeps_work if arguments.weight_updates is None else arguments.weight_updates,
+        seed=arguments.seed,
+    )
+    result = bench_schedule(workload, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    reasons = ", ".join(f"{reason} {share:.1%}" for reason, share in result["wasted_by_reason"].items())
+    versions = result["versions"]
+    print(
+        f"{mode.value}: {result['efficiency']:.3f} of the bound of {result['bound_tokens_per_second']:.0f} tokens/s"
+        f" ({result['efficiency_of_possible']:.3f} of what the filter leaves), slots idle {result['idle']:.1%}"
+    )
+    print(f"wasted {result['wasted_fraction']:.1%} of the tokens ({reasons or 'nothing'})")
+    print(
+        f"mean length {result['mean_length_trained']:.1f} trained, {result['mean_length_drawn']:.1f} drawn:"
+        f" bias {result['length_bias']:+.2%}"
+    )
+    print(
+        f"{versions['updates']:.0f} weight updates, {versions['spanning_share']:.1%} of the samples span versions,"
+        f" staleness {versions['staleness_mean']:.2f} on average, {versions['staleness_max']:.0f} at most"
+    )
+    return 0
+
+
+def run_chaos(arguments: argparse.Namespace) -> int:
+    """Break a run and count what is left.
+
+    Raises:
+        ConfigError: If an option is wrong.
+        RollfeedError: If a run cannot be made at all.
+    """
+    from rollfeed.benchmarks.chaos import Chaos, bench_chaos
+
+    chaos = Chaos(
+        num_kills=arguments.kills,
+        mode=arguments.mode,
+        deterministic=arguments.deterministic,
+        seed=arguments.seed,
+    )
+    result = bench_chaos(chaos, keep=arguments.keep, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
+    code = exit_codes.DONE if result["passed"] else exit_codes.FAILED
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return code
+    kills = ", ".join(f"{number} {kind}" for kind, number in result["kills"].items())
+    print(f"{result['lost']} lost, {result['duplicated']} duplicated, {result['reordered']} reordered")
+    print(
+        f"{result['trained']} prompts trained and {result['dropped']} dropped in {result['steps']} steps; "
+        f"kills: {kills}; {result['commits_hit']} inside a commit; {result['seconds']:.0f} s"
+    )
+    for problem in [*result["problems"], *filter(None, [result["error"]])]:
+        print(problem)
+    return code
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,241 @@
+"""A run that is killed again and again, beside one that is not.
+
+What is killed, at random instants: the process of the run, also inside its commits; an engine, which comes back; a
+worker that computes rewards. The same command goes on after each end. Then the files are counted by other code than
+the run's, and compared with an unbroken run of the same settings.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from os import kill
+from pathlib import Path
+from random import Random
+from signal import SIGKILL
+from typing import Any
+
+from rollfeed.benchmarks.chaos.engines import ChaosEngine
+from rollfeed.benchmarks.chaos.job import RUN, SETTINGS, UNBROKEN, ChaosJob, make_job
+from rollfeed.benchmarks.chaos.process import RunProcess, final_ledger
+from rollfeed.benchmarks.chaos.recount import num_reordered, recount
+from rollfeed.errors import ConfigError, RunFailedError
+
+MODES = ("sync", "partial", "async")
+_NUM_ENGINES = 2
+_LATEST = 0.7
+"""Of the steps: kills come before, so that the run does not end before them."""
+_STEP_SECONDS = 0.5
+"""About what a step takes; kills of a running process are spread over so long."""
+_START_SECONDS = 6.0
+"""The same of a process that is only starting."""
+_COMMIT_SECONDS = 0.01
+"""And a commit."""
+_AWAY_SECONDS = 0.5
+"""At most, before an engine is started again; the start takes longer."""
+
+
+class KillKind(StrEnum):
+    """What is killed."""
+
+    PROCESS = "process"
+    COMMIT = "commit"
+    """The process, as soon as a file of a step appears."""
+    ENGINE = "engine"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chaos:
+    """What is done to a run, and of which kind it is."""
+
+    num_kills: int
+    mode: str = "sync"
+    deterministic: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """One kill of the plan."""
+
+    kind: KillKind
+    step: int
+    """It comes when this one has its files, or at once if it has them already."""
+    instant: float
+    """From 0 to 1: when, of the time that is open to it, or at which file of a commit."""
+
+
+def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Break a run, count what is left, and return JSON values; ``passed`` says whether all is as it must be.
+
+    Args:
+        chaos: What is done.
+        keep: An empty or new folder that keeps both runs; by default a temporary one.
+        progress: Told what happens.
+
+    Raises:
+        ConfigError: If the numbers make no sense, or ``keep`` is not empty.
+        RollfeedError: If the unbroken run fails, or a run makes no step for long.
+    """
+    _check(chaos, keep)
+    started, random = time.monotonic(), Random(chaos.seed)
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollfeed-chaos-")))
+        engines = [stack.enter_context(ChaosEngine()) for _ in range(2 * _NUM_ENGINES)]
+        addresses = [engine.address for engine in engines]
+        job = make_job(
+            folder.resolve(),
+            num_kills=chaos.num_kills,
+            mode=chaos.mode,
+            deterministic=chaos.deterministic,
+            seed=chaos.seed,
+            addresses=addresses[:_NUM_ENGINES],
+        )
+        # The two run beside each other, each with engines of its own.
+        undisturbed = _start_unbroken(job, addresses[_NUM_ENGINES:], stack)
+        monkey = _Monkey(job, engines[:_NUM_ENGINES], stack, progress)
+        code = monkey.run(plan_kills(chaos, job.num_steps, random))
+        counts = recount(monkey.process.out, job, ledger=final_ledger(monkey.process.out))
+        error = f"exit code {code}: {monkey.process.last_words()}" if code else None
+        if undisturbed.wait_for_end():
+            raise RunFailedError(f"the unbroken run failed: {undisturbed.last_words()}")
+        unbroken = recount(undisturbed.out, job, ledger=final_ledger(undisturbed.out))
+    reordered = num_reordered(counts.trained, unbroken.trained)
+    problems = [*counts.first_problems(), *(f"unbroken: {each}" for each in unbroken.first_problems())]
+    if monkey.kills.total() < chaos.num_kills:
+        problems.append(f"the run ended after {monkey.kills.total()} of {chaos.num_kills} kills")
+    is_wrong = counts.lost or counts.duplicated or problems or error or (chaos.deterministic and reordered)
+    return {
+        "passed": not is_wrong,
+        "lost": len(counts.lost),
+        "duplicated": len(counts.duplicated),
+        "reordered": reordered,
+        "problems": problems,
+        "error": error,
+        "kills": {kind.value: monkey.kills[kind] for kind in KillKind},
+        "commits_hit": monkey.num_commits_hit,
+        "trained": len(counts.trained),
+        "dropped": len(counts.dropped),
+        "steps": counts.num_steps,
+        "mode": chaos.mode,
+        "deterministic": chaos.deterministic,
+        "seed": chaos.seed,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def plan_kills(chaos: Chaos, num_steps: int, random: Random) -> list[Kill]:
+    """Return kills at random steps: rounds of all kinds in random order, none twice in a row."""
+    order = [KillKind.COMMIT, KillKind.ENGINE, KillKind.WORKER, KillKind.PROCESS]
+    kinds: list[KillKind] = []
+    while len(kinds) < chaos.num_kills:
+        in_turn = order[: chaos.num_kills - len(kinds)]
+        random.shuffle(in_turn)
+        if kinds and in_turn[0] is kinds[-1]:
+            in_turn.append(in_turn.pop(0))
+        kinds += in_turn
+    steps = sorted(random.randrange(max(1, int(_LATEST * num_steps))) for _ in kinds)
+    return [Kill(kind=kind, step=step, instant=random.random()) for kind, step in zip(kinds, steps, strict=True)]
+
+
+def _check(chaos: Chaos, keep: Path | None) -> None:
+    if chaos.num_kills < 1 or chaos.seed < 0:
+        raise ConfigError("--kills must be at least 1, --seed at least 0")
+    if chaos.mode not in MODES:
+        raise ConfigError(f"--mode {chaos.mode}: must be one of {', '.join(MODES)}")
+    if chaos.deterministic and chaos.mode == "async":
+        raise ConfigError("--deterministic: asynchronous batches have no order to compare; use --mode sync or partial")
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise ConfigError(f"--keep {keep}: must be a new or an empty folder")
+
+
+def _start_unbroken(job: ChaosJob, addresses: Sequence[str], stack: ExitStack) -> RunProcess:
+    workers = f"engine.sglang.workers={json.dumps(addresses)}"
+    process = RunProcess(job.folder / SETTINGS, job.folder / UNBROKEN, overrides=[workers])
+    stack.callback(process.kill)
+    process.start()
+    return process
+
+
+class _Monkey:
+    """Breaks a run."""
+
+    def __init__(
+        self, job: ChaosJob, engines: Sequence[ChaosEngine], stack: ExitStack, progress: Callable[[str], None]
+    ) -> None:
+        self.process = RunProcess(job.folder / SETTINGS, job.folder / RUN)
+        stack.callback(self.process.kill)
+        self.kills: Counter[KillKind] = Counter()
+        self.num_commits_hit = 0
+        self._engines = engines
+        self._progress = progress
+        self._has_just_started = True
+
+    def run(self, kills: Sequence[Kill]) -> int:
+        """Start the run, carry the kills out, and return the exit code of its last process."""
+        self.process.start()
+        for each in kills:
+            step_file = self.process.batch_file(each.step)
+            self._has_just_started &= step_file.exists()
+            if not self.process.wait_until(step_file.exists):
+                break
+            self._carry_out(each)
+        return self.process.wait_for_end()
+
+    def _carry_out(self, each: Kill) -> None:
+        match each.kind:
+            case KillKind.PROCESS:
+                done = self._kill_process(each.instant)
+            case KillKind.COMMIT:
+                done = self._kill_in_commit(each.instant)
+            case KillKind.ENGINE:
+                done = self._kill_engine(each.instant)
+            case KillKind.WORKER:
+                done = self._kill_worker(each.instant)
+        self.kills[each.kind] += done
+        self._has_just_started &= each.kind in (KillKind.PROCESS, KillKind.COMMIT)
+        if done:
+            self._progress(f"{each.kind} killed at step {each.step} of the plan, {self.process.num_steps()} steps done")
+
+    def _kill_process(self, instant: float) -> bool:
+        time.sleep(instant * (_START_SECONDS if self._has_just_started else _STEP_SECONDS))
+        return self._end_and_go_on()
+
+    def _kill_in_commit(self, instant: float) -> bool:
+        step = self.process.num_steps()
+        has_come = partial(self.process.is_committing, step, instant=instant)
+        return self.process.wait_until(has_come, poll_seconds=_COMMIT_SECONDS / 10) and self._end_and_go_on()
+
+    def _end_and_go_on(self) -> bool:
+        if self.process.has_ended:
+            return False
+        self.num_commits_hit += self.process.kill()
+        self.process.start()
+        self._has_just_started = True
+        return True
+
+    def _kill_engine(self, instant: float) -> bool:
+        for engine in self._engines:  # one is always there
+            engine.wait_until_ready()
+        chosen = self._engines[int(instant * len(self._engines))]
+        chosen.kill()
+        time.sleep(instant * _AWAY_SECONDS)
+        chosen.start()
+        return True
+
+    def _kill_worker(self, instant: float) -> bool:
+        time.sleep(instant * _STEP_SECONDS)
+        if not self.process.wait_until(lambda: bool(self.process.worker_pids())):
+            return False
+        pids = self.process.worker_pids()
+        if pids:
+            kill(pids[int(instant * len(pids))], SIGKILL)
+        return bool(pids)

@@ -1,0 +1,171 @@
+"""What a run of ``rollfeed bench chaos`` works on: a folder with settings, prompts, a tokenizer and a reward function.
+
+The prompts end with the last step: every prompt is either trained or dropped by the filter, which ones is known
+beforehand, and a lost one leaves the last step short. The last prompts of an epoch are all kept, so that none that is
+to be dropped is still waiting when the last batch is full.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+SETTINGS, RUN, UNBROKEN = "chaos.toml", "run", "unbroken"
+_BATCH_SIZE, _OVER_SAMPLING = 4, 8
+_NUM_EPOCHS = 5
+_STEPS_PER_KILL, _LEAST_STEPS = 5, 30
+_END = "<|end|>"
+
+_REWARD = '''"""Every second response of a prompt is right, or all are: then a filter drops the prompt."""
+
+import time
+
+
+def score(sample, prompt):
+    time.sleep(0.002)  # as if there was something to compute, so that a kill may come in between
+    return 1.0 if prompt.label == "alike" else float(sample.index % 2)
+'''
+
+_SETTINGS = """seed = {seed}
+
+[model]
+checkpoint = {model}
+
+[prompts]
+num_epoch = {num_epochs}
+
+[[prompts.datasets]]
+path = "prompts.jsonl"
+label_key = "label"
+apply_chat_template = false
+
+[rollout]
+mode = "{mode}"
+deterministic = {deterministic}
+num_rollout = {num_steps}
+rollout_batch_size = {batch_size}
+n_samples_per_prompt = {group_size}
+over_sampling_batch_size = {over_sampling}
+refill_granularity = 1
+group_failure = "retry"
+failure_retries = 50
+failure_budget = 1_000_000
+
+[sampling]
+rollout_max_response_len = 256
+
+[engine]
+context_length = 512
+
+[engine.sglang]
+workers = {addresses}
+concurrency = 32
+max_tries = 100
+probe_interval_seconds = 0.5
+probe_timeout_seconds = 2.0
+
+[reward.workers]
+num_workers = 1
+
+[[filters.dynamic_sampling]]
+name = "reward_std"
+
+[plugins]
+reward = "chaos_reward:score"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosJob:
+    """A folder, and what a run of its settings must come to."""
+
+    folder: Path
+    num_steps: int
+    batch_size: int
+    group_size: int
+    kept_ids: frozenset[str]
+    """Of prompts that must be trained, epochs included."""
+    dropped_ids: frozenset[str]
+    """Of prompts that the filter must drop."""
+
+
+def make_job(
+    folder: Path, *, num_kills: int, mode: str, deterministic: bool, seed: int, addresses: Sequence[str]
+) -> ChaosJob:
+    """Write everything that a run needs.
+
+    Args:
+        folder: Empty; created where missing.
+        num_kills: The more, the longer the run.
+        mode: ``rollout.mode``.
+        deterministic: ``rollout.deterministic``.
+        seed: Of the run.
+        addresses: Of the engines.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    least = max(_LEAST_STEPS, _STEPS_PER_KILL * num_kills)
+    num_kept = -(-least // _NUM_EPOCHS) * _BATCH_SIZE
+    labels = _labels(num_kept)
+    rows = [{"prompt": f"Question {row} of {len(labels)}?", "label": label} for row, label in enumerate(labels)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "chaos_reward.py").write_text(_REWARD)
+    _write_tokenizer(folder / "model")
+    job = ChaosJob(
+        folder=folder,
+        num_steps=num_kept * _NUM_EPOCHS // _BATCH_SIZE,
+        batch_size=_BATCH_SIZE,
+        group_size=4,
+        kept_ids=_prompt_ids(labels, "spread"),
+        dropped_ids=_prompt_ids(labels, "alike"),
+    )
+    settings = _SETTINGS.format(
+        seed=seed,
+        model=json.dumps(str(folder / "model")),
+        num_epochs=_NUM_EPOCHS,
+        mode=mode,
+        deterministic=json.dumps(deterministic),
+        num_steps=job.num_steps,
+        batch_size=job.batch_size,
+        group_size=job.group_size,
+        over_sampling=_OVER_SAMPLING,
+        addresses=json.dumps(list(addresses)),
+    )
+    (folder / SETTINGS).write_text(settings)
+    return job
+
+
+def _labels(num_kept: int) -> list[str]:
+    """Return a label a row: after every third prompt that is kept comes one that is not, but for the last ones.
+
+    Those are as many as may be under way at once, twice over.
+    """
+    labels: list[str] = []
+    for number in range(num_kept):
+        if number % 3 == 2 and number < num_kept - 2 * _OVER_SAMPLING:
+            labels.append("alike")
+        labels.append("spread")
+    return labels
+
+
+def _prompt_ids(labels: Sequence[str], wanted: str) -> frozenset[str]:
+    rows = [row for row, label in enumerate(labels) if label == wanted]
+    return frozenset(f"prompts/{row}@e{epoch}" for row in rows for epoch in range(_NUM_EPOCHS))
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of single bytes, and what makes the folder one of a model: nothing loads the weights."""
+    folder.mkdir(exist_ok=True)
+    vocabulary = {token: number for number, token in enumerate([_END, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    model = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocabulary)}
+    (folder / "config.json").write_text(json.dumps(model))
+    (folder / "model.safetensors").touch()
