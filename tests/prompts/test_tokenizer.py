@@ -117,3 +117,15 @@ def test_tokenizer_loads_without_torch(tokenizer_folder: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
     )
     assert result.stdout.endswith("<turn>assistant\n 3\n")
+
+
+def test_a_tokenizer_that_is_whole_in_one_file_gives_what_the_general_loader_gives(tokenizer_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = load_tokenizer(tokenizer_folder), AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    text = "Grüße, 12 + 30 = 42!\n\n  <|im_start|> end"
+    for special in (False, True):
+        assert ours.encode(text, add_special_tokens=special).tolist() == theirs.encode(text, add_special_tokens=special)
+    messages = [{"role": "user", "content": text}]
+    rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.render_chat(messages) == rendered

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.types import Message
 
+_WHOLE_IN_ONE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of ``tokenizer_config.json`` that add nothing to ``tokenizer.json``."""
+
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> LocalTokenizer:
     """Load the tokenizer of a checkpoint folder; nothing is fetched.
@@ -27,13 +30,10 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> LocalTok
     Raises:
         CheckpointError: If the folder has no tokenizer that can be loaded, or only one that needs code of its own.
     """
-    # transformers takes seconds to import; commands that load no model do not pay for it.
-    from transformers import AutoTokenizer
-
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give the folder of a checkpoint with its tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = _loader(folder).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # the tokenizers library raises plain Exception
@@ -45,6 +45,23 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> LocalTok
         message = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: cannot load a tokenizer from it: {message}") from error
     return LocalTokenizer(tokenizer, eos_token_ids=_eos_token_ids(folder, tokenizer.eos_token_id))
+
+
+def _loader(folder: Path) -> Any:
+    """Return the transformers class that loads a folder's tokenizer.
+
+    The general one imports PyTorch on its way, which takes seconds; where ``tokenizer.json`` says everything, it is not
+    needed. Imported here, so that commands that load no model do not pay for it.
+    """
+    config = _read_json(folder / "tokenizer_config.json")
+    is_whole = (folder / "tokenizer.json").exists() and config.get("tokenizer_class") in _WHOLE_IN_ONE_FILE
+    if is_whole and "auto_map" not in config:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 class LocalTokenizer:
