@@ -40,6 +40,7 @@ def register(commands: Any) -> None:
     _register_rewards(actions)
     _register_client(actions)
     _register_schedule(actions)
+    _register_placement(actions)
     _register_chaos(actions)
 
 
@@ -120,13 +121,26 @@ def _register_schedule(actions: Any) -> None:
     schedule.set_defaults(run=run_schedule)
 
 
+def _register_placement(actions: Any) -> None:
+    placement = actions.add_parser(
+        "placement",
+        help="step-synchronous runs with and without [placement]",
+        description="Make the same batches with no placement, long answers first, and rounds of long answers. "
+        "Takes five minutes.",
+        epilog="example: rollfeed bench placement --json > bench/placement.json",
+    )
+    placement.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths (default 0)")
+    placement.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    placement.set_defaults(run=run_placement)
+
+
 def _register_chaos(actions: Any) -> None:
     chaos = actions.add_parser(
         "chaos",
         help="a run that is killed again and again beside one that is not",
-        description="Kill a run, also inside its commits, its engines and its reward workers at random instants, resume "
-        "it, and count from its files what was lost, doubled or reordered; the exit code is 1 when something was. Ten "
-        "kills take one to two minutes.",
+        description="Kill a run, also inside its commits, its engines and its reward workers at random instants, "
+        "resume it, and count from its files what was lost, doubled or reordered; the exit code is 1 when something "
+        "was. Ten kills take one to two minutes.",
         epilog="example: rollfeed bench chaos --kills 30 --mode partial --deterministic --json",
     )
     chaos.add_argument("--kills", type=int, default=10, metavar="N", help="kills of all kinds together (default 10)")
@@ -271,6 +285,21 @@ def run_schedule(arguments: argparse.Namespace) -> int:
         f"{versions['updates']:.0f} weight updates, {versions['spanning_share']:.1%} of the samples span versions,"
         f" staleness {versions['staleness_mean']:.2f} on average, {versions['staleness_max']:.0f} at most"
     )
+    return 0
+
+
+def run_placement(arguments: argparse.Namespace) -> int:
+    """Measure what the order of prompts is worth."""
+    from rollfeed.benchmarks.placement import PlacementWorkload, bench_placement
+
+    workload = PlacementWorkload(seed=arguments.seed)
+    result = bench_placement(workload, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    for name, speedup in result["speedup"].items():
+        print(f"{name}: {result[name]['efficiency']:.3f} of the bound, {speedup:.2f} times as fast as without")
     return 0
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from types import TracebackType
 
 import rollfeed
 from rollfeed.errors import EngineUnavailableError
@@ -46,9 +45,7 @@ class ChaosEngine:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.kill()
 
     def start(self) -> None:
