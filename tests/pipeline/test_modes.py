@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from rollfeed.errors import EngineUnavailableError, RunFailedError
 from rollfeed.testing import ListSource
 from rollfeed.types import Drop, FilterDecision, Keep, SampleStatus, StepCommit
 
@@ -246,3 +247,42 @@ async def test_half_of_the_groups_dropped_still_fills_every_batch(make_rollouts,
             assert all(group.group_index % 2 == 0 for group in batch.groups)
         assert rollouts.ledger.dropped > 20
         assert engine.num_idle_slots < 0.05 * engine.num_ticks * 8
+
+
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+@pytest.mark.parametrize("cause", ["filtered", "ended", "engine"])
+async def test_a_step_that_cannot_finish_says_why_and_can_be_tried_again(
+    make_rollouts, tick_engine, mode, cause
+) -> None:
+    blocked = True
+
+    def decide(samples) -> FilterDecision:
+        return Drop("useless") if blocked and cause == "filtered" else Keep()
+
+    async def answer(request, *, default, endpoint, tokenizer):
+        if blocked and cause == "engine":
+            raise EngineUnavailableError("nobody answers")
+        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+
+    said = {"filtered": "dropped as useless", "ended": "the prompt source has ended", "engine": "nobody answers"}
+    commits: list[StepCommit] = []
+    async with make_rollouts(
+        tick_engine(lambda rollout_id: 3),
+        source=prompts(3 if cause == "ended" else 10_000),
+        mode=mode,
+        group_filter=decide,
+        generate_fn=answer,
+        max_draws_per_batch=4,
+        failure_budget=5,
+        commit=commits.append,
+        **SETTINGS,
+    ) as rollouts:
+        with pytest.raises(RunFailedError, match=said[cause]):
+            await rollouts.generate_batch()
+        assert rollouts.ledger.balanced
+        assert rollouts.ledger.in_flight == 0
+        assert commits == []
+        blocked = False
+        if cause == "filtered":
+            batch = await rollouts.generate_batch()
+            assert len(batch.groups) == 4
