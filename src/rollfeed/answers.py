@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
+_END_TOKEN = re.compile(r"(?:<\|\w+\|>|</s>|<eos>|<end_of_turn>)\Z")
+_MAX_END_TOKEN = 40
 MAX_CHARS = 20_000
 """An answer further than this from the end of the response is not found."""
 
@@ -103,6 +105,12 @@ def after_reasoning(response: str) -> str:
 def final_text(response: str) -> str:
     """Return the end of what follows the reasoning, NFKC-normalised."""
     return normalize(after_reasoning(response)[-MAX_CHARS:])[-MAX_CHARS:]
+
+
+def without_end_token(response: str) -> str:
+    """Return the response without the token that ended it, which is in its text unless special tokens are skipped."""
+    found = _END_TOKEN.search(response, max(0, len(response) - _MAX_END_TOKEN))
+    return response if found is None else response[: found.start()]
 
 
 def normalize(text: str) -> str:

@@ -517,3 +517,10 @@ async def test_grader_that_raises_is_an_error() -> None:
     verdict = await hub(graders={"broken": BuiltinGrader(broken)}).grade("4", "4", rm_type="broken")
     assert verdict.outcome is Outcome.ERROR
     assert "KeyError" in verdict.detail
+
+
+@pytest.mark.parametrize("ending", ["<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>", ""])
+async def test_the_token_that_ended_a_response_is_no_part_of_the_answer(ending: str) -> None:
+    exact = hub(rm_type="exact")
+    assert (await exact.grade(f"apple{ending}", "apple")).reward == 1.0
+    assert (await exact.grade(f"<|im_end|>apple{ending} ", "apple")).reward == 0.0

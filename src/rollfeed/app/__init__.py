@@ -4,29 +4,50 @@ Invariants: same settings, same seed and a deterministic engine give byte-identi
 a run, by error or by signal, leaves no task, thread, socket or half-written file.
 """
 
+from rollfeed.app.calibration import Calibration, LevelResult, calibrate_environment
+from rollfeed.app.evaluation import (
+    EvalProgress,
+    PreparedEvaluation,
+    check_eval_output,
+    evaluate,
+    prepare_evaluation,
+    write_evaluation,
+)
 from rollfeed.app.model import Model, build_engine, load_model
 from rollfeed.app.rewards import open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, stored_settings
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
+from rollfeed.app.training import TrainedStep, train
 
 __all__ = [
+    "Calibration",
+    "EvalProgress",
+    "LevelResult",
     "Model",
+    "PreparedEvaluation",
     "PreparedRun",
     "RunSummary",
+    "TrainedStep",
     "build_config",
     "build_engine",
     "build_source",
+    "calibrate_environment",
+    "check_eval_output",
     "environment_source",
+    "evaluate",
     "grade_rows",
     "load_model",
     "open_reward_hub",
     "open_rollouts",
     "prepare",
+    "prepare_evaluation",
     "resume",
     "run",
     "score_file",
     "source_names",
     "stored_settings",
+    "train",
+    "write_evaluation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, validate_settings
 from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError
 from rollfeed.filters import build_batch_filter, build_filter
+from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
@@ -173,6 +174,27 @@ async def run(
 
 
 async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]) -> RunSummary:
+    rollouts, close = open_run(directory, prepared, observers)
+    resumed = rollouts.next_step
+    try:
+        async with rollouts:
+            while rollouts.next_step < prepared.settings.rollout.num_rollout:
+                await rollouts.generate_batch()
+        directory.finish()
+    finally:
+        close()
+    return RunSummary(
+        directory=directory.path,
+        num_steps=rollouts.next_step,
+        num_resumed_steps=resumed,
+        ledger=rollouts.ledger,
+    )
+
+
+def open_run(
+    directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]
+) -> tuple[Rollouts, Callable[[], None]]:
+    """Return a manager that stores its steps in ``directory`` and goes on from there, and what ends its tracker."""
     settings, tracker = prepared.settings, prepared.tracker
 
     def commit(step: StepCommit) -> None:
@@ -191,21 +213,7 @@ async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Seq
         on_isolation=directory.record_isolation,
         spill=directory.spill,
     )
-    resumed = rollouts.next_step
-    try:
-        async with rollouts:
-            while rollouts.next_step < settings.rollout.num_rollout:
-                await rollouts.generate_batch()
-        directory.finish()
-    finally:
-        if tracker is not None:
-            tracker.close()
-    return RunSummary(
-        directory=directory.path,
-        num_steps=rollouts.next_step,
-        num_resumed_steps=resumed,
-        ledger=rollouts.ledger,
-    )
+    return rollouts, (lambda: None) if tracker is None else tracker.close
 
 
 def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> RolloutConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollfeed import plugins
 from rollfeed.config import DatasetSettings, Settings
-from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
+from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
 from rollfeed.protocols import PromptSource, Tokenizer
 
@@ -39,7 +39,11 @@ def build_source(settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[
     registry = EnvironmentRegistry()
     for environment in settings.prompts.environments:
         made = EnvironmentSource(
-            registry.get(environment.id), level=environment.level, seed=settings.seed, renderer=renderer
+            with_parameters(registry.get(environment.id), environment.parameters),
+            level=environment.level,
+            seed=settings.seed,
+            renderer=renderer,
+            apply_chat_template=environment.apply_chat_template,
         )
         sources.append((made.name, environment.weight, made))
     for dataset in settings.prompts.datasets:

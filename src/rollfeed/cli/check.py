@@ -40,11 +40,22 @@ def run(arguments: argparse.Namespace) -> int:
         if problem is not None:
             raise RunDirectoryError(problem)
     prepared = app.prepare(settings, folders=folders)
+    eval_sets = []
+    if settings.eval.has_sets:
+        evaluation = app.prepare_evaluation(
+            settings.eval,
+            config=prepared.config,
+            tokenizer=prepared.model.tokenizer,
+            context_length=settings.engine.context_length,
+            folders=folders,
+        )
+        eval_sets = [each.name for each in evaluation.sets]
     rollout = settings.rollout
     plan = {
         "ok": True,
         "model": str(prepared.model.checkpoint),
         "sources": app.source_names(settings),
+        "eval_sets": eval_sets,
         "num_rollout": rollout.num_rollout,
         "rollout_batch_size": rollout.rollout_batch_size,
         "n_samples_per_prompt": rollout.n_samples_per_prompt,
@@ -56,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{arguments.file}: all right")
     print(f"model    {settings.model.checkpoint} ({prepared.model.checkpoint})")
     print(f"prompts  {', '.join(app.source_names(settings))}")
+    if eval_sets:
+        print(f"eval     {', '.join(eval_sets)}")
     print(
         f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
         f"rollouts, {rollout.first_submission} prompts submitted at first"

@@ -6,12 +6,13 @@ import argparse
 import json
 from typing import Any
 
+from rollfeed.cli.evaluating import calibrate
 from rollfeed.environments import EnvironmentRegistry, make_task
 
 
 def register(commands: Any) -> None:
     """Add the command and its subcommands to the parser."""
-    parser = commands.add_parser("env", help="list environments, or show a problem of one")
+    parser = commands.add_parser("env", help="list environments, show a problem of one, or measure its levels")
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list all environments", epilog="example: rollfeed env list --json")
     listing.add_argument("--json", action="store_true", help="print one JSON list")
@@ -27,6 +28,7 @@ def register(commands: Any) -> None:
     sample.add_argument("--index", metavar="I", type=int, default=0, help="number of the problem (default 0)")
     sample.add_argument("--json", action="store_true", help="print one JSON object")
     sample.set_defaults(run=run_sample)
+    calibrate.register(actions)
 
 
 def run_list(arguments: argparse.Namespace) -> int:

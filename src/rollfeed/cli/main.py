@@ -13,10 +13,12 @@ import threading
 from collections.abc import Sequence
 
 from rollfeed.cli import bench, check, env, exit_codes, run, serve, show
+from rollfeed.cli.evaluating import eval as evaluation
 from rollfeed.cli.grading import score
+from rollfeed.cli.training import train
 from rollfeed.errors import ConfigError, RollfeedError
 
-_COMMANDS = (run, check, show, env, score, serve, bench)
+_COMMANDS = (run, train, evaluation, check, show, env, score, serve, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"run directory: {out}")
     with reporter:
         making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
-        summary = asyncio.run(_until_signal(making, resumable=out))
+        summary = asyncio.run(until_signal(making, f"rollfeed run --resume {out}"))
     if arguments.json:
         record = {**asdict(summary), "directory": str(summary.directory)}
         print(json.dumps(record))
@@ -123,8 +123,12 @@ def default_directory(file: Path) -> Path:
     return Path("runs") / f"{file.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
-async def _until_signal(making: Any, *, resumable: Path) -> app.RunSummary:
-    """Await the run; SIGINT and SIGTERM cancel it once, and what is finished stays."""
+async def until_signal(making: Any, command: str) -> app.RunSummary:
+    """Await a run; SIGINT and SIGTERM cancel it once, and what is finished stays.
+
+    Raises:
+        KeyboardInterrupt: If it was cancelled; ``command``, which goes on, has been told.
+    """
     task = asyncio.ensure_future(making)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -133,7 +137,7 @@ async def _until_signal(making: Any, *, resumable: Path) -> app.RunSummary:
         summary: app.RunSummary = await task
         return summary
     except asyncio.CancelledError:
-        print(f"rollfeed: stopped; rollfeed run --resume {resumable} goes on", file=sys.stderr)
+        print(f"rollfeed: stopped; {command} goes on", file=sys.stderr)
         raise KeyboardInterrupt from None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):

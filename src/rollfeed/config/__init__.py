@@ -3,6 +3,7 @@
 from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.config.buffer import BufferPolicyName, BufferSettings
 from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSettings, WeightUpdateMode, is_device
+from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
 from rollfeed.config.load import load_settings, validate_settings
 from rollfeed.config.model import ModelSettings
@@ -39,6 +40,10 @@ __all__ = [
     "DatasetSettings",
     "EngineSettings",
     "EnvironmentSettings",
+    "EvalDatasetSettings",
+    "EvalEnvironmentSettings",
+    "EvalKeys",
+    "EvalSettings",
     "FilterSettings",
     "FiltersSettings",
     "GroupFailurePolicy",

@@ -46,6 +46,10 @@ class EnvironmentSettings(Section):
     """Namespaced id; `rollfeed env list` shows all."""
     level: int = Field(default=0, ge=0, le=1_000_000)
     """Difficulty of the problems."""
+    parameters: dict[str, str | int | float | bool] = Field(default={})
+    """Of the environment, where it has any; see docs/evaluation.md."""
+    apply_chat_template: bool = True
+    """Render through the model's chat template; `false` sends the question as it is."""
     weight: Weight = 1.0
     """Share of the draws, relative to the other sources' weights."""
 

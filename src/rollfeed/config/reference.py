@@ -17,7 +17,7 @@ _HEAD = """# Settings
 A settings file is TOML: the key `seed`, and the tables below. Every key can be overridden on the command line with
 `--set table.key=value` (list entries by number: `--set prompts.environments.0.level=2`). Unknown keys are refused.
 An unfinished run in the same folder is continued when all settings agree but {free}
-and those below `[engine.sglang]` and `[engine.openai]` but `purpose`
+and those of `[eval]`, and below `[engine.sglang]` and `[engine.openai]` but `purpose`
 (threads count when `rollout.deterministic` is on: they change the rounding).
 
 This page is generated from the classes: `python -m rollfeed.config.reference > docs/settings.md`.

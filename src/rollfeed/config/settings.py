@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.config.buffer import BufferSettings
 from rollfeed.config.engine import EngineSettings
+from rollfeed.config.evaluation import EvalSettings
 from rollfeed.config.filters import FiltersSettings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.placement import PlacementSettings
@@ -19,6 +20,7 @@ from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Section
+from rollfeed.config.train import TrainSettings
 from rollfeed.config.weights import WeightSettings
 
 FREE_TO_CHANGE = (
@@ -34,6 +36,9 @@ FREE_TO_CHANGE = (
     "weights.directory",
     "weights.poll_seconds",
     "weights.timeout_seconds",
+    "train.micro_batch_tokens",
+    "train.checkpoint_interval",
+    "train.on_non_finite",
 )
 """Settings that may differ when an unfinished run is continued; all others decide what a run is.
 
@@ -62,7 +67,9 @@ class Settings(Section):
     reward: RewardSettings = RewardSettings()
     filters: FiltersSettings = FiltersSettings()
     advantage: AdvantageSettings = AdvantageSettings()
+    train: TrainSettings = TrainSettings()
     plugins: PluginSettings = PluginSettings()
+    eval: EvalSettings = EvalSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
@@ -72,7 +79,7 @@ class Settings(Section):
 
     def _problems(self) -> Iterator[str]:
         plugins, prompts = self.plugins, self.prompts
-        if not (prompts.datasets or prompts.environments or plugins.prompt_source):
+        if not (prompts.datasets or prompts.environments or plugins.prompt_source or self.eval.has_sets):
             yield "no prompts: add [[prompts.environments]], [[prompts.datasets]] or plugins.prompt_source"
         if plugins.prompt_source and (prompts.datasets or prompts.environments):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
@@ -111,7 +118,9 @@ class Settings(Section):
         return {
             key: value
             for key, value in flat.items()
-            if key not in free and (not key.startswith(SERVERS) or key == "engine.openai.purpose")
+            if key not in free
+            and not key.startswith("eval.")  # it measures a run, and decides nothing in it
+            and (not key.startswith(SERVERS) or key == "engine.openai.purpose")
         }
 
 

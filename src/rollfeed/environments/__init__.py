@@ -5,6 +5,7 @@ from rollfeed.environments.registry import ENTRY_POINT_GROUP, EnvironmentRegistr
 from rollfeed.environments.rlve import RLVE_RM_TYPE, RlveGrader
 from rollfeed.environments.source import EnvironmentSource
 from rollfeed.environments.tasks import make_task
+from rollfeed.environments.variants import HasParameters, HasSplits, with_parameters
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -13,6 +14,9 @@ __all__ = [
     "EnvironmentGrader",
     "EnvironmentRegistry",
     "EnvironmentSource",
+    "HasParameters",
+    "HasSplits",
     "RlveGrader",
     "make_task",
+    "with_parameters",
 ]

@@ -54,6 +54,14 @@ class EnvironmentSource:
         Raises:
             RunFailedError: If 100 problems in a row failed or were too long; it has the last cause.
         """
+        return self.take(count)
+
+    def take(self, count: int) -> list[Prompt]:
+        """Return the next ``count`` prompts, as :meth:`draw` does, where nothing can be awaited.
+
+        Raises:
+            RunFailedError: As :meth:`draw`.
+        """
         return [self._next() for _ in range(count)]
 
     def state_dict(self) -> dict[str, Any]:

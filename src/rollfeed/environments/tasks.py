@@ -10,6 +10,7 @@ import json
 from random import Random
 from typing import Any
 
+from rollfeed.environments.variants import for_split
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Environment, Task
 from rollfeed.seeds import derive_seed
@@ -24,7 +25,7 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
     """
     check_level(environment, level)
     seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
-    question, params, answer = environment.make(level, Random(seed))
+    question, params, answer = for_split(environment, split).make(level, Random(seed))
     return Task(
         environment=environment.environment_id,
         version=environment.version,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rollfeed.answers import without_end_token
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
 from rollfeed.rewards.calls import OwnPace, call_at_own_pace, call_within, failure
@@ -195,6 +196,7 @@ class RewardHub:
     async def _grade(self, grader: Grader | OwnPace, response: Any, label: Any, metadata: Mapping[str, Any]) -> Any:
         if not isinstance(response, str):
             return _error(f"the response is {response!r:.80}; it must be a text")
+        response = without_end_token(response)
         if not isinstance(grader, BuiltinGrader):
             return await self._call(grader, response, label, metadata)
         try:

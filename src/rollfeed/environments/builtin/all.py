@@ -11,6 +11,7 @@ from rollfeed.environments.builtin.compare_max import CompareMax
 from rollfeed.environments.builtin.constrained_words import ConstrainedWords
 from rollfeed.environments.builtin.copy_text import CopyText
 from rollfeed.environments.builtin.count_symbol import CountSymbol
+from rollfeed.environments.builtin.reverse_text import ReverseText
 from rollfeed.protocols import Environment
 
 BUILTIN_ENVIRONMENTS: tuple[Environment, ...] = (
@@ -19,4 +20,5 @@ BUILTIN_ENVIRONMENTS: tuple[Environment, ...] = (
     ConstrainedWords(),
     CopyText(),
     CountSymbol(),
+    ReverseText(),
 )

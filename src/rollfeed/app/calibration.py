@@ -1,0 +1,104 @@
+"""How hard an environment is for a model, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollfeed.app.evaluation import EvalProgress, evaluate, prepare_evaluation
+from rollfeed.app.model import Model, build_engine
+from rollfeed.config import EngineSettings, EvalEnvironmentSettings, EvalSettings, RolloutConfig, SamplingSettings
+from rollfeed.evaluation import SetResult
+from rollfeed.protocols import Engine
+
+LOWEST_ACCURACY, HIGHEST_ACCURACY = 0.05, 0.60
+"""Below, nearly no group has a right answer to learn from; above, little is left to learn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelResult:
+    """One level, measured."""
+
+    level: int
+    found: SetResult
+
+    @property
+    def has_headroom(self) -> bool:
+        """Whether the accuracy is one to start training at."""
+        accuracy = self.found.accuracy
+        return accuracy is not None and LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """All levels, lowest first."""
+
+    levels: tuple[LevelResult, ...]
+    seconds: float
+
+    @property
+    def recommended(self) -> int | None:
+        """The lowest level of which 5 to 60 % are solved; None where no level is."""
+        return next((each.level for each in self.levels if each.has_headroom), None)
+
+
+async def calibrate_environment(
+    environment_id: str,
+    *,
+    model: Model,
+    levels: Sequence[int],
+    num_samples: int,
+    sampling: SamplingSettings | None = None,
+    seed: int = 0,
+    parameters: Mapping[str, Any] | None = None,
+    apply_chat_template: bool = True,
+    engine_settings: EngineSettings | None = None,
+    engine: Engine | None = None,
+    on_progress: Callable[[EvalProgress], None] | None = None,
+) -> Calibration:
+    """Measure a model on levels of an environment, all at once, each problem answered once.
+
+    The problems are of the split ``probe``, apart from those that are trained and evaluated on.
+
+    Args:
+        environment_id: Namespaced.
+        model: The policy.
+        levels: Without repeats.
+        num_samples: Problems of a level.
+        sampling: As in training, by default as that by default.
+        seed: Of problems and answers.
+        parameters: Of the environment, where it has any.
+        apply_chat_template: Render through the chat template.
+        engine_settings: Of the engine that is started.
+        engine: Started and ended here; by default the one that ``engine_settings`` describe.
+        on_progress: Told of every answer.
+
+    Raises:
+        ConfigError: If there is no such environment, level or parameter; nothing has been started.
+        RollfeedError: If the engine or too many gradings fail.
+    """
+    settings = EvalSettings(
+        seed=seed,
+        num_prompts=num_samples,
+        n_samples_per_prompt=1,
+        apply_chat_template=apply_chat_template,
+        environments=tuple(
+            EvalEnvironmentSettings(id=environment_id, level=level, parameters=dict(parameters or {}), split="probe")
+            for level in sorted(levels)
+        ),
+    )
+    engine = engine or build_engine(model, engine_settings)
+    config = RolloutConfig(sampling=sampling or SamplingSettings())
+    prepared = prepare_evaluation(
+        settings, config=config, tokenizer=model.tokenizer, context_length=engine.context_length
+    )
+    async with engine:
+        result = await evaluate(prepared, engine=engine, on_progress=on_progress)
+    return Calibration(
+        levels=tuple(
+            LevelResult(level=each.level, found=found)
+            for each, found in zip(settings.environments, result.sets, strict=True)
+        ),
+        seconds=result.seconds,
+    )

@@ -1,0 +1,111 @@
+"""From ``[eval]`` to sets: files and problems read whole, so that every evaluation asks the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollfeed.app.sources import find_file
+from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
+from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
+from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.evaluation import DEFAULT_NUM_PROBLEMS, EvalSet, SetPlan, TrainingDefaults, plan_set
+from rollfeed.prompts import ChatRenderer, ColumnKeys
+from rollfeed.prompts.loader import PromptLoader
+from rollfeed.protocols import Tokenizer
+from rollfeed.types import Prompt
+
+_log = logging.getLogger(__name__)
+
+
+def load_sets(
+    settings: EvalSettings, *, training: TrainingDefaults, tokenizer: Tokenizer, folders: Sequence[Path]
+) -> tuple[EvalSet, ...]:
+    """Return all sets: environments, then files, each in the order of the settings.
+
+    Raises:
+        ConfigError: If a set cannot be made; one line that names it.
+    """
+    registry = EnvironmentRegistry()
+    sets: list[EvalSet] = []
+    for environment in settings.environments:
+        name = environment.name or f"{environment.id}@{environment.level}"
+        plan = plan_set(name, environment, settings, training)
+        sets.append(_environment_set(name, environment, plan, registry, tokenizer, seed=settings.seed))
+    for dataset in settings.datasets:
+        plan = plan_set(dataset.name or dataset.path, dataset, settings, training)
+        sets.append(_dataset_set(dataset, settings, plan, tokenizer, folders))
+    names = [each.name for each in sets]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"two eval sets are called {twice[0]!r}: give one of them another name")
+    return tuple(sets)
+
+
+def _environment_set(
+    name: str,
+    chosen: EvalEnvironmentSettings,
+    plan: SetPlan,
+    registry: EnvironmentRegistry,
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+) -> EvalSet:
+    try:
+        prompts, num_over_length = _problems(chosen, plan, registry, tokenizer, seed=seed)
+    except (ConfigError, RunFailedError) as error:
+        raise ConfigError(f"eval set {name}: {error}") from None
+    _tell_what_was_left_out(name, num_over_length, plan)
+    return EvalSet(name=name, prompts=tuple(prompts), plan=plan, num_over_length=num_over_length)
+
+
+def _problems(
+    chosen: EvalEnvironmentSettings, plan: SetPlan, registry: EnvironmentRegistry, tokenizer: Tokenizer, *, seed: int
+) -> tuple[list[Prompt], int]:
+    source = EnvironmentSource(
+        with_parameters(registry.get(chosen.id), chosen.parameters),
+        level=chosen.level,
+        seed=seed,
+        renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
+        split=chosen.split,
+        apply_chat_template=plan.apply_chat_template,
+    )
+    return source.take(plan.num_prompts or DEFAULT_NUM_PROBLEMS), source.num_over_length
+
+
+def _dataset_set(
+    chosen: EvalDatasetSettings, defaults: EvalSettings, plan: SetPlan, tokenizer: Tokenizer, folders: Sequence[Path]
+) -> EvalSet:
+    def column(key: str) -> Any:
+        own = getattr(chosen, key)
+        return getattr(defaults, key) if own is None else own
+
+    loader = PromptLoader(
+        renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
+        keys=ColumnKeys(
+            input_key=column("input_key") or "prompt",
+            label_key=column("label_key"),
+            metadata_key=column("metadata_key"),
+            tools_key=column("tools_key"),
+            image_key=column("image_key"),
+        ),
+        apply_chat_template=plan.apply_chat_template,
+        skip_bad_rows=False,  # without some of its rows it is another set
+    )
+    try:
+        loaded = loader.load(str(find_file(chosen.path, folders)), name=chosen.name)
+    except ConfigError as error:
+        message = str(error).removesuffix(", or set skip_bad_rows = true")
+        raise type(error)(f"eval set {chosen.name or chosen.path}: {message}") from None
+    _tell_what_was_left_out(loaded.name, loaded.num_over_length, plan)
+    prompts = tuple(loaded.prompts[: plan.num_prompts])
+    return EvalSet(name=loaded.name, prompts=prompts, plan=plan, num_over_length=loaded.num_over_length)
+
+
+def _tell_what_was_left_out(name: str, num_over_length: int, plan: SetPlan) -> None:
+    if num_over_length:
+        _log.warning(
+            "eval set %s: %d prompts are over %d tokens and are left out", name, num_over_length, plan.max_prompt_length
+        )

@@ -1,0 +1,345 @@
+"""Measuring a policy: from ``[eval]`` to numbers, with an engine that is running already."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from rollfeed.app.eval_sets import load_sets
+from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, in_its_place
+from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig
+from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
+from rollfeed.evaluation import EvalResult, EvalSet, TrainingDefaults, answer_sets, answers_table, is_right, summarise
+from rollfeed.generate import single_turn
+from rollfeed.pipeline import GroupPlan, Observers
+from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
+from rollfeed.protocols import Endpoint, Engine, Grader, Isolation, Tokenizer
+from rollfeed.rewards import RewardHub
+from rollfeed.rewards.registry import BOXED_PREFIX
+from rollfeed.store.atomic import replace_file
+from rollfeed.store.json_text import to_json
+from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
+
+RESULT_FILE = "eval.json"
+ANSWERS_FILE = "answers.parquet"
+
+_WITHOUT_LABELS = frozenset({"random", "remote_rm", "ifeval", "ifeval_loose", "environment", "rlve"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEvaluation:
+    """Everything an evaluation is made of, read and checked; may be evaluated any number of times."""
+
+    sets: tuple[EvalSet, ...]
+    seed: int
+    config: RolloutConfig
+    tokenizer: Tokenizer
+    graders: Mapping[str, Grader] = field(default_factory=dict)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers of one evaluation."""
+        return sum(each.num_answers for each in self.sets)
+
+
+@dataclass(slots=True)
+class EvalProgress:
+    """How far an evaluation is."""
+
+    num_answers: int
+    """To be made in all."""
+    num_answered: int = 0
+    num_scored: int = 0
+    num_right: int = 0
+    num_failed: int = 0
+    """Prompts with an answer that could not be made or scored."""
+    seconds: float = 0.0
+
+
+def prepare_evaluation(
+    settings: EvalSettings,
+    *,
+    config: RolloutConfig,
+    tokenizer: Tokenizer,
+    context_length: int,
+    folders: Sequence[Path] = (),
+    graders: Mapping[str, Grader] | None = None,
+) -> PreparedEvaluation:
+    """Read and check all sets, without starting anything.
+
+    Args:
+        settings: The sets, and what holds for all of them.
+        config: What training does: a set takes from it what ``settings`` do not say.
+        tokenizer: The policy's.
+        context_length: Tokens that the engine takes.
+        folders: Where data files are looked for, in this order.
+        graders: Further graders by ``rm_type``.
+
+    Raises:
+        ConfigError: If there is no set, a file or environment is wrong, keys do not fit together, or nothing can
+            score a prompt: no grader, no such grader, or no label.
+    """
+    if not settings.has_sets:
+        raise ConfigError("nothing to evaluate on: add [[eval.datasets]] or [[eval.environments]]")
+    training = TrainingDefaults(
+        sampling=config.sampling,
+        n_samples_per_prompt=config.n_samples_per_prompt,
+        rm_type=config.rm_type,
+        reward_key=config.reward_key,
+        context_length=context_length,
+    )
+    sets = load_sets(settings, training=training, tokenizer=tokenizer, folders=folders)
+    prepared = PreparedEvaluation(
+        sets=sets, seed=settings.seed, config=config, tokenizer=tokenizer, graders=graders or {}
+    )
+    services = _services(prepared, None)
+    for each in sets:
+        _check_scoring(each, _hub(each, prepared, services), config)
+    return prepared
+
+
+async def evaluate(
+    prepared: PreparedEvaluation,
+    *,
+    engine: Engine,
+    on_progress: Callable[[EvalProgress], None] | None = None,
+    on_isolation: Callable[[Isolation], None] | None = None,
+) -> EvalResult:
+    """Answer all sets at once with an engine that has been entered, and return the numbers.
+
+    The requests, their seeds included, are the same at every call. During training, call it between two batches: what
+    aborts the engine's requests, as the end of a step does, ends an evaluation.
+
+    Args:
+        prepared: The sets.
+        engine: Running; neither started nor ended here.
+        on_progress: Told of every answer; the same object every time.
+        on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
+
+    Raises:
+        RunFailedError: If more answers fail than ``rollout.failure_budget`` allows, or requests are aborted.
+    """
+    started = time.monotonic()
+    progress = EvalProgress(num_answers=prepared.num_answers)
+
+    def tell() -> None:
+        progress.seconds = time.monotonic() - started
+        if on_progress is not None:
+            on_progress(progress)
+
+    def answered() -> None:
+        progress.num_answered += 1
+        tell()
+
+    def completed(eval_set: EvalSet, result: GroupResult) -> None:
+        _count(progress, eval_set, result)
+        tell()
+
+    before = engine.policy_version
+    services = _services(prepared, on_isolation)
+    async with services:
+        gate = EngineGate(engine, max_requests_in_flight=prepared.config.max_requests_in_flight)
+        failures = FailureBudget(prepared.config.failure_budget)
+        observers = Observers(on_rollout=answered)
+        runners = [
+            _runner(each, prepared, hub=_hub(each, prepared, services), gate=gate, failures=failures, watch=observers)
+            for each in prepared.sets
+        ]
+        found = await answer_sets(
+            [(each, _answer_with(runner)) for each, runner in zip(prepared.sets, runners, strict=True)],
+            max_groups=_max_groups(prepared, engine),
+            on_group=completed,
+        )
+    return EvalResult(
+        sets=tuple(summarise(each, groups) for each, groups in zip(prepared.sets, found, strict=True)),
+        seed=prepared.seed,
+        policy_versions=_versions([result for groups in found for result in groups], otherwise=before),
+        seconds=time.monotonic() - started,
+        num_tokens=sum(runner.num_generated_tokens for runner in runners),
+    )
+
+
+def check_eval_output(folder: Path, *, overwrite: bool) -> None:
+    """Make the folder of an evaluation's files.
+
+    Raises:
+        RunDirectoryError: If it cannot be written, or has results that are not to be replaced.
+    """
+    found = [name for name in (RESULT_FILE, ANSWERS_FILE) if (folder / name).exists()]
+    if found and not overwrite:
+        raise RunDirectoryError(f"{folder / found[0]}: exists already; give another --out, or --overwrite")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{RESULT_FILE}.tmp"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RunDirectoryError(f"{folder}: cannot be written: {error.strerror}; give another --out") from error
+
+
+def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, Any] | None = None) -> None:
+    """Put the numbers into ``eval.json`` and every answer into ``answers.parquet``; neither is ever half there.
+
+    Args:
+        result: What was found.
+        folder: Is there; see :func:`check_eval_output`.
+        about: Further entries of the JSON file.
+
+    Raises:
+        RunFailedError: If the disk does not take them.
+    """
+    text = to_json({**(about or {}), **result.summary()}, "the evaluation")
+    table = answers_table(result)
+    try:
+        replace_file(folder / ANSWERS_FILE, lambda file: pq.write_table(table, file))
+        replace_file(folder / RESULT_FILE, lambda file: file.write(text.encode() + b"\n"))
+    except OSError as error:
+        for name in (ANSWERS_FILE, RESULT_FILE):
+            with suppress(OSError):
+                (folder / f".{name}.tmp").unlink(missing_ok=True)
+        raise RunFailedError(f"{folder}: the results cannot be written: {error.strerror}") from error
+
+
+class _NamedEndpoint:
+    """An endpoint whose request ids say which set they are of, apart from those of other sets and of training."""
+
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
+        self._endpoint = endpoint
+        self._name = name
+
+    @property
+    def policy_version(self) -> int:
+        return self._endpoint.policy_version
+
+    async def generate(self, *args: Any, request_id: str, **settings: Any) -> Completion:
+        return await self._endpoint.generate(*args, request_id=f"eval-{self._name}-{request_id}", **settings)
+
+
+def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], None] | None) -> RewardServices:
+    config = prepared.config
+    wanted = [each.plan.rm_type for each in prepared.sets]
+    programs = next((name for name in wanted if name in (CODE_RM_TYPE, BOXED_PREFIX + CODE_RM_TYPE)), None)
+    return RewardServices(
+        workers=config.reward_workers,
+        code=config.code_reward,
+        remote=config.remote_reward,
+        on_isolation=on_isolation,
+        rm_type=programs,
+    )
+
+
+def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServices) -> RewardHub:
+    config, plan = prepared.config, eval_set.plan
+
+    def place(function: Any) -> Any:
+        return in_its_place(function, services.workers, timeout_seconds=config.reward_timeout_seconds)
+
+    def of_training(function: Any) -> Any:
+        return None if plan.has_own_grader else place(function)
+
+    try:
+        return RewardHub(
+            graders={**services.graders(), **prepared.graders},
+            rm_type=plan.rm_type,
+            reward_fn=of_training(config.reward),
+            batched_reward_fn=of_training(config.batched_reward),
+            group_reward_fn=of_training(config.group_reward),
+            named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
+            reward_key=plan.reward_key,
+            seed=eval_set.seed(prepared.seed),
+            timeout_seconds=config.reward_timeout_seconds,
+            workers=services.workers,
+            worker_timeout_seconds=services.worker_timeout_seconds,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"eval set {eval_set.name}: {error}") from None
+
+
+def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> None:
+    """Refuse a set with a prompt that nothing can score.
+
+    Raises:
+        ConfigError: With the first such prompt.
+    """
+    if not eval_set.plan.has_own_grader and any((config.reward, config.batched_reward, config.group_reward)):
+        return
+    for prompt in eval_set.prompts:
+        where = f"eval set {eval_set.name}, prompt {prompt.prompt_id}"
+        if prompt.metadata.get("reward_fn") is not None:
+            continue
+        rm_type = prompt.metadata.get("rm_type", eval_set.plan.rm_type)
+        if rm_type is None:
+            raise ConfigError(f"{where}: nothing scores it: set rm_type of the set or of [eval], or plugins.reward")
+        if problem := hub.problem(rm_type):
+            raise ConfigError(f"{where}: {problem}")
+        if prompt.label is None and rm_type.removeprefix(BOXED_PREFIX) not in _WITHOUT_LABELS:
+            raise ConfigError(f"{where}: has no label, and rm_type {rm_type!r} needs one: set label_key of the set")
+
+
+def _runner(
+    eval_set: EvalSet,
+    prepared: PreparedEvaluation,
+    *,
+    hub: RewardHub,
+    gate: EngineGate,
+    failures: FailureBudget,
+    watch: Observers,
+) -> GroupRunner:
+    config, plan = prepared.config, eval_set.plan
+    return GroupRunner(
+        plan=GroupPlan(
+            run_seed=eval_set.seed(prepared.seed),
+            n_samples_per_prompt=plan.n_samples_per_prompt,
+            params=plan.params,
+            max_context_length=plan.max_context_length,
+            rollout_timeout_seconds=config.rollout_timeout_seconds,
+            failure_policy=GroupFailurePolicy.RETRY,
+            failure_retries=config.failure_retries,
+        ),
+        endpoint=_NamedEndpoint(gate, eval_set.name),
+        tokenizer=prepared.tokenizer,
+        generate_fn=config.generate or single_turn,
+        default_generate_fn=single_turn,
+        scorer=hub,
+        sample_hook=config.sample_hook,
+        failures=failures,
+        observer=watch,
+    )
+
+
+def _answer_with(runner: GroupRunner) -> Any:
+    async def answer(draw: PromptDraw) -> GroupResult:
+        # Step 0 always: the seeds of the answers depend on it, and every evaluation asks the same.
+        return await runner.run(Draft(draw, n_samples_per_prompt=runner.n_samples_per_prompt), step=0)
+
+    return answer
+
+
+def _max_groups(prepared: PreparedEvaluation, engine: Engine) -> int:
+    """Return how many prompts keep the engine full; more would only wait at its gate."""
+    fewest = min(each.plan.n_samples_per_prompt for each in prepared.sets)
+    wanted = prepared.config.max_requests_in_flight or 2 * engine.max_running_requests
+    return max(len(prepared.sets), -(-wanted // fewest))
+
+
+def _count(progress: EvalProgress, eval_set: EvalSet, result: GroupResult) -> None:
+    if result.status is not GroupStatus.FINISHED:
+        progress.num_failed += 1
+        return
+    plan = eval_set.plan
+    for rollout in result.group.rollouts:
+        progress.num_scored += 1
+        progress.num_right += is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
+
+
+def _versions(results: Sequence[GroupResult], *, otherwise: int) -> tuple[int, int]:
+    versions = {
+        span.policy_version for result in results for sample in result.group.samples for span in sample.version_spans
+    } or {otherwise}
+    return min(versions), max(versions)

@@ -1,0 +1,70 @@
+"""``rollfeed train``: make batches and train on them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rollfeed import app
+from rollfeed.app.training import TrainedStep
+from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.cli.run import default_directory, until_signal
+from rollfeed.errors import RunDirectoryError
+from rollfeed.store import RunDirectory
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "train",
+        help="generate rollouts and train on them",
+        description="Generate rollouts, train on each batch, and put the new weights into the engine. An unfinished "
+        "run goes on from its last checkpoint.",
+        epilog="example: rollfeed train settings.toml --out runs/trained --set rollout.num_rollout=50",
+    )
+    add_settings_arguments(parser)
+    parser.add_argument("--out", metavar="DIR", type=Path, help="run directory (default: runs/<file>-<date>-<time>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in --out")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and say where the result is.
+
+    Raises:
+        ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
+        RollfeedError: If the run fails.
+    """
+    settings, folders = settings_of(arguments)
+    out = arguments.out or default_directory(arguments.file)
+    if problem := RunDirectory.problem(out, identity=settings.identity(), overwrite=arguments.overwrite):
+        raise RunDirectoryError(problem)
+    prepared = app.prepare(settings, folders=folders)
+    console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
+    console.print(f"run directory: {out}")
+
+    def tell(step: TrainedStep) -> None:
+        rollout, train = step.rollout_metrics, step.train_metrics
+        loss, gradient = train.get("train/loss", float("nan")), train.get("train/grad_norm", float("nan"))
+        console.print(
+            f"step {step.step}: reward {rollout['rollout/reward_mean']:.3f}, loss {loss:.4f}, gradient {gradient:.3f}, "
+            f"{rollout['rollout/response_length_mean']:.0f} tokens a response, "
+            f"{rollout['perf/step_seconds']:.1f} s rollouts, {step.train_seconds:.1f} s training"
+        )
+
+    training = app.train(prepared, out=out, overwrite=arguments.overwrite, on_step=tell)
+    summary = asyncio.run(until_signal(training, f"rollfeed train {arguments.file} --out {out}"))
+    if arguments.json:
+        print(json.dumps({**asdict(summary), "directory": str(summary.directory)}))
+    else:
+        resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
+        print(f"{summary.num_steps} batches{resumed} in {summary.directory}")
+    return 0

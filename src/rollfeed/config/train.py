@@ -1,0 +1,204 @@
+"""``[train]``: how a batch changes the policy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field, model_validator
+
+from rollfeed.config.section import Section
+
+
+class AdvantageEstimator(StrEnum):
+    """How the rewards of a batch become advantages."""
+
+    GROUP_MEAN = "group_mean"
+    LEAVE_ONE_OUT = "leave_one_out"
+    REINFORCE_PP = "reinforce_pp"
+    REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
+
+
+class RatioLevel(StrEnum):
+    """What the ratio of new and old probability is taken of."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+
+
+class Normalisation(StrEnum):
+    """What the sum of the tokens' losses is divided by."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    CONSTANT = "constant"
+
+
+class OldLogprobs(StrEnum):
+    """Which policy the ratio compares with."""
+
+    TRAINER = "trainer"
+    ROLLOUT = "rollout"
+
+
+class Correction(StrEnum):
+    """What becomes of a token that trainer and engine find unequally likely."""
+
+    NONE = "none"
+    TRUNCATE = "truncate"
+    MASK = "mask"
+
+
+class KLEstimator(StrEnum):
+    """How the divergence from the reference is estimated from sampled tokens."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class LearningRateSchedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class NonFinitePolicy(StrEnum):
+    """What happens when a loss or a gradient is not finite."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+class TrainPrecision(StrEnum):
+    """What the forward and backward passes compute in."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class LossSettings(Section):
+    """The policy loss.
+
+    The named methods are choices of its keys: GRPO has `normalisation = "sequence"`, Dr. GRPO `"constant"`, DAPO
+    `"token"` and `clip_high = 0.28`, GSPO `ratio = "sequence"` with `normalisation = "sequence"`, REINFORCE++ `"token"`
+    and `train.advantage = "reinforce_pp"`.
+    """
+
+    ratio: RatioLevel = Field(default=RatioLevel.TOKEN, strict=False)
+    """`token` clips each token's ratio (PPO, GRPO); `sequence` the geometric mean over a response (GSPO,
+    arXiv:2507.18071; its clipping range is much smaller: 0.0003 and 0.0004 there).
+    """
+    clip_low: float = Field(default=0.2, gt=0.0, le=1.0, strict=False)
+    """Ratios below 1 minus this bring no gradient when they would fall further."""
+    clip_high: float = Field(default=0.2, gt=0.0, le=1e6, strict=False)
+    """Ratios above 1 plus this bring no gradient when they would rise further; above `clip_low` (0.28 in DAPO,
+    arXiv:2503.14476) unlikely tokens can become likelier.
+    """
+    normalisation: Normalisation = Field(default=Normalisation.TOKEN, strict=False)
+    """`token`: all trained tokens of a batch weigh the same (DAPO); `sequence`: all rollouts (GRPO); `constant`: a
+    rollout's sum is divided by `constant_length`, the same for short and long ones (Dr. GRPO).
+    """
+    constant_length: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Tokens that `normalisation = "constant"` divides by; by default `sampling.rollout_max_response_len`."""
+    old_logprobs: OldLogprobs = Field(default=OldLogprobs.TRAINER, strict=False)
+    """`trainer`: the ratio starts at 1, from the trainer's own log-probabilities before the batch's first update;
+    `rollout`: it starts from the engine's as they were sampled, which corrects for staleness as well.
+    """
+    correction: Correction = Field(default=Correction.NONE, strict=False)
+    """`truncate` weights each token by the trainer's over the engine's probability, at most `correction_high`; `mask`
+    weights it so within `correction_low` to `correction_high`, and by 0 outside.
+    """
+    correction_low: float = Field(default=0.5, ge=0.0, le=1.0, strict=False)
+    """Used by `mask` only."""
+    correction_high: float = Field(default=2.0, ge=1.0, le=1e6, strict=False)
+    """The largest weight."""
+    kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
+    """Weight of the divergence from the reference, which is the model as training found it; 0 needs no reference in
+    memory.
+    """
+    kl_estimator: KLEstimator = Field(default=KLEstimator.K3, strict=False)
+    """`k1` is the log-ratio, `k2` half its square, `k3` is never negative and has little variance. As a loss, `k2` has
+    the gradient of the divergence itself, and that of `k1` is 0 on average.
+    """
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LossSettings:
+        if self.correction is not Correction.NONE and self.old_logprobs is OldLogprobs.ROLLOUT:
+            raise ValueError(
+                f"correction = {self.correction.value!r} would count the difference to the engine twice, because "
+                "old_logprobs = 'rollout' has it in the ratio: set one of them back"
+            )
+        return self
+
+
+class OptimizerSettings(Section):
+    """AdamW and its learning rate."""
+
+    learning_rate: float = Field(default=1e-6, gt=0.0, le=10.0, strict=False)
+    """At its highest."""
+    schedule: LearningRateSchedule = Field(default=LearningRateSchedule.CONSTANT, strict=False)
+    """After the warm-up: `constant`, or falling to `final_learning_rate_ratio` in a line or half a cosine."""
+    warmup_updates: int = Field(default=0, ge=0, le=100_000_000)
+    """Updates over which it rises in a line; the first one has the first part of it, not 0."""
+    final_learning_rate_ratio: float = Field(default=0.0, ge=0.0, le=1.0, strict=False)
+    """What is left of the learning rate in the last update."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0, strict=False)
+    """Decay of the mean of gradients."""
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0, strict=False)
+    """Decay of the mean of squared gradients."""
+    epsilon: float = Field(default=1e-8, gt=0.0, le=1.0, strict=False)
+    """Added to the root of the latter."""
+    weight_decay: float = Field(default=0.0, ge=0.0, le=10.0, strict=False)
+    """Of matrices and embeddings; norms and biases are left alone."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e9, strict=False)
+    """Gradients with a larger norm are scaled down to it."""
+
+
+class TrainSettings(Section):
+    """The trainer of this program."""
+
+    advantage: AdvantageEstimator = Field(default=AdvantageEstimator.GROUP_MEAN, strict=False)
+    """`group_mean`: reward minus the group's mean, see `[advantage]`; `leave_one_out`: minus the mean of the others;
+    `reinforce_pp`: normalised over the whole batch, without regard to groups; `reinforce_pp_baseline`: minus the
+    group's mean, then divided by the deviation over the whole batch.
+    """
+    loss: LossSettings = LossSettings()
+    """What is minimised."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """How it is minimised."""
+    num_epochs: int = Field(default=1, ge=1, le=1000)
+    """How often a batch is gone through."""
+    num_minibatches: int = Field(default=1, ge=1, le=1_000_000)
+    """Updates each time; a group is never split."""
+    micro_batch_tokens: int = Field(default=4096, ge=2, le=100_000_000)
+    """Tokens that go through the model at once, padding included: what bounds the memory. The gradient does not depend
+    on it.
+    """
+    share_prompts: bool = True
+    """Compute the prompt of a group once for all its responses, where the model allows it."""
+    activation_checkpointing: bool = False
+    """Compute the layers again on the way back instead of keeping what is between them: less memory, a third more
+    time.
+    """
+    precision: TrainPrecision = Field(default=TrainPrecision.AUTO, strict=False)
+    """`auto` is `bf16` on a GPU and `fp32` on a CPU. Weights and moments are fp32 always."""
+    device: str = Field(default="auto", min_length=1)
+    """`cpu`, `cuda`, `cuda:1` and so on; `auto` is the first GPU, if there is one."""
+    checkpoint_interval: int = Field(default=10, ge=1, le=1_000_000)
+    """Batches between two checkpoints of the trainer; a run that was killed goes back to the last one."""
+    on_non_finite: NonFinitePolicy = Field(default=NonFinitePolicy.STOP, strict=False)
+    """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`); the weights are as
+    they were in both cases.
+    """
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimiser steps that one batch brings."""
+        return self.num_epochs * self.num_minibatches
+
+    def num_updates(self, num_batches: int) -> int:
+        """Return how many updates a run of ``num_batches`` makes: the length of the schedule."""
+        return self.updates_per_batch * num_batches

@@ -1,0 +1,29 @@
+"""Measuring a policy: sets, their answers, and the numbers of them."""
+
+from rollfeed.evaluation.answers import ANSWERS_SCHEMA, answers_table
+from rollfeed.evaluation.keys import DEFAULT_NUM_PROBLEMS, SetPlan, TrainingDefaults, plan_set
+from rollfeed.evaluation.results import EvalResult, SetResult, is_right, summarise
+from rollfeed.evaluation.running import AnswerGroup, answer_sets
+from rollfeed.evaluation.sets import EvalSet
+from rollfeed.evaluation.statistics import Interval, pass_at_k, pass_hat_k, powers_of_two, wilson_interval
+
+__all__ = [
+    "ANSWERS_SCHEMA",
+    "DEFAULT_NUM_PROBLEMS",
+    "AnswerGroup",
+    "EvalResult",
+    "EvalSet",
+    "Interval",
+    "SetPlan",
+    "SetResult",
+    "TrainingDefaults",
+    "answer_sets",
+    "answers_table",
+    "is_right",
+    "pass_at_k",
+    "pass_hat_k",
+    "plan_set",
+    "powers_of_two",
+    "summarise",
+    "wilson_interval",
+]

@@ -1,0 +1,136 @@
+"""The loss of a micro-batch, put together from its settings.
+
+Axes: T trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollfeed.config.train import Correction, LossSettings, OldLogprobs, RatioLevel
+from rollfeed.training.losses import (
+    clipped_policy_loss,
+    clipped_tokens,
+    importance_weights,
+    kl_penalty,
+    sequence_clipped_policy_loss,
+    sequence_ratio,
+    token_ratio,
+)
+from rollfeed.training.metrics import Tally, add_mismatch
+from rollfeed.training.model import Scored
+from rollfeed.training.packing import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenArrays:
+    """The arrays of a micro-batch on the device of its log-probabilities."""
+
+    mask_T: Tensor
+    advantages_T: Tensor
+    weights_T: Tensor
+    rollout_logprobs_T: Tensor
+    sequence_ids_T: Tensor
+
+    @classmethod
+    def of(cls, micro_batch: MicroBatch, device: torch.device) -> TokenArrays:
+        """Return them as tensors."""
+        names = ("mask_T", "advantages_T", "weights_T", "rollout_logprobs_T", "sequence_ids_T")
+        return cls(**{name: torch.from_numpy(getattr(micro_batch, name)).to(device) for name in names})
+
+
+def micro_batch_loss(
+    scored: Scored,
+    arrays: TokenArrays,
+    *,
+    settings: LossSettings,
+    start_logprobs_T: Tensor | None,
+    reference_logprobs_T: Tensor | None,
+    tally: Tally,
+) -> Tensor:
+    """Return this micro-batch's part of its mini-batch's loss, a scalar with gradient.
+
+    Args:
+        scored: What the policy says now.
+        arrays: Of the same tokens.
+        settings: Which loss.
+        start_logprobs_T: The trainer's before the batch's first update; None takes those of ``scored``.
+        reference_logprobs_T: Needed where ``settings.kl_coefficient`` is above 0.
+        tally: Takes what there is to tell.
+    """
+    logprobs_T, mask_T = scored.logprobs_T, arrays.mask_T
+    trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T
+    old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
+    correction_T = importance_weights(
+        trainer_T,
+        rollout_logprobs_T=arrays.rollout_logprobs_T,
+        mask_T=mask_T,
+        correction=settings.correction,
+        low=settings.correction_low,
+        high=settings.correction_high,
+    )
+    loss_T = _policy_loss(logprobs_T, old_T, arrays, settings) * correction_T
+    tally.count(mask_T)
+    tally.add("entropy", scored.entropy_T, mask_T)
+    add_mismatch(tally, trainer_logprobs_T=trainer_T, rollout_logprobs_T=arrays.rollout_logprobs_T, mask_T=mask_T)
+    _add_clipping(tally, logprobs_T.detach(), old_T, arrays, settings)
+    _add_correction(tally, trainer_T, correction_T, arrays, settings)
+    if reference_logprobs_T is not None:
+        kl_T = kl_penalty(
+            logprobs_T, reference_logprobs_T=reference_logprobs_T, mask_T=mask_T, estimator=settings.kl_estimator
+        )
+        tally.add("reference_kl", kl_T, mask_T)
+        loss_T = loss_T + settings.kl_coefficient * kl_T
+    return (loss_T * arrays.weights_T).sum()
+
+
+def _policy_loss(logprobs_T: Tensor, old_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> Tensor:
+    if settings.ratio is RatioLevel.TOKEN:
+        return clipped_policy_loss(
+            logprobs_T,
+            old_logprobs_T=old_T,
+            advantages_T=arrays.advantages_T,
+            mask_T=arrays.mask_T,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+        )
+    return sequence_clipped_policy_loss(
+        logprobs_T,
+        old_logprobs_T=old_T,
+        advantages_T=arrays.advantages_T,
+        mask_T=arrays.mask_T,
+        sequence_ids_T=arrays.sequence_ids_T,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+    )
+
+
+def _add_clipping(tally: Tally, logprobs_T: Tensor, old_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> None:
+    mask_T = arrays.mask_T
+    if settings.ratio is RatioLevel.TOKEN:
+        ratio_T = token_ratio(logprobs_T, old_T, mask_T=mask_T)
+    else:
+        ratio_T = sequence_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T)
+    low_T, high_T = clipped_tokens(
+        ratio_T,
+        advantages_T=arrays.advantages_T,
+        mask_T=mask_T,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+    )
+    tally.add("clipped_low_ratio", low_T, mask_T)
+    tally.add("clipped_high_ratio", high_T, mask_T)
+    tally.add_extremes("policy_ratio", ratio_T, mask_T)
+
+
+def _add_correction(
+    tally: Tally, trainer_T: Tensor, correction_T: Tensor, arrays: TokenArrays, settings: LossSettings
+) -> None:
+    if settings.correction is Correction.NONE:
+        return
+    ratio_T = token_ratio(trainer_T, arrays.rollout_logprobs_T, mask_T=arrays.mask_T)
+    tally.add("correction_weight", correction_T, arrays.mask_T)
+    tally.add("corrected_ratio", correction_T != ratio_T, arrays.mask_T)

@@ -1,0 +1,123 @@
+"""AdamW over named parameters, with a state that can be saved by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollfeed.config.train import OptimizerSettings
+from rollfeed.errors import CheckpointError
+from rollfeed.training.schedule import learning_rate
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimizer:
+    """Updates a model's parameters from their gradients.
+
+    Source: AdamW, arXiv:1711.05101, algorithm 2, with the schedule in the learning rate.
+
+    Args:
+        model: Whose parameters that take part in training are updated.
+        settings: How.
+        num_updates: Length of the schedule.
+    """
+
+    def __init__(self, model: Any, *, settings: OptimizerSettings, num_updates: int) -> None:
+        self.parameters: dict[str, torch.nn.Parameter] = {
+            name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        """By name, tied ones once."""
+        self.num_updates = 0
+        """Updates so far, those left out included; what the schedule goes by."""
+        self._settings = settings
+        self._planned = num_updates
+        decayed = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
+        other = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": other, "weight_decay": 0.0},
+            ],
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            fused=True,
+        )
+        self._ordered = [*decayed, *other]
+
+    @property
+    def learning_rate(self) -> float:
+        """What the next update takes."""
+        return learning_rate(
+            self.num_updates,
+            peak=self._settings.learning_rate,
+            schedule=self._settings.schedule,
+            num_updates=self._planned,
+            warmup_updates=self._settings.warmup_updates,
+            final_ratio=self._settings.final_learning_rate_ratio,
+        )
+
+    def step(self) -> float:
+        """Clip the gradients and update the parameters; return the norm before clipping.
+
+        When the norm is not finite nothing is changed. The gradients are gone afterwards in any case.
+        """
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if math.isfinite(norm):
+            scale = self._settings.max_grad_norm / (norm + 1e-6)
+            if scale < 1.0:
+                torch._foreach_mul_(gradients, scale)
+            for group in self._adamw.param_groups:
+                group["lr"] = self.learning_rate
+            self._adamw.step()
+        return norm
+
+    def forget_gradients(self) -> None:
+        """Let the memory of the gradients go."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def first_broken_gradient(self) -> str | None:
+        """Return the name of the first parameter whose gradient is not finite."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                return name
+        return None
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the moments by ``exp_avg/NAME`` and so on, and JSON values."""
+        tensors: dict[str, Tensor] = {}
+        steps: dict[str, int] = {}
+        for name, parameter in self.parameters.items():
+            state = self._adamw.state.get(parameter)
+            if state:
+                tensors |= {f"{moment}/{name}": state[moment].detach().cpu() for moment in _MOMENTS}
+                steps[name] = int(state["step"])
+        return tensors, {"num_updates": self.num_updates, "optimizer_steps": steps}
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Take what :meth:`state` returned.
+
+        Raises:
+            CheckpointError: If a moment is missing or of another shape; nothing is changed then.
+        """
+        steps: Mapping[str, int] = values["optimizer_steps"]
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        states: dict[int, dict[str, Tensor]] = {}
+        for index, parameter in enumerate(self._ordered):
+            name = names[parameter]
+            if name not in steps:
+                continue
+            states[index] = {"step": torch.tensor(float(steps[name]))}
+            for moment in _MOMENTS:
+                tensor = tensors.get(f"{moment}/{name}")
+                if tensor is None or tensor.shape != parameter.shape:
+                    raise CheckpointError(f"the trainer's state has no {moment} for {name!r} of the model's shape")
+                states[index][moment] = tensor.clone()
+        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": states})
+        self.num_updates = int(values["num_updates"])

@@ -1,0 +1,167 @@
+"""Sequences packed into micro-batches of a bounded number of tokens.
+
+Rows are padded at the end, and lie side by side in order of length. Causal attention never looks at what comes
+later, so a padded row gives exactly what its sequence alone gives, with any causal model and without a mask; sequences
+behind one another in one row would need a block-diagonal mask, which PyTorch's CPU kernels compute in full: four
+times the attention for twice the tokens. What is worth a mask is a prompt shared by several responses: the row is then
+a tree, the prompt followed by its branches, each of which sees the prompt and itself.
+
+The last token of a sequence is no input, because nothing behind it is trained on.
+
+Axes: B rows, L places in a row, K places with logits, T trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.errors import ConfigError
+from rollfeed.training.sequences import TrainSequence
+
+_LONGEST_TREE = 1024
+"""Places in a row with branches. Attention over such a row is computed in full, so it must not become what counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """What goes through the model at once."""
+
+    token_ids_BL: NDArray[np.int64]
+    """Padded with 0."""
+    branches_BL: NDArray[np.int32] | None
+    """0 in a prompt, and the number of the branch behind it; -1 is padding. None where no row has two branches."""
+    position_ids_BL: NDArray[np.int64]
+    columns_K: NDArray[np.int64]
+    """Places whose logits are needed in any row, ascending."""
+    rows_T: NDArray[np.int64]
+    kept_T: NDArray[np.int64]
+    """Which of ``columns_K`` predicts the token; several branches may begin at one place."""
+    targets_T: NDArray[np.int64]
+    sequence_ids_T: NDArray[np.int64]
+    mask_T: NDArray[np.float32]
+    rollout_logprobs_T: NDArray[np.float32]
+    advantages_T: NDArray[np.float32]
+    weights_T: NDArray[np.float32]
+    """What each token's loss is multiplied with."""
+    sample_indices: tuple[int, ...]
+    num_inputs: int
+    """Places that are not padding."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A prompt and the sequences that go on from it; or one sequence."""
+
+    members: list[int]
+    prompt_length: int
+    length: int
+
+    def add(self, member: int, extra: int) -> None:
+        self.members.append(member)
+        self.length += extra
+
+
+def pack_sequences(
+    sequences: Sequence[TrainSequence],
+    weights: Sequence[NDArray[np.float32]],
+    *,
+    micro_batch_tokens: int,
+    share_prompts: bool,
+) -> list[MicroBatch]:
+    """Return micro-batches of at most ``micro_batch_tokens`` places, padding included, that hold every sequence once.
+
+    First-fit decreasing, the same for the same sequences: rows go by length into the first micro-batch that has room,
+    and branches into the first row of their prompt that has.
+
+    Args:
+        sequences: Each with at least one trained token.
+        weights: ``(T,)`` for each of them.
+        micro_batch_tokens: The most rows times the longest of them.
+        share_prompts: Whether equal prompts of a family become one.
+
+    Raises:
+        ConfigError: If a sequence alone is longer.
+    """
+    for sequence in sequences:
+        if sequence.num_inputs > micro_batch_tokens:
+            raise ConfigError(
+                f"train.micro_batch_tokens = {micro_batch_tokens}: sample {sequence.sample_index} has "
+                f"{sequence.num_inputs} tokens; raise it to at least that, or lower sampling.rollout_max_response_len"
+            )
+    longest_tree = min(micro_batch_tokens, _LONGEST_TREE) if share_prompts else 0
+    rows = sorted(_make_rows(sequences, longest_tree), key=lambda row: -row.length)
+    bins: list[list[_Row]] = []
+    for row in rows:
+        # The first row is the longest, and every row takes as many places.
+        room = (bin_ for bin_ in bins if (len(bin_) + 1) * bin_[0].length <= micro_batch_tokens)
+        chosen = next(room, None)
+        if chosen is None:
+            bins.append([row])
+        else:
+            chosen.append(row)
+    return [_lay_out(bin_, sequences, weights) for bin_ in bins]
+
+
+def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int) -> list[_Row]:
+    """Return the rows, those of each prompt in the order in which they were begun."""
+    rows_of_prompt: dict[tuple[int, bytes], list[_Row]] = {}
+    for number in sorted(range(len(sequences)), key=lambda number: -sequences[number].num_inputs):
+        sequence = sequences[number]
+        prompt_length = sequence.prompt_length
+        extra = sequence.num_inputs - prompt_length
+        key = (sequence.family, sequence.token_ids[:prompt_length].tobytes())
+        rows = rows_of_prompt.setdefault(key, [])
+        row = next((row for row in rows if row.length + extra <= longest_tree), None)
+        if row is None:
+            rows.append(_Row([number], prompt_length, sequence.num_inputs))
+        else:
+            row.add(number, extra)
+    return [row for rows in rows_of_prompt.values() for row in rows]
+
+
+def _lay_out(
+    rows: Sequence[_Row], sequences: Sequence[TrainSequence], weights: Sequence[NDArray[np.float32]]
+) -> MicroBatch:
+    num_rows, width = len(rows), rows[0].length
+    token_ids_BL = np.zeros((num_rows, width), np.int64)
+    branches_BL = np.full((num_rows, width), -1, np.int32)
+    position_ids_BL = np.tile(np.arange(width), (num_rows, 1))
+    members = [number for row in rows for number in row.members]
+    places: list[NDArray[np.int64]] = []
+    for index, row in enumerate(rows):
+        prompt_length, start = row.prompt_length, row.prompt_length
+        token_ids_BL[index, :prompt_length] = sequences[row.members[0]].token_ids[:prompt_length]
+        branches_BL[index, :prompt_length] = 0
+        for branch, number in enumerate(row.members, start=1):
+            sequence = sequences[number]
+            end = start + sequence.num_inputs - prompt_length
+            token_ids_BL[index, start:end] = sequence.token_ids[prompt_length : sequence.num_inputs]
+            branches_BL[index, start:end] = branch
+            position_ids_BL[index, start:end] = np.arange(prompt_length, sequence.num_inputs)
+            before = sequence.positions_T - 1
+            places.append(np.where(before < prompt_length, before, before - prompt_length + start))
+            start = end
+    lengths = [len(sequences[number].positions_T) for number in members]
+    columns_K, kept_T = np.unique(np.concatenate(places), return_inverse=True)
+    chosen = [sequences[number] for number in members]
+    row_of_member = np.repeat(np.arange(num_rows), [len(row.members) for row in rows])
+    return MicroBatch(
+        token_ids_BL=token_ids_BL,
+        branches_BL=branches_BL if len(members) > num_rows else None,
+        position_ids_BL=position_ids_BL,
+        columns_K=columns_K,
+        rows_T=np.repeat(row_of_member, lengths),
+        kept_T=kept_T,
+        targets_T=np.concatenate([s.token_ids[s.positions_T].astype(np.int64) for s in chosen]),
+        sequence_ids_T=np.repeat([s.sequence_id for s in chosen], lengths),
+        mask_T=np.concatenate([s.mask_T for s in chosen]),
+        rollout_logprobs_T=np.concatenate([s.rollout_logprobs_T for s in chosen]),
+        advantages_T=np.repeat(np.array([s.advantage for s in chosen], np.float32), lengths),
+        weights_T=np.concatenate([weights[number] for number in members]),
+        sample_indices=tuple(s.sample_index for s in chosen),
+        num_inputs=sum(row.length for row in rows),
+    )

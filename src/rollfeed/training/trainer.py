@@ -1,0 +1,351 @@
+"""The trainer: batches in, new weights out; on a CPU or one GPU.
+
+It computes where it is called. A loop that has other things to do calls it in a thread.
+
+Axes: R response tokens of a sample, T trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollfeed.config.train import NonFinitePolicy, TrainPrecision, TrainSettings
+from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
+from rollfeed.training.checkpoint import TrainerState, read_state, write_state
+from rollfeed.training.metrics import Tally
+from rollfeed.training.model import Policy, enable_activation_checkpointing, exported_weights, load_model
+from rollfeed.training.objective import TokenArrays, micro_batch_loss
+from rollfeed.training.optimizer import Optimizer
+from rollfeed.training.packing import MicroBatch, pack_sequences
+from rollfeed.training.sequences import TrainSequence, sequence_of, sequence_weights, split_into_minibatches
+from rollfeed.types import Sample, TrainBatch
+
+logger = logging.getLogger(__name__)
+
+_FREE_TO_CHANGE = ("micro_batch_tokens", "share_prompts", "activation_checkpointing", "device", "on_non_finite")
+"""Settings that a state of other ones may be continued with: they change rounding at most."""
+_PREFIX = "train/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReport:
+    """What became of one batch."""
+
+    step: int
+    """The batch's number."""
+    num_updates: int
+    """Updates that were made."""
+    skipped: tuple[str, ...]
+    """Why others were not."""
+    metrics: Mapping[str, float]
+    """``train/...``; no times."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One micro-batch, with what other policies than the present one say of its tokens."""
+
+    micro_batch: MicroBatch
+    arrays: TokenArrays
+    start_T: Tensor | None
+    reference_T: Tensor | None
+
+
+class _NotFinite(NamedTuple):
+    what: str
+
+
+class Trainer:
+    """Trains a transformers causal language model on batches of rollouts.
+
+    Args:
+        checkpoint: Local folder in Hugging Face layout.
+        settings: The ``[train]`` section.
+        temperature: What rollouts are sampled at; the policy that is trained is the one at this temperature.
+        num_batches: Of the whole run, for the learning rate.
+        max_response_length: The default of ``loss.constant_length``.
+        trust_remote_code: Let the model run code that comes with the checkpoint.
+
+    Raises:
+        CheckpointError: If the model cannot be loaded.
+        ConfigError: If there is no such device, or the model knows no activation checkpointing.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        settings: TrainSettings,
+        temperature: float,
+        num_batches: int,
+        max_response_length: int,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.step = 0
+        """Batches trained on so far."""
+        self.device = choose_device(settings.device)
+        self._settings = settings
+        self._constant_length = settings.loss.constant_length or max_response_length
+        autocast = _autocast(settings.precision, self.device)
+
+        def load() -> Policy:
+            model = load_model(checkpoint, device=self.device, trust_remote_code=trust_remote_code)
+            return Policy(model, temperature=temperature, autocast=autocast)
+
+        self._policy = load()
+        self._reference = load() if settings.loss.kl_coefficient > 0 else None
+        if self._reference is not None:
+            self._reference.model.requires_grad_(False)
+        self._share_prompts = settings.share_prompts and self._policy.can_share_prompts()
+        if settings.activation_checkpointing:
+            enable_activation_checkpointing(self._policy.model)
+        self._optimizer = Optimizer(
+            self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
+        )
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the prompt of a group is computed once: asked for, and the model allows it."""
+        return self._share_prompts
+
+    def train_step(self, batch: TrainBatch) -> TrainReport:
+        """Train on a batch: ``num_epochs`` times ``num_minibatches`` updates.
+
+        The gradient of an update is that of the whole mini-batch, however many micro-batches it is computed in. Samples
+        without trained tokens, and those with advantage 0 where no divergence is penalised, bring no gradient and are
+        not computed; the latter still count in the normalisation. Metrics are means over the tokens computed.
+
+        Raises:
+            ConfigError: If a sample does not fit ``micro_batch_tokens`` or the model; nothing has been changed then.
+            RunFailedError: If a loss or gradient is not finite and ``on_non_finite`` is ``stop``, or the GPU's memory
+                is not enough.
+        """
+        began = time.perf_counter()
+        packed = [self._pack(minibatch) for minibatch in split_into_minibatches(batch, self._settings.num_minibatches)]
+        tally, updates, skipped = Tally(), [], []
+        try:
+            minibatches = [[self._part(micro_batch) for micro_batch in minibatch] for minibatch in packed]
+            for _ in range(self._settings.num_epochs):
+                for parts in minibatches:
+                    update = self._update(parts, tally, step=batch.step)
+                    if isinstance(update, str):
+                        skipped.append(update)
+                    else:
+                        updates.append(update)
+        except torch.OutOfMemoryError as error:
+            raise RunFailedError(
+                f"step {batch.step}: the GPU's memory is not enough for train.micro_batch_tokens = "
+                f"{self._settings.micro_batch_tokens}; lower it, or set train.activation_checkpointing = true"
+            ) from error
+        finally:
+            self._optimizer.forget_gradients()
+        self.step += 1
+        micro_batches = [micro_batch for minibatch in packed for micro_batch in minibatch]
+        metrics = {
+            **tally.metrics(prefix=_PREFIX),
+            **{
+                f"{_PREFIX}{name}": float(np.mean([update[name] for update in updates]))
+                for name in (updates or [{}])[0]
+            },
+            f"{_PREFIX}updates": float(len(updates)),
+            f"{_PREFIX}skipped_updates": float(len(skipped)),
+            f"{_PREFIX}computed_tokens": float(sum(m.num_inputs for m in micro_batches)),
+            f"{_PREFIX}padded_tokens": float(sum(m.token_ids_BL.size for m in micro_batches)),
+            f"{_PREFIX}micro_batches": float(len(micro_batches)),
+        }
+        return TrainReport(
+            step=batch.step,
+            num_updates=len(updates),
+            skipped=tuple(skipped),
+            metrics=metrics,
+            seconds=time.perf_counter() - began,
+        )
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        """Return what the policy now says of each sample's response, ``(R,)``; 0.0 where the loss mask is 0.
+
+        Raises:
+            ConfigError: If a sample does not fit ``micro_batch_tokens`` or the model.
+        """
+        sequences = [
+            sequence_of(sample, sequence_id=number, rollout_id=number, family=sample.group_index, advantage=1.0)
+            for number, sample in enumerate(samples)
+            if sample.loss_mask.any()
+        ]
+        results = [np.zeros(sample.response_length, np.float32) for sample in samples]
+        for micro_batch in self._pack(sequences):
+            with torch.no_grad():
+                logprobs_T = self._policy.score(micro_batch).logprobs_T.float().cpu().numpy()
+            for number in np.unique(micro_batch.sequence_ids_T):
+                own = micro_batch.sequence_ids_T == number
+                results[number][samples[number].loss_mask != 0] = logprobs_T[own]
+        return results
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights by Hugging Face name, tied ones once, as ``Engine.update_weights`` takes them.
+
+        They are the trainer's own memory: done with before the next :meth:`train_step`.
+        """
+        return exported_weights(self._policy.model)
+
+    def state_dict(self) -> TrainerState:
+        """Return all that :meth:`load_state_dict` needs to go on exactly from here."""
+        tensors, values = self._optimizer.state()
+        parameters = {f"model/{name}": p.detach().cpu() for name, p in self._optimizer.parameters.items()}
+        return TrainerState(
+            tensors={**parameters, **tensors}, values={**values, "step": self.step, "settings": self._identity()}
+        )
+
+    def load_state_dict(self, state: TrainerState) -> None:
+        """Go to a state that :meth:`state_dict` returned; on a CPU, all that follows is equal bit by bit.
+
+        Raises:
+            CheckpointError: If it is of other settings or another model; nothing is changed then.
+        """
+        self._check_state(state)
+        self._optimizer.load_state(state.tensors, state.values)
+        with torch.no_grad():
+            for name, parameter in self._optimizer.parameters.items():
+                parameter.copy_(state.tensors[f"model/{name}"])
+        self.step = int(state.values["step"])
+
+    def save(self, folder: Path) -> None:
+        """Write the state as a new folder; see :func:`rollfeed.training.checkpoint.write_state`."""
+        write_state(self.state_dict(), folder)
+
+    def load(self, folder: Path) -> None:
+        """Go to the state in a folder; raises as :meth:`load_state_dict`, and if it cannot be read."""
+        self.load_state_dict(read_state(folder))
+
+    def _pack(self, sequences: Sequence[TrainSequence]) -> list[MicroBatch]:
+        loss = self._settings.loss
+        weights = sequence_weights(sequences, normalisation=loss.normalisation, constant_length=self._constant_length)
+        longest = getattr(self._policy.model.config, "max_position_embeddings", None) or math.inf
+        for sequence in sequences:
+            self._policy.check_tokens(sequence.token_ids)
+            if sequence.num_inputs > longest:
+                raise ConfigError(
+                    f"sample {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is trained "
+                    f"takes at most {longest}: lower engine.context_length"
+                )
+        learnable = [
+            (sequence, weights_T)
+            for sequence, weights_T in zip(sequences, weights, strict=True)
+            if sequence.advantage != 0.0 or loss.kl_coefficient > 0
+        ]
+        return pack_sequences(
+            [sequence for sequence, _ in learnable],
+            [weights_T for _, weights_T in learnable],
+            micro_batch_tokens=self._settings.micro_batch_tokens,
+            share_prompts=self._share_prompts,
+        )
+
+    def _part(self, micro_batch: MicroBatch) -> _Part:
+        with torch.no_grad():
+            # With a single update the start is what that update's own pass says.
+            several = self._settings.updates_per_batch > 1
+            start_T = self._policy.score(micro_batch).logprobs_T if several else None
+            reference_T = self._reference.score(micro_batch).logprobs_T if self._reference else None
+        return _Part(micro_batch, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
+
+    def _update(self, parts: Sequence[_Part], tally: Tally, *, step: int) -> dict[str, float] | str:
+        """Make one update and return its figures, or why there was none."""
+        try:
+            outcome = self._try_update(parts, tally) if parts else "no sample has both trained tokens and an advantage"
+        finally:
+            self._optimizer.forget_gradients()
+        if isinstance(outcome, _NotFinite):
+            message = f"step {step}, update {self._optimizer.num_updates}: {outcome.what} is not finite"
+            if self._settings.on_non_finite is NonFinitePolicy.STOP:
+                raise RunFailedError(f"{message}; nothing was changed (train.on_non_finite = 'skip' leaves it out)")
+            logger.warning("%s: left out", message)
+            outcome = message
+        self._optimizer.num_updates += 1
+        return outcome
+
+    def _try_update(self, parts: Sequence[_Part], tally: Tally) -> dict[str, float] | _NotFinite:
+        own = Tally()
+        losses = [self._backward(part, own) for part in parts]
+        for loss, part in zip(losses, parts, strict=True):
+            if not math.isfinite(float(loss)):
+                indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
+                return _NotFinite(f"the loss ({float(loss)}) of the micro-batch with samples {indices}")
+        rate = self._optimizer.learning_rate
+        norm = self._optimizer.step()
+        if not math.isfinite(norm):
+            return _NotFinite(f"the gradient of {self._optimizer.first_broken_gradient() or 'all weights together'}")
+        tally.merge(own)
+        loss_sum = float(torch.stack(losses).double().sum())
+        return {"loss": loss_sum, "grad_norm": norm, "learning_rate": rate}
+
+    def _backward(self, part: _Part, tally: Tally) -> Tensor:
+        loss = micro_batch_loss(
+            self._policy.score(part.micro_batch),
+            part.arrays,
+            settings=self._settings.loss,
+            start_logprobs_T=part.start_T,
+            reference_logprobs_T=part.reference_T,
+            tally=tally,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _identity(self) -> dict[str, Any]:
+        return self._settings.model_dump(mode="json", exclude=set(_FREE_TO_CHANGE))
+
+    def _check_state(self, state: TrainerState) -> None:
+        saved, own = _flat(state.values.get("settings", {})), _flat(self._identity())
+        for key in sorted(saved.keys() | own.keys()):
+            if saved.get(key) != own.get(key):
+                raise CheckpointError(
+                    f"train.{key} = {own.get(key)!r}, but the trainer's state was made with {saved.get(key)!r}: "
+                    "set it back, or start a new run"
+                )
+        for name, parameter in self._optimizer.parameters.items():
+            tensor = state.tensors.get(f"model/{name}")
+            if tensor is None or tensor.shape != parameter.shape:
+                raise CheckpointError(
+                    f"the trainer's state is of another model: it has no weight {name!r} of shape "
+                    f"{tuple(parameter.shape)}; start from the checkpoint that it was trained from"
+                )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of a ``train.device`` setting.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"train.device = {name!r}: not usable here ({reason}); try 'auto' or 'cpu'") from error
+    return device
+
+
+def _autocast(precision: TrainPrecision, device: torch.device) -> torch.dtype | None:
+    bf16 = precision is TrainPrecision.BF16 or (precision is TrainPrecision.AUTO and device.type == "cuda")
+    return torch.bfloat16 if bf16 else None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rollfeed.cli.main import main
+
+Write = Callable[..., Path]
+
+
+def test_eval_measures_all_sets_and_stores_every_answer(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["eval", str(settings_file()), "--out", str(out), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed["sets"]) == ["core/reverse_text@2", "questions"]
+    assert printed["sets"]["core/reverse_text@2"]["n_samples_per_prompt"] == 2
+    stored = json.loads((out / "eval.json").read_text())
+    assert {**stored, "out": str(out)} == printed
+    rows = pq.read_table(out / "answers.parquet").to_pylist()
+    assert [row["set"] for row in rows] == ["core/reverse_text@2"] * 6 + ["questions"] * 3
+    assert all(row["prompt"].startswith("rev:") for row in rows[:6])
+
+
+def test_two_evaluations_have_the_same_answers(settings_file: Write, tmp_path: Path) -> None:
+    tables = []
+    for name, seed in (("a", 3), ("b", 4)):
+        command = ["eval", str(settings_file()), "--out", str(tmp_path / name), "--set", f"seed={seed}", "--quiet"]
+        assert main([*command, "--set", "rollout.deterministic=true"]) == 0
+        tables.append((tmp_path / name / "answers.parquet").read_bytes())
+    assert tables[0] == tables[1]
+
+
+def test_text_output_names_accuracy_and_interval(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(settings_file()), "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "core/reverse_text@2: 3 prompts x 2 answers"
+    assert lines[1].startswith("  accuracy   ")
+    assert "questions: 3 prompts x 1 answers" in lines
+    assert lines[-1].endswith(f"results are in {tmp_path / 'out'}")
+
+
+def test_results_are_not_overwritten_unless_asked_to(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["eval", str(settings_file()), "--out", str(tmp_path / "out"), "--set", "eval.num_prompts=1"]
+    assert main(command) == 0
+    before = (tmp_path / "out" / "eval.json").read_bytes()
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "out" / "eval.json").read_bytes() == before
+    assert main([*command, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eval.datasets.0.label_key=", "eval.datasets.0.label_key"),
+        ("eval.datasets.0.temprature=1", "did you mean temperature?"),
+        ("eval.datasets.0.rm_type=mathe", "did you mean math?"),
+        ("eval.environments.0.id=core/reverse", "core/reverse_text"),
+        ("eval.environments.0.parameters.style=plain", "style = 'plain'"),
+        ("eval.max_response_len=400", "leaves 0 of 384 tokens"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert main(["eval", str(settings_file()), "--out", str(tmp_path / "out"), "--set", override]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_set_without_labels_is_refused_before_the_engine_starts(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = settings_file('[[eval.datasets]]\npath = "questions.jsonl"\nname = "bare"\nrm_type = "math"\n')
+    assert main(["eval", str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "rollfeed: eval set bare, prompt bare/0: has no label, and rm_type 'math' needs one: set label_key of the set\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_sets_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[model]\ncheckpoint = "{tiny_checkpoint}"\n[[prompts.environments]]\nid = "core/copy_text"\n')
+    assert main(["eval", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "add [[eval.datasets]] or [[eval.environments]]" in capsys.readouterr().err
+
+
+def test_an_evaluation_whose_answers_all_fail_ends_with_1(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("async def score(sample, prompt):\n    raise ValueError('broken')\n")
+    path = settings_file('[plugins]\nreward = "broken:score"\n')
+    code = main(["eval", str(path), "--out", str(tmp_path / "out"), "--set", "rollout.failure_budget=2"])
+    assert code == 1
+    assert "more than rollout.failure_budget = 2" in capsys.readouterr().err
+
+
+def test_check_looks_at_the_sets_too(settings_file: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = settings_file('[[prompts.environments]]\nid = "core/copy_text"\n')
+    assert main(["check", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["eval_sets"] == ["core/reverse_text@2", "questions"]
+    assert main(["check", str(path), "--set", "eval.datasets.0.rm_type=mathe"]) == 2
+    assert "did you mean math?" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""`rollfeed train`: batches, updates, new weights, and going on after a kill."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+TRAIN = """
+[train]
+checkpoint_interval = {interval}
+micro_batch_tokens = 512
+
+[train.optimizer]
+learning_rate = 1e-3
+
+[plugins]
+reward = "spread_reward:spread"
+"""
+REWARD = """
+def spread(sample, prompt):
+    return float(sample.response_token_ids.sum() % 7)
+"""
+DETERMINISTIC = ("--set", "rollout.deterministic=true")
+
+
+@pytest.fixture(autouse=True)
+def reward_beside_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "spread_reward.py").write_text(REWARD)
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def without_times(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+def test_every_mode_trains_and_puts_the_weights_into_the_engine(rollfeed, settings_file, tmp_path, mode) -> None:
+    out = tmp_path / "run"
+    settings = settings_file(TRAIN.format(interval=2), num_rollout=4)
+    result = rollfeed("train", settings, "--out", out, "--json", "--set", f"rollout.mode={mode}")
+    assert result.code == 0, result.err
+    assert result.json["num_steps"] == 4
+    steps = lines(out / "train.jsonl")
+    assert [step["step"] for step in steps] == [0, 1, 2, 3]
+    assert any(step["train/grad_norm"] > 0 for step in steps if "train/grad_norm" in step)
+    versions = [
+        pq.read_table(out / "batches" / f"step-{step:06d}.parquet").column("policy_version").to_pylist()[0]
+        for step in range(4)
+    ]
+    assert versions == [0, 1, 2, 3]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000001", "step-000003"]
+
+
+def test_training_that_is_killed_at_any_step_ends_as_the_unbroken_one(
+    rollfeed, start_rollfeed, settings_file, tmp_path
+) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    settings = settings_file(TRAIN.format(interval=2), num_rollout=6)
+    assert rollfeed("train", settings, "--out", unbroken, *DETERMINISTIC).code == 0
+    for last in (0, 2, 3):
+        process = start_rollfeed("train", settings, "--out", broken, *DETERMINISTIC)
+        while process.poll() is None and not (broken / "batches" / f"step-{last:06d}.parquet").exists():
+            pass
+        process.kill()
+        process.wait()
+    assert rollfeed("train", settings, "--out", broken, *DETERMINISTIC).code == 0
+    for path in sorted((unbroken / "batches").glob("*.parquet")):
+        assert (broken / "batches" / path.name).read_bytes() == path.read_bytes()
+    assert without_times(lines(broken / "train.jsonl")) == without_times(lines(unbroken / "train.jsonl"))
+    last = Path("checkpoints", "step-000005", "trainer.safetensors")
+    theirs, ours = load_file(unbroken / last), load_file(broken / last)
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_a_checkpoint_of_other_settings_is_refused_and_nothing_changed(rollfeed, settings_file, tmp_path) -> None:
+    out = tmp_path / "run"
+    settings = settings_file(TRAIN.format(interval=1), num_rollout=2)
+    assert rollfeed("train", settings, "--out", out).code == 0
+    before = (out / "train.jsonl").read_bytes()
+    result = rollfeed("train", settings, "--out", out)
+    assert result.code == 2
+    assert "finished" in result.err
+    other = rollfeed("train", settings, "--out", out, "--set", "train.optimizer.learning_rate=0.5")
+    assert other.code == 2
+    assert (out / "train.jsonl").read_bytes() == before

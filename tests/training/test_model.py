@@ -1,0 +1,137 @@
+"""Log-probabilities of any causal model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from rollfeed.config.train import Normalisation
+from rollfeed.errors import CheckpointError
+from rollfeed.training import pack_sequences, sequence_weights, split_into_minibatches
+from rollfeed.training.model import Policy, exported_weights, load_model, score_tokens
+
+CPU = torch.device("cpu")
+SMALL = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL, intermediate_size=48, num_key_value_heads=2),
+    "mistral": lambda: transformers.MistralConfig(
+        **SMALL, intermediate_size=48, num_key_value_heads=2, sliding_window=4
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**SMALL, intermediate_size=48, num_key_value_heads=2, head_dim=8),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SMALL, intermediate_size=48, num_key_value_heads=2, head_dim=8, final_logit_softcapping=3.0
+    ),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=259, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "bloom": lambda: transformers.BloomConfig(vocab_size=259, hidden_size=32, n_layer=2, n_head=4),
+}
+
+
+@pytest.fixture(scope="session", params=CONFIGS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    config = CONFIGS[request.param]()
+    config.initializer_range = 0.3
+    folder = tmp_path_factory.mktemp(request.param) / request.param
+    transformers.utils.logging.disable_progress_bar()
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def micro_batches(batch: Any, *, share_prompts: bool) -> list[Any]:
+    [sequences] = split_into_minibatches(batch, 1)
+    weights = sequence_weights(sequences, normalisation=Normalisation.TOKEN, constant_length=None)
+    return pack_sequences(sequences, weights, micro_batch_tokens=64, share_prompts=share_prompts)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_each_sequence_alone(checkpoint: Path, temperature: float, batch_by_seed) -> None:
+    batch = batch_by_seed(3)
+    policy = Policy(load_model(checkpoint, device=CPU), temperature=temperature)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).double().eval()
+    shares = policy.can_share_prompts()
+    assert shares == (checkpoint.name not in ("mistral", "gemma2", "bloom"))
+    for micro_batch in micro_batches(batch, share_prompts=shares):
+        scored = policy.score(micro_batch)
+        for number in np.unique(micro_batch.sequence_ids_T):
+            sample = batch.samples[number]
+            with torch.no_grad():
+                logits = plain(torch.from_numpy(sample.token_ids.astype(np.int64))[None]).logits[0] / temperature
+            logprobs = torch.log_softmax(logits, dim=-1)[sample.prompt_length - 1 : -1]
+            trained = torch.from_numpy(np.flatnonzero(sample.loss_mask))
+            chosen = logprobs[trained, torch.from_numpy(sample.response_token_ids.astype(np.int64))[trained]]
+            own = torch.from_numpy(micro_batch.sequence_ids_T == number)
+            np.testing.assert_allclose(scored.logprobs_T.detach()[own], chosen, atol=1e-4)
+            entropy = -(logprobs.exp() * logprobs).sum(-1)[trained]
+            np.testing.assert_allclose(scored.entropy_T[own], entropy, atol=1e-4)
+
+
+def test_dropout_is_off_in_training_mode(checkpoint: Path, batch_by_seed) -> None:
+    policy = Policy(load_model(checkpoint, device=CPU), temperature=1.0)
+    assert policy.model.training
+    [micro_batch, *_] = micro_batches(batch_by_seed(3), share_prompts=False)
+    with torch.no_grad():
+        assert torch.equal(policy.score(micro_batch).logprobs_T, policy.score(micro_batch).logprobs_T)
+
+
+def test_exported_weights_are_those_of_the_checkpoint(checkpoint: Path) -> None:
+    from safetensors.torch import load_file
+
+    saved = load_file(checkpoint / "model.safetensors")
+    exported = exported_weights(load_model(checkpoint, device=CPU))
+    pointers = [tensor.data_ptr() for tensor in exported.values()]
+    assert len(set(pointers)) == len(pointers)
+    assert exported.keys() == saved.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, saved[name])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_gradient_of_scored_tokens_is_exact(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    places, targets = torch.tensor([0, 0, 2, 3, 0]), torch.tensor([1, 1, 6, 0, 5])
+
+    def score(x: torch.Tensor) -> torch.Tensor:
+        return score_tokens(x, place_T=places, target_T=targets, temperature=temperature)[0]
+
+    assert torch.autograd.gradcheck(score, logits)
+    expected = torch.log_softmax(logits / temperature, -1)[places, targets]
+    torch.testing.assert_close(score(logits), expected)
+
+
+def test_impossible_tokens_bring_no_entropy() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]])
+    logprobs, entropy = score_tokens(logits, place_T=torch.tensor([0]), target_T=torch.tensor([1]), temperature=1.0)
+    assert logprobs.item() == pytest.approx(-np.log(2))
+    assert entropy.item() == pytest.approx(np.log(2))
+
+
+def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    for architectures in (["BertForMaskedLM"], None):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": architectures}))
+        with pytest.raises(CheckpointError, match="not a causal language model"):
+            load_model(tmp_path, device=CPU)
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        load_model(tmp_path / "nothing", device=CPU)
+
+
+def test_a_checkpoint_without_all_weights_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"weight 'model\.layers\.1\.mlp\.up_proj\.weight' is missing"):
+        load_model(folder, device=CPU)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match="transformers cannot load it"):
+        load_model(folder, device=CPU)
