@@ -88,3 +88,23 @@ def test_a_checkpoint_of_other_settings_is_refused_and_nothing_changed(rollfeed,
     other = rollfeed("train", settings, "--out", out, "--set", "train.optimizer.learning_rate=0.5")
     assert other.code == 2
     assert (out / "train.jsonl").read_bytes() == before
+
+
+EVAL = """
+[eval]
+num_prompts = 4
+n_samples_per_prompt = 2
+
+[[eval.environments]]
+id = "core/copy_text"
+"""
+
+
+def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tmp_path) -> None:
+    out = tmp_path / "run"
+    settings = settings_file(TRAIN.format(interval=2) + EVAL, num_rollout=4)
+    assert rollfeed("train", settings, "--out", out, "--set", "train.eval_interval=2").code == 0
+    shown = rollfeed("show", out, "--json").json["eval"]
+    assert [point["step"] for point in shown["curve"]] == [0, 2, 4]
+    assert 0.0 <= shown["final"]["accuracy"] <= 1.0
+    assert shown["final"]["sets"]["core/copy_text@0"]["num_prompts"] == 4

@@ -13,21 +13,24 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
 from rollfeed.app.runs import PreparedRun, RunSummary, open_run
 from rollfeed.config.train import AdvantageEstimator
 from rollfeed.errors import RollfeedError, RunDirectoryError
+from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.store import RunDirectory, RunReader
+from rollfeed.store.atomic import replace_file
+from rollfeed.store.layout import CHECKPOINTS, EVAL_LOG, TRAIN_LOG
 from rollfeed.training import batch_advantages
 from rollfeed.types import TrainBatch
 
 if TYPE_CHECKING:
-    from rollfeed.training.trainer import Trainer, TrainReport
+    from rollfeed.training.trainer import Trainer
 
-CHECKPOINTS, TRAIN_LOG = "checkpoints", "train.jsonl"
 _NUM_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})")
 
@@ -42,6 +45,10 @@ class TrainedStep:
     train_seconds: float
 
 
+OnEvaluation = Callable[[int, EvalResult], None]
+"""Called with the number of batches trained on, and what was found."""
+
+
 async def train(
     prepared: PreparedRun,
     *,
@@ -49,6 +56,7 @@ async def train(
     overwrite: bool = False,
     observers: Sequence[RolloutObserver] = (),
     on_step: Callable[[TrainedStep], None] | None = None,
+    on_evaluation: OnEvaluation | None = None,
 ) -> RunSummary:
     """Train for ``rollout.num_rollout`` batches, or for those that an earlier process left to do.
 
@@ -57,7 +65,8 @@ async def train(
         out: The run directory; checkpoints of the trainer and its figures are beside the batches.
         overwrite: Replace the run that is there.
         observers: Told of rollouts as they come.
-        on_step: Told after every update.
+        on_step: Told after every batch that was trained on.
+        on_evaluation: Told after every evaluation on the sets of ``[eval]``, if there are any.
 
     Raises:
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
@@ -69,6 +78,7 @@ async def train(
         raise RunDirectoryError(problem)
     newest = None if overwrite else newest_checkpoint(out)
     begins_anew = overwrite or (newest is None and _has_steps(out))
+    evaluation = _prepare_evaluation(prepared)
     trainer = await asyncio.to_thread(_make_trainer, prepared)
     if newest is not None:
         await asyncio.to_thread(trainer.load, _checkpoint(out, newest))
@@ -84,7 +94,8 @@ async def train(
         if newest is None:
             shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
         try:
-            return await _train_in(directory, prepared, trainer, observers, on_step)
+            loop = _Loop(prepared, trainer, evaluation, directory.path, on_step, on_evaluation)
+            return await loop.run(directory, observers)
         except RollfeedError as error:
             directory.fail(str(error))
             raise
@@ -121,52 +132,94 @@ def _make_trainer(prepared: PreparedRun) -> Trainer:
     )
 
 
-async def _train_in(
-    directory: RunDirectory,
-    prepared: PreparedRun,
-    trainer: Trainer,
-    observers: Sequence[RolloutObserver],
-    on_step: Callable[[TrainedStep], None] | None,
-) -> RunSummary:
-    settings = prepared.settings
-    log = _TrainLog(directory.path / TRAIN_LOG, num_steps=trainer.step)
-    rollouts, close = open_run(directory, prepared, observers)
-    resumed = rollouts.next_step
-    try:
-        async with rollouts:
-            if trainer.step:
-                await _publish(trainer, rollouts)
-            while rollouts.next_step < settings.rollout.num_rollout:
-                batch = _with_advantages(await rollouts.generate_batch(), prepared)
-                report = await asyncio.to_thread(trainer.train_step, batch)
-                await _publish(trainer, rollouts)
-                is_last = rollouts.next_step == settings.rollout.num_rollout
-                if is_last or trainer.step % settings.train.checkpoint_interval == 0:
-                    await asyncio.to_thread(_save, trainer, directory.path, batch.step)
-                log.add(report)
-                if on_step is not None:
-                    on_step(
-                        TrainedStep(
-                            step=batch.step,
-                            rollout_metrics=batch.metrics,
-                            train_metrics=report.metrics,
-                            train_seconds=report.seconds,
-                        )
-                    )
-        directory.finish()
-    finally:
-        close()
-    return RunSummary(
-        directory=directory.path,
-        num_steps=rollouts.next_step,
-        num_resumed_steps=resumed,
-        ledger=rollouts.ledger,
+def _prepare_evaluation(prepared: PreparedRun) -> PreparedEvaluation | None:
+    if not prepared.settings.eval.has_sets:
+        return None
+    return prepare_evaluation(
+        prepared.settings.eval,
+        config=prepared.config,
+        tokenizer=prepared.model.tokenizer,
+        context_length=prepared.engine.context_length,
+        folders=prepared.folders,
     )
 
 
-async def _publish(trainer: Trainer, rollouts: Rollouts) -> None:
-    """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""
-    await rollouts.update_weights(trainer.weights(), policy_version=trainer.step)
+class _Loop:
+    """Batch, update, weights, checkpoint, evaluation; again and again."""
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        trainer: Trainer,
+        evaluation: PreparedEvaluation | None,
+        out: Path,
+        on_step: Callable[[TrainedStep], None] | None,
+        on_evaluation: OnEvaluation | None,
+    ) -> None:
+        self._prepared = prepared
+        self._trainer = trainer
+        self._evaluation = evaluation
+        self._out = out
+        self._on_step = on_step
+        self._on_evaluation = on_evaluation
+        self._num_batches = prepared.settings.rollout.num_rollout
+        self._train_log = _Log(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
+        self._eval_log = _Log(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
+
+    async def run(self, directory: RunDirectory, observers: Sequence[RolloutObserver]) -> RunSummary:
+        rollouts, close = open_run(directory, self._prepared, observers)
+        resumed = rollouts.next_step
+        try:
+            async with rollouts:
+                if self._trainer.step:
+                    await self._publish(rollouts)
+                elif not self._eval_log.has_records:
+                    await self._evaluate()
+                while rollouts.next_step < self._num_batches:
+                    await self._train_once(rollouts)
+            directory.finish()
+        finally:
+            close()
+        return RunSummary(
+            directory=directory.path,
+            num_steps=rollouts.next_step,
+            num_resumed_steps=resumed,
+            ledger=rollouts.ledger,
+        )
+
+    async def _train_once(self, rollouts: Rollouts) -> None:
+        trainer, train = self._trainer, self._prepared.settings.train
+        batch = _with_advantages(await rollouts.generate_batch(), self._prepared)
+        report = await asyncio.to_thread(trainer.train_step, batch)
+        await self._publish(rollouts)
+        self._train_log.add({"step": report.step, **report.metrics, "seconds": report.seconds})
+        if self._on_step is not None:
+            self._on_step(
+                TrainedStep(
+                    step=batch.step,
+                    rollout_metrics=batch.metrics,
+                    train_metrics=report.metrics,
+                    train_seconds=report.seconds,
+                )
+            )
+        is_last = trainer.step == self._num_batches
+        if is_last or (train.eval_interval is not None and trainer.step % train.eval_interval == 0):
+            await self._evaluate()
+        # Last, so that what is before it is done again when it is not there.
+        if is_last or trainer.step % train.checkpoint_interval == 0:
+            await asyncio.to_thread(_save, trainer, self._out, batch.step)
+
+    async def _publish(self, rollouts: Rollouts) -> None:
+        """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""
+        await rollouts.update_weights(self._trainer.weights(), policy_version=self._trainer.step)
+
+    async def _evaluate(self) -> None:
+        if self._evaluation is None:
+            return
+        result = await evaluate(self._evaluation, engine=self._prepared.engine)
+        self._eval_log.add({"step": self._trainer.step, **result.summary()})
+        if self._on_evaluation is not None:
+            self._on_evaluation(self._trainer.step, result)
 
 
 def _with_advantages(batch: TrainBatch, prepared: PreparedRun) -> TrainBatch:
@@ -190,15 +243,26 @@ def _save(trainer: Trainer, out: Path, step: int) -> None:
         shutil.rmtree(path)
 
 
-class _TrainLog:
-    """One line of JSON a batch that was trained on; those of batches that are trained on again are replaced."""
+class _Log:
+    """One line of JSON a record; those that a process which goes on will make again are taken out."""
 
-    def __init__(self, path: Path, *, num_steps: int) -> None:
+    def __init__(self, path: Path, *, keep: Callable[[dict[str, Any]], bool]) -> None:
         self._path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        path.write_text("".join(f"{line}\n" for line in lines[:num_steps]), encoding="utf-8")
+        kept = [line for line in lines if (record := _whole(line)) is not None and keep(record)]
+        replace_file(path, lambda file: file.write("".join(f"{line}\n" for line in kept).encode()))
+        self.has_records = bool(kept)
 
-    def add(self, report: TrainReport) -> None:
-        record = {"step": report.step, **report.metrics, "seconds": report.seconds}
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.has_records = True
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _whole(line: str) -> dict[str, Any] | None:
+    """Return a record, or None for a line that a kill has cut short."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record

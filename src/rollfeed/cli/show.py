@@ -73,9 +73,18 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
             "isolation": None if isolation is None else asdict(isolation),
         },
         "steps": [_step_view(record, reader.summaries(record.step)) for record in steps],
+        "eval": _eval_view(reader.evaluations()),
         "totals": asdict(reader.totals()),
         "ledger": asdict(reader.ledger()),
     }
+
+
+def _eval_view(evaluations: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
+    """Return the first and the last evaluation, and the curve between them; None where there is none."""
+    if not evaluations:
+        return None
+    curve = [{"step": each["step"], "accuracy": each["accuracy"]} for each in evaluations]
+    return {"first": evaluations[0], "final": evaluations[-1], "curve": curve}
 
 
 def group_view(found: FoundGroup) -> dict[str, Any]:

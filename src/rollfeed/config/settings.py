@@ -38,6 +38,7 @@ FREE_TO_CHANGE = (
     "weights.timeout_seconds",
     "train.micro_batch_tokens",
     "train.checkpoint_interval",
+    "train.eval_interval",
     "train.on_non_finite",
 )
 """Settings that may differ when an unfinished run is continued; all others decide what a run is.

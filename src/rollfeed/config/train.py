@@ -189,6 +189,10 @@ class TrainSettings(Section):
     """`cpu`, `cuda`, `cuda:1` and so on; `auto` is the first GPU, if there is one."""
     checkpoint_interval: int = Field(default=10, ge=1, le=1_000_000)
     """Batches between two checkpoints of the trainer; a run that was killed goes back to the last one."""
+    eval_interval: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Batches between two evaluations on the sets of `[eval]`; there is one before the first batch and one after the
+    last anyway.
+    """
     on_non_finite: NonFinitePolicy = Field(default=NonFinitePolicy.STOP, strict=False)
     """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`); the weights are as
     they were in both cases.

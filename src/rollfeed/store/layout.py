@@ -7,6 +7,8 @@
     steps.jsonl                  the account of each step: counts, metrics, ledger
     settings.json                the resolved settings
     isolation.json               at which isolation level programs ran, if any did
+    train.jsonl, eval.jsonl      a line a batch trained on, and a line an evaluation, if the run trains
+    checkpoints/step-000009/     the trainer after that batch
     metrics.jsonl                one line a step, derived from steps.jsonl
     batches/step-000001.parquet  the batch of a step
     dropped/step-000001.parquet  the groups it dropped, if any
@@ -24,6 +26,7 @@ LOCK = "run.lock"
 JOURNAL = "journal.sqlite"
 SETTINGS = "settings.json"
 ISOLATION = "isolation.json"
+TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
 SPILL = "spill"

@@ -15,7 +15,7 @@ from typing import Any
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store.journal import Journal, RunRecord, RunStatus
-from rollfeed.store.layout import BATCHES, DROPPED, ISOLATION, JOURNAL, TIMINGS, step_file
+from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.step_log import StepRecord, read_steps
 from rollfeed.store.tables import read_batch, read_columns, read_dropped, read_groups, read_timings
@@ -114,6 +114,20 @@ class RunReader:
     def run(self) -> RunRecord:
         """Return settings, identity, status and cause."""
         return self._journal.run()
+
+    def evaluations(self) -> tuple[dict[str, Any], ...]:
+        """Return what each evaluation found, in order; none where the run does not evaluate.
+
+        Raises:
+            RunDirectoryError: If the file is damaged.
+        """
+        path = self.path / EVAL_LOG
+        if not path.exists():
+            return ()
+        try:
+            return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
 
     def isolation(self) -> Isolation | None:
         """Return at which isolation level programs of the policy ran, or None when none did.

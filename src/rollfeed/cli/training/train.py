@@ -16,6 +16,7 @@ from rollfeed.app.training import TrainedStep
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.cli.run import default_directory, until_signal
 from rollfeed.errors import RunDirectoryError
+from rollfeed.evaluation import EvalResult
 from rollfeed.store import RunDirectory
 
 
@@ -60,7 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"{rollout['perf/step_seconds']:.1f} s rollouts, {step.train_seconds:.1f} s training"
         )
 
-    training = app.train(prepared, out=out, overwrite=arguments.overwrite, on_step=tell)
+    def tell_evaluation(step: int, result: EvalResult) -> None:
+        for each in result.sets:
+            accuracy = "no accuracy" if each.accuracy is None else f"accuracy {each.accuracy:.3f}"
+            console.print(f"after {step} batches, {each.name}: {accuracy}")
+
+    training = app.train(prepared, out=out, overwrite=arguments.overwrite, on_step=tell, on_evaluation=tell_evaluation)
     summary = asyncio.run(until_signal(training, f"rollfeed train {arguments.file} --out {out}"))
     if arguments.json:
         print(json.dumps({**asdict(summary), "directory": str(summary.directory)}))
