@@ -45,6 +45,9 @@ class _Step:
     stale: list[Group] = field(default_factory=list)
     pending: dict[int, Running] = field(default_factory=dict)
     """Submitted and not yet decided, in submission order."""
+    versions: dict[int, int | None] = field(default_factory=dict)
+    """The oldest trained version of groups that are ready, by index, as far as it was asked for: finding it reads every
+    mask, and it is asked for at every turn."""
     num_drawn: int = 0
     source_ended: bool = False
     owed: int = 0
@@ -211,9 +214,13 @@ class Scheduler:
                 step.dropped.append(DroppedGroup(group=group, reason=STALE_REASON))
             else:
                 step.ready.append(_masked(group, now - self.staleness.max_staleness))
+                del step.versions[group.group_index]
 
     def _version(self, group: Group, step: _Step) -> int:
-        return oldest_trained_version(group, default=step.context.policy_version)
+        if group.group_index not in step.versions:
+            step.versions[group.group_index] = oldest_trained_version(group)
+        version = step.versions[group.group_index]
+        return step.context.policy_version if version is None else version
 
     def _by_age(self, step: _Step) -> list[Group]:
         """Return the finished groups, those first that must be trained first."""

@@ -68,7 +68,7 @@ class StalenessClock:
         return False
 
 
-def oldest_trained_version(group: Group, *, default: int) -> int:
-    """Return the oldest version of a token of the group that has weight."""
-    versions = [version for sample in group.samples if (version := sample.oldest_trained_version) is not None]
-    return min(versions, default=default)
+def oldest_trained_version(group: Group) -> int | None:
+    """Return the oldest version of a token of the group that has weight; None where none has."""
+    versions = (sample.oldest_trained_version for sample in group.samples)
+    return min((version for version in versions if version is not None), default=None)
