@@ -39,6 +39,45 @@ def test_language_models_with_the_older_class_name_are_taken(tmp_path: Path) -> 
     check_checkpoint(str(write_folder(tmp_path, architectures=["GPT2LMHeadModel"])))
 
 
+def write_tokenizer(folder: Path, vocabulary: Any, added: list[dict[str, Any]], **config: Any) -> None:
+    model = {"type": "BPE", "vocab": vocabulary}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "added"),
+    [
+        ({"a": 0, "b": 1, "c": 2}, []),
+        ([["a", 0.0], ["b", -1.0], ["c", -2.0]], []),
+        ({"a": 0}, [{"content": "c", "id": 2, "special": False}]),
+        ({"a": 0}, [{"content": "c", "id": 2, "special": True}]),
+    ],
+)
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(tmp_path: Path, vocabulary: Any, added: Any) -> None:
+    write_tokenizer(tmp_path, vocabulary, added, eos_token="c")
+    assert resolve_checkpoint(str(write_folder(tmp_path, vocab_size=3))) == tmp_path
+    assert resolve_checkpoint(str(write_folder(tmp_path, text_config={"vocab_size": 3}))) == tmp_path
+    for sizes in ({"vocab_size": 2}, {"text_config": {"vocab_size": 2}}):
+        with pytest.raises(CheckpointError, match=r"does not belong to the model: its token 'c' has id 2, and .* 2;"):
+            resolve_checkpoint(str(write_folder(tmp_path, **sizes)))
+
+
+def test_special_tokens_that_nothing_uses_may_be_beyond_the_embedding(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, {"a": 0}, [{"content": "<image>", "id": 1, "special": True}], chat_template="<video>")
+    assert resolve_checkpoint(str(write_folder(tmp_path, vocab_size=1))) == tmp_path
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}<image>")
+    with pytest.raises(CheckpointError, match="'<image>' has id 1"):
+        resolve_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": {"vocab": {"a": "b"}}}', '{"model": {"vocab": [3]}}'])
+def test_an_unreadable_tokenizer_is_named(tmp_path: Path, text: str) -> None:
+    (write_folder(tmp_path, vocab_size=3) / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: (unreadable|not a JSON object)"):
+        resolve_checkpoint(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

