@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollfeed.app import (
         Model,
+        build_config,
         build_engine,
         environment_source,
+        evaluate,
         grade_rows,
         load_model,
         open_rollouts,
         prepare,
+        prepare_evaluation,
         run,
         score_file,
+        train,
     )
-    from rollfeed.config import EngineSettings, RewardSettings, RolloutConfig, SamplingSettings, Settings, load_settings
+    from rollfeed.config import (
+        EngineSettings,
+        EvalSettings,
+        RewardSettings,
+        RolloutConfig,
+        SamplingSettings,
+        Settings,
+        load_settings,
+    )
     from rollfeed.types import Drop, Keep, TrainBatch, Verdict
 
 __version__ = "0.1.0"
@@ -26,22 +38,35 @@ __version__ = "0.1.0"
 _HOMES = {
     "app": (
         "Model",
+        "build_config",
         "build_engine",
         "environment_source",
+        "evaluate",
         "grade_rows",
         "load_model",
         "open_rollouts",
         "prepare",
+        "prepare_evaluation",
         "run",
         "score_file",
+        "train",
     ),
-    "config": ("EngineSettings", "RewardSettings", "RolloutConfig", "SamplingSettings", "Settings", "load_settings"),
+    "config": (
+        "EngineSettings",
+        "EvalSettings",
+        "RewardSettings",
+        "RolloutConfig",
+        "SamplingSettings",
+        "Settings",
+        "load_settings",
+    ),
     "types": ("Drop", "Keep", "TrainBatch", "Verdict"),
 }
 
 __all__ = [
     "Drop",
     "EngineSettings",
+    "EvalSettings",
     "Keep",
     "Model",
     "RewardSettings",
@@ -50,15 +75,19 @@ __all__ = [
     "Settings",
     "TrainBatch",
     "Verdict",
+    "build_config",
     "build_engine",
     "environment_source",
+    "evaluate",
     "grade_rows",
     "load_model",
     "load_settings",
     "open_rollouts",
     "prepare",
+    "prepare_evaluation",
     "run",
     "score_file",
+    "train",
 ]
 
 

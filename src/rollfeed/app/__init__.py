@@ -13,13 +13,21 @@ from rollfeed.app.evaluation import (
     prepare_evaluation,
     write_evaluation,
 )
-from rollfeed.app.model import Model, build_engine, load_model
+from rollfeed.app.model import Model, build_engine, load_model, load_settings_model
 from rollfeed.app.rewards import open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
-from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, stored_settings
+from rollfeed.app.runs import (
+    PreparedRun,
+    RunSummary,
+    build_config,
+    prepare,
+    resume,
+    run,
+    stored_settings,
+)
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
-from rollfeed.app.training import TrainedStep, train
+from rollfeed.app.training import TrainedStep, check_training, prepare_warm_up, train
 
 __all__ = [
     "Calibration",
@@ -35,14 +43,17 @@ __all__ = [
     "build_source",
     "calibrate_environment",
     "check_eval_output",
+    "check_training",
     "environment_source",
     "evaluate",
     "grade_rows",
     "load_model",
+    "load_settings_model",
     "open_reward_hub",
     "open_rollouts",
     "prepare",
     "prepare_evaluation",
+    "prepare_warm_up",
     "resume",
     "run",
     "score_file",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollfeed.config import EngineSettings, Purpose
-from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
+from rollfeed.config import EngineSettings, ModelSettings, Purpose
+from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.errors import ConfigError
@@ -35,6 +35,25 @@ def load_model(checkpoint: str = DEFAULT_MODEL, *, trust_remote_code: bool = Fal
     """
     folder = resolve_checkpoint(checkpoint)
     return Model(checkpoint=folder, tokenizer=load_tokenizer(folder, trust_remote_code=trust_remote_code))
+
+
+def load_settings_model(settings: ModelSettings, *, seed: int) -> Model:
+    """Find or make the model of a settings file.
+
+    Args:
+        settings: The ``[model]`` section.
+        seed: Of the weights of ``checkpoint = "tiny"``.
+
+    Raises:
+        CheckpointError: As :func:`load_model`.
+    """
+    checkpoint = settings.checkpoint
+    if checkpoint == TINY_MODEL:
+        # Imported here because it brings safetensors, which commands on servers do without.
+        from rollfeed.engine.tiny import tiny_checkpoint
+
+        checkpoint = str(tiny_checkpoint(settings.tiny, seed=seed))
+    return load_model(checkpoint, trust_remote_code=settings.trust_remote_code)
 
 
 def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
-from rollfeed.app.model import Model, build_engine, load_model
+from rollfeed.app.model import Model, build_engine, load_settings_model
 from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_reward_function
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
@@ -36,6 +36,7 @@ from rollfeed.protocols import (
 )
 from rollfeed.rewards import Takes
 from rollfeed.store import RunDirectory, RunReader
+from rollfeed.store.layout import remove_training_files
 from rollfeed.types import LedgerCounts, StepCommit
 
 _WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
@@ -78,7 +79,7 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = ()) -> PreparedRun:
     """
     config = build_config(settings, folders=folders)
     _check_combination(settings, config)
-    model = load_model(settings.model.checkpoint, trust_remote_code=settings.model.trust_remote_code)
+    model = load_settings_model(settings.model, seed=settings.seed)
     source = build_source(settings, model.tokenizer, folders=folders)
     engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
     # Nothing is started by this: it shows that all parts fit together.
@@ -166,6 +167,8 @@ async def run(
         folders=prepared.folders,
     )
     with directory:
+        if overwrite:
+            remove_training_files(directory.path)
         try:
             return await _run_in(directory, prepared, observers)
         except RollfeedError as error:

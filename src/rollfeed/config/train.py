@@ -88,8 +88,8 @@ class LossSettings(Section):
     """
 
     ratio: RatioLevel = Field(default=RatioLevel.TOKEN, strict=False)
-    """`token` clips each token's ratio (PPO, GRPO); `sequence` the geometric mean over a response (GSPO,
-    arXiv:2507.18071; its clipping range is much smaller: 0.0003 and 0.0004 there).
+    """`token` clips each token's ratio (PPO, arXiv:1707.06347; GRPO, arXiv:2402.03300); `sequence` the geometric mean
+    over a response (GSPO, arXiv:2507.18071; its clipping range is much smaller: 0.0003 and 0.0004 there).
     """
     clip_low: float = Field(default=0.2, gt=0.0, le=1.0, strict=False)
     """Ratios below 1 minus this bring no gradient when they would fall further."""
@@ -99,7 +99,7 @@ class LossSettings(Section):
     """
     normalisation: Normalisation = Field(default=Normalisation.TOKEN, strict=False)
     """`token`: all trained tokens of a batch weigh the same (DAPO); `sequence`: all rollouts (GRPO); `constant`: a
-    rollout's sum is divided by `constant_length`, the same for short and long ones (Dr. GRPO).
+    rollout's sum is divided by `constant_length`, the same for short and long ones (Dr. GRPO, arXiv:2503.20783).
     """
     constant_length: int | None = Field(default=None, ge=1, le=100_000_000)
     """Tokens that `normalisation = "constant"` divides by; by default `sampling.rollout_max_response_len`."""
@@ -108,8 +108,9 @@ class LossSettings(Section):
     `rollout`: it starts from the engine's as they were sampled, which corrects for staleness as well.
     """
     correction: Correction = Field(default=Correction.NONE, strict=False)
-    """`truncate` weights each token by the trainer's over the engine's probability, at most `correction_high`; `mask`
-    weights it so within `correction_low` to `correction_high`, and by 0 outside.
+    """`truncate` weights each token by the trainer's over the engine's probability, at most `correction_high` (TIS, Yao
+    et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"); `mask` weights it so within
+    `correction_low` to `correction_high`, and by 0 outside (IcePop, arXiv:2510.18855).
     """
     correction_low: float = Field(default=0.5, ge=0.0, le=1.0, strict=False)
     """Used by `mask` only."""
@@ -120,8 +121,9 @@ class LossSettings(Section):
     memory.
     """
     kl_estimator: KLEstimator = Field(default=KLEstimator.K3, strict=False)
-    """`k1` is the log-ratio, `k2` half its square, `k3` is never negative and has little variance. As a loss, `k2` has
-    the gradient of the divergence itself, and that of `k1` is 0 on average.
+    """As Schulman names them ("Approximating KL Divergence", 2020): `k1` is the log-ratio, `k2` half its square, `k3`
+    is never negative and has little variance. As a loss, `k2` has the gradient of the divergence itself, and that of
+    `k1` is 0 on average.
     """
 
     @model_validator(mode="after")
@@ -157,25 +159,52 @@ class OptimizerSettings(Section):
     """Gradients with a larger norm are scaled down to it."""
 
 
+class WarmUpSettings(Section):
+    """Supervised updates before the first batch, on labels of the run's own prompts.
+
+    For a model that knows nothing of the task yet: it has no right answer to learn from.
+    """
+
+    stop_accuracy: float = Field(gt=0.0, lt=1.0, strict=False)
+    """Ends as soon as this share of sampled answers is right, on prompts of training."""
+    wrong_share: float = Field(default=0.0, ge=0.0, lt=1.0, strict=False)
+    """Share of prompts that are taught the label of another prompt, so that the model learns the form of an answer and
+    something of its content, and is unsure of it.
+    """
+    batch_size: int = Field(default=64, ge=2, le=1_000_000)
+    """Prompts of an update."""
+    learning_rate: float = Field(default=1e-3, gt=0.0, le=10.0, strict=False)
+    """Of these updates; their AdamW is apart from that of training."""
+    probe_interval: int = Field(default=20, ge=1, le=1_000_000)
+    """Updates between two measurements of the accuracy."""
+    probe_prompts: int = Field(default=512, ge=1, le=1_000_000)
+    """Prompts of a measurement, each answered once as in training."""
+    max_updates: int = Field(default=5000, ge=1, le=100_000_000)
+    """The run fails when the accuracy is not reached by then."""
+
+
 class TrainSettings(Section):
     """The trainer of this program."""
 
     advantage: AdvantageEstimator = Field(default=AdvantageEstimator.GROUP_MEAN, strict=False)
-    """`group_mean`: reward minus the group's mean, see `[advantage]`; `leave_one_out`: minus the mean of the others;
-    `reinforce_pp`: normalised over the whole batch, without regard to groups; `reinforce_pp_baseline`: minus the
-    group's mean, then divided by the deviation over the whole batch.
+    """`group_mean`: reward minus the group's mean, see `[advantage]` (GRPO, Dr. GRPO); `leave_one_out`: minus the mean
+    of the others (RLOO, arXiv:2402.14740); `reinforce_pp`: normalised over the whole batch, without regard to groups
+    (REINFORCE++, arXiv:2501.03262); `reinforce_pp_baseline`: minus the group's mean, then divided by the deviation over
+    the whole batch.
     """
     loss: LossSettings = LossSettings()
     """What is minimised."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """How it is minimised."""
+    warm_up: WarmUpSettings | None = None
+    """What comes before the first batch; by default nothing."""
     num_epochs: int = Field(default=1, ge=1, le=1000)
     """How often a batch is gone through."""
     num_minibatches: int = Field(default=1, ge=1, le=1_000_000)
     """Updates each time; a group is never split."""
     micro_batch_tokens: int = Field(default=4096, ge=2, le=100_000_000)
     """Tokens that go through the model at once, padding included: what bounds the memory. The gradient does not depend
-    on it.
+    on it. The longest prompt and response that are allowed have to fit.
     """
     share_prompts: bool = True
     """Compute the prompt of a group once for all its responses, where the model allows it."""

@@ -38,9 +38,7 @@ class WeightFolders:
             root = self._root()
             folder = Path(tempfile.mkdtemp(prefix=f"version-{policy_version}-", dir=root))
             folder.chmod(0o755)
-            for path in self._small_files():
-                shutil.copyfile(path, folder / path.name)
-            _save(tensors, folder / "model.safetensors")
+            _fill(folder, tensors, self._checkpoint)
         except OSError as error:
             raise EngineProtocolError(f"weights of version {policy_version} cannot be written: {error}") from error
         self._written.append(folder)
@@ -54,12 +52,6 @@ class WeightFolders:
             self._temporary.cleanup()
             self._temporary = None
 
-    def _small_files(self) -> list[Path]:
-        if self._checkpoint is None:
-            return []
-        found = [path for pattern in _SMALL_FILES for path in self._checkpoint.glob(pattern)]
-        return [path for path in found if path.name != _INDEX_FILE]
-
     def _root(self) -> Path:
         if self._given is not None:
             self._given.mkdir(parents=True, exist_ok=True)
@@ -67,6 +59,24 @@ class WeightFolders:
         if self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="rollfeed-weights-")
         return Path(self._temporary.name)
+
+
+def write_checkpoint(tensors: Mapping[str, Any], folder: Path, *, checkpoint: Path) -> None:
+    """Make a folder with ``tensors``, all numpy or all torch, and the configuration and tokenizer of ``checkpoint``.
+
+    Raises:
+        OSError: If it cannot be written, or is there.
+    """
+    folder.mkdir(parents=True)
+    _fill(folder, tensors, checkpoint)
+
+
+def _fill(folder: Path, tensors: Mapping[str, Any], checkpoint: Path | None) -> None:
+    found = [path for pattern in _SMALL_FILES for path in checkpoint.glob(pattern)] if checkpoint is not None else []
+    for path in found:
+        if path.name != _INDEX_FILE:
+            shutil.copyfile(path, folder / path.name)
+    _save(tensors, folder / "model.safetensors")
 
 
 def _save(tensors: Mapping[str, Any], path: Path) -> None:

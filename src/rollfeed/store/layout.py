@@ -9,6 +9,10 @@
     isolation.json               at which isolation level programs ran, if any did
     train.jsonl, eval.jsonl      a line a batch trained on, and a line an evaluation, if the run trains
     checkpoints/step-000009/     the trainer after that batch
+    model/                       the trained model in Hugging Face layout, when the run is finished
+    curve.png, curve.html        the curves, drawn anew after every evaluation
+    warm-up.jsonl                a line a measurement of the warm-up, if the run has one
+    checkpoints/warm-up/         the trainer after it
     metrics.jsonl                one line a step, derived from steps.jsonl
     batches/step-000001.parquet  the batch of a step
     dropped/step-000001.parquet  the groups it dropped, if any
@@ -20,6 +24,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 LOCK = "run.lock"
@@ -27,6 +32,9 @@ JOURNAL = "journal.sqlite"
 SETTINGS = "settings.json"
 ISOLATION = "isolation.json"
 TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
+WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
+_TRAINING_FILES = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html")
+_TRAINING_FOLDERS = (CHECKPOINTS, MODEL)
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
 SPILL = "spill"
@@ -55,6 +63,14 @@ def step_file(directory: Path, folder: str, step: int) -> Path:
 def may_precede_journal(name: str) -> bool:
     """Whether a start that was killed before there was a journal can have left this entry."""
     return name == LOCK or name in _TEMPORARY_FILES
+
+
+def remove_training_files(directory: Path) -> None:
+    """Remove what a trainer left, for a run that replaces its own."""
+    for name in _TRAINING_FILES:
+        (directory / name).unlink(missing_ok=True)
+    for name in _TRAINING_FOLDERS:
+        shutil.rmtree(directory / name, ignore_errors=True)
 
 
 def remove_uncommitted(directory: Path, committed: frozenset[int]) -> None:

@@ -12,7 +12,6 @@ from rollfeed.training.advantages import (
 )
 from rollfeed.training.normalisation import token_weights
 from rollfeed.training.packing import MicroBatch, pack_sequences
-from rollfeed.training.schedule import learning_rate
 from rollfeed.training.sequences import TrainSequence, sequence_weights, split_into_minibatches
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "TrainSequence",
     "batch_advantages",
     "group_mean_advantages",
-    "learning_rate",
     "leave_one_out_advantages",
     "pack_sequences",
     "reinforce_pp_advantages",

@@ -39,7 +39,8 @@ def leave_one_out_advantages(rewards_G: NDArray[np.float64]) -> NDArray[np.float
 
     The baseline does not depend on the rollout itself, so that the estimate has no bias.
 
-    Source: REINFORCE Leave-One-Out (RLOO), arXiv:2402.14740, the estimator of that name.
+    Source: REINFORCE Leave-One-Out, RLOO (Ahmadian et al., "Back to Basics", arXiv:2402.14740), the estimator of that
+    name.
     """
     rewards_G = np.asarray(rewards_G, np.float64)
     if _all_equal(rewards_G):
@@ -57,7 +58,7 @@ def reinforce_pp_advantages(
         rewards_of_groups: One ``(G,)`` a group.
         group_baseline: Subtract the group's mean first. Without it a group of one is compared with the batch.
 
-    Source: REINFORCE++ (arXiv:2501.03262), global advantage normalisation: the variants "REINFORCE++" and, with
+    Source: REINFORCE++ (arXiv:2501.03262), "Global Advantage Normalization": the variants "REINFORCE++" and, with
     ``group_baseline``, "REINFORCE++ w/ Baseline". Rollouts, not tokens, are normalised over, so that long responses
     do not decide the mean.
     """

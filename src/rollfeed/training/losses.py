@@ -14,6 +14,9 @@ GSPO                    :func:`sequence_clipped_policy_loss`                    
 REINFORCE++             :func:`clipped_policy_loss`                                 ``TOKEN``          over the batch
 ======================  ==========================================================  =================  =================
 
+Sources: GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO arXiv:2503.14476, GSPO arXiv:2507.18071, REINFORCE++
+arXiv:2501.03262; the functions name sections and equations.
+
 Where ``mask_T`` is 0 every result is 0 and brings no gradient, whatever the other arrays hold there.
 
 Axes: T response tokens of any number of packed sequences.

@@ -1,5 +1,9 @@
 """The loss of a micro-batch, put together from its settings.
 
+The parts, and the papers that they are from, are in :mod:`rollfeed.training.losses`. The divergence is added to each
+token's loss and weighted as that is, where GRPO has it (arXiv:2402.03300, section 4.1.1, equation 3); what corrects for
+the engine multiplies the clipped loss and not the divergence.
+
 Axes: T trained tokens of a micro-batch.
 """
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +52,9 @@ class TrainReport:
     metrics: Mapping[str, float]
     """``train/...``; no times."""
     seconds: float
+    part_seconds: Mapping[str, float]
+    """Of ``seconds``: ``forward`` (losses and metrics included), ``backward`` and ``optimizer`` of the updates; what is
+    left is packing and passes without gradient. On a GPU, a part has the time in which the host waited there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,21 @@ class _Part:
 
 class _NotFinite(NamedTuple):
     what: str
+
+
+class _Stopwatch:
+    """Adds up how long the parts of a step take."""
+
+    def __init__(self) -> None:
+        self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
 
 
 class Trainer:
@@ -104,6 +123,7 @@ class Trainer:
             model = load_model(checkpoint, device=self.device, trust_remote_code=trust_remote_code)
             return Policy(model, temperature=temperature, autocast=autocast)
 
+        self._stopwatch = _Stopwatch()
         self._policy = load()
         self._reference = load() if settings.loss.kl_coefficient > 0 else None
         if self._reference is not None:
@@ -114,6 +134,11 @@ class Trainer:
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
         )
+
+    @property
+    def policy(self) -> Policy:
+        """The model that is trained."""
+        return self._policy
 
     @property
     def shares_prompts(self) -> bool:
@@ -133,6 +158,7 @@ class Trainer:
                 is not enough.
         """
         began = time.perf_counter()
+        self._stopwatch = _Stopwatch()
         packed = [self._pack(minibatch) for minibatch in split_into_minibatches(batch, self._settings.num_minibatches)]
         tally, updates, skipped = Tally(), [], []
         try:
@@ -171,6 +197,7 @@ class Trainer:
             skipped=tuple(skipped),
             metrics=metrics,
             seconds=time.perf_counter() - began,
+            part_seconds=self._stopwatch.seconds,
         )
 
     def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
@@ -199,6 +226,11 @@ class Trainer:
         They are the trainer's own memory: done with before the next :meth:`train_step`.
         """
         return exported_weights(self._policy.model)
+
+    def take_as_reference(self) -> None:
+        """Measure the divergence, where it is penalised, from the model as it is now."""
+        if self._reference is not None:
+            self._reference.model.load_state_dict(self._policy.model.state_dict())
 
     def state_dict(self) -> TrainerState:
         """Return all that :meth:`load_state_dict` needs to go on exactly from here."""
@@ -283,7 +315,8 @@ class Trainer:
                 indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
                 return _NotFinite(f"the loss ({float(loss)}) of the micro-batch with samples {indices}")
         rate = self._optimizer.learning_rate
-        norm = self._optimizer.step()
+        with self._stopwatch.part("optimizer"):
+            norm = self._optimizer.step()
         if not math.isfinite(norm):
             return _NotFinite(f"the gradient of {self._optimizer.first_broken_gradient() or 'all weights together'}")
         tally.merge(own)
@@ -291,15 +324,17 @@ class Trainer:
         return {"loss": loss_sum, "grad_norm": norm, "learning_rate": rate}
 
     def _backward(self, part: _Part, tally: Tally) -> Tensor:
-        loss = micro_batch_loss(
-            self._policy.score(part.micro_batch),
-            part.arrays,
-            settings=self._settings.loss,
-            start_logprobs_T=part.start_T,
-            reference_logprobs_T=part.reference_T,
-            tally=tally,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self._stopwatch.part("forward"):
+            loss = micro_batch_loss(
+                self._policy.score(part.micro_batch),
+                part.arrays,
+                settings=self._settings.loss,
+                start_logprobs_T=part.start_T,
+                reference_logprobs_T=part.reference_T,
+                tally=tally,
+            )
+        with self._stopwatch.part("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _identity(self) -> dict[str, Any]:

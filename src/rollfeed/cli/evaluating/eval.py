@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings, folders = settings_of(arguments)
     config = app.build_config(settings, folders=folders)
-    model = app.load_model(settings.model.checkpoint, trust_remote_code=settings.model.trust_remote_code)
+    model = app.load_settings_model(settings.model, seed=settings.seed)
     prepared = app.prepare_evaluation(
         settings.eval,
         config=config,

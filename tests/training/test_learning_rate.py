@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rollfeed.config.train import LearningRateSchedule
-from rollfeed.training import learning_rate
+from rollfeed.training.optimizer import learning_rate
 
 
 def rates(schedule: str, *, warmup: int = 2, final: float = 0.1) -> list[float]:

@@ -7,32 +7,39 @@ takes the newest checkpoint and takes the run back to its batch, so that rollout
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
 from rollfeed.app.runs import PreparedRun, RunSummary, open_run
+from rollfeed.app.training.checkpoints import (
+    export_model,
+    has_steps,
+    has_warm_up,
+    newest_checkpoint,
+    restore,
+    save_step,
+    save_warm_up,
+)
+from rollfeed.app.training.checks import check_training
+from rollfeed.app.training.logs import RecordLog, run_curves
+from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.config.train import AdvantageEstimator
-from rollfeed.errors import RollfeedError, RunDirectoryError
+from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
-from rollfeed.store import RunDirectory, RunReader
+from rollfeed.report import CurveFiles, require_drawing
+from rollfeed.store import RunDirectory
 from rollfeed.store.atomic import replace_file
-from rollfeed.store.layout import CHECKPOINTS, EVAL_LOG, TRAIN_LOG
+from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG, remove_training_files
 from rollfeed.training import batch_advantages
 from rollfeed.types import TrainBatch
 
 if TYPE_CHECKING:
     from rollfeed.training.trainer import Trainer
-
-_NUM_KEPT = 2
-_CHECKPOINT_NAME = re.compile(r"step-(\d{6,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +56,14 @@ OnEvaluation = Callable[[int, EvalResult], None]
 """Called with the number of batches trained on, and what was found."""
 
 
+class _Hooks(NamedTuple):
+    """Who is told; None is nobody."""
+
+    on_step: Callable[[TrainedStep], None] | None
+    on_evaluation: OnEvaluation | None
+    on_warm_up: Callable[[WarmUpProbe], None] | None
+
+
 async def train(
     prepared: PreparedRun,
     *,
@@ -57,6 +72,7 @@ async def train(
     observers: Sequence[RolloutObserver] = (),
     on_step: Callable[[TrainedStep], None] | None = None,
     on_evaluation: OnEvaluation | None = None,
+    on_warm_up: Callable[[WarmUpProbe], None] | None = None,
 ) -> RunSummary:
     """Train for ``rollout.num_rollout`` batches, or for those that an earlier process left to do.
 
@@ -67,6 +83,7 @@ async def train(
         observers: Told of rollouts as they come.
         on_step: Told after every batch that was trained on.
         on_evaluation: Told after every evaluation on the sets of ``[eval]``, if there are any.
+        on_warm_up: Told of every measurement of the warm-up, if there is one.
 
     Raises:
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
@@ -76,12 +93,13 @@ async def train(
     settings = prepared.settings
     if problem := RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite):
         raise RunDirectoryError(problem)
+    require_drawing()
     newest = None if overwrite else newest_checkpoint(out)
-    begins_anew = overwrite or (newest is None and _has_steps(out))
-    evaluation = _prepare_evaluation(prepared)
+    begins_anew = overwrite or (newest is None and has_steps(out))
+    evaluation, warm_up = _prepare_evaluation(prepared), await prepare_warm_up(prepared)
     trainer = await asyncio.to_thread(_make_trainer, prepared)
-    if newest is not None:
-        await asyncio.to_thread(trainer.load, _checkpoint(out, newest))
+    if not overwrite:
+        await asyncio.to_thread(restore, trainer, out, newest)
     directory = RunDirectory.open(
         out,
         settings=settings.model_dump(mode="json"),
@@ -91,30 +109,16 @@ async def train(
         folders=prepared.folders,
     )
     with directory:
-        if newest is None:
-            shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+        if overwrite:
+            remove_training_files(out)
         try:
-            loop = _Loop(prepared, trainer, evaluation, directory.path, on_step, on_evaluation)
+            loop = _Loop(
+                prepared, trainer, evaluation, warm_up, directory.path, _Hooks(on_step, on_evaluation, on_warm_up)
+            )
             return await loop.run(directory, observers)
         except RollfeedError as error:
             directory.fail(str(error))
             raise
-
-
-def newest_checkpoint(out: Path) -> int | None:
-    """Return the batch after which the newest whole checkpoint of a run directory was written; None without one."""
-    if not (out / CHECKPOINTS).is_dir():
-        return None
-    found = [match for path in (out / CHECKPOINTS).iterdir() if (match := _CHECKPOINT_NAME.fullmatch(path.name))]
-    return max((int(match[1]) for match in found), default=None)
-
-
-def _has_steps(out: Path) -> bool:
-    """Whether an unfinished run is there: one that has no checkpoint has nothing that is worth keeping."""
-    if not out.exists() or not any(out.iterdir()):
-        return False
-    with RunReader(out) as reader:
-        return bool(reader.steps())
 
 
 def _make_trainer(prepared: PreparedRun) -> Trainer:
@@ -122,6 +126,7 @@ def _make_trainer(prepared: PreparedRun) -> Trainer:
     from rollfeed.training.trainer import Trainer
 
     settings = prepared.settings
+    check_training(settings)
     return Trainer(
         prepared.model.checkpoint,
         settings=settings.train,
@@ -152,31 +157,40 @@ class _Loop:
         prepared: PreparedRun,
         trainer: Trainer,
         evaluation: PreparedEvaluation | None,
+        warm_up: WarmUp | None,
         out: Path,
-        on_step: Callable[[TrainedStep], None] | None,
-        on_evaluation: OnEvaluation | None,
+        hooks: _Hooks,
     ) -> None:
         self._prepared = prepared
         self._trainer = trainer
         self._evaluation = evaluation
+        self._warm_up = warm_up
         self._out = out
-        self._on_step = on_step
-        self._on_evaluation = on_evaluation
+        self._hooks = hooks
         self._num_batches = prepared.settings.rollout.num_rollout
-        self._train_log = _Log(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
-        self._eval_log = _Log(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
+        self._curve_files = CurveFiles(
+            out,
+            settings=prepared.settings.model_dump(mode="json"),
+            read=lambda: run_curves(out),
+            replace_file=replace_file,
+        )
+        self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
+        self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
     async def run(self, directory: RunDirectory, observers: Sequence[RolloutObserver]) -> RunSummary:
         rollouts, close = open_run(directory, self._prepared, observers)
         resumed = rollouts.next_step
         try:
             async with rollouts:
-                if self._trainer.step:
+                await self._warm_up_once(rollouts)
+                if self._trainer.step or self._warm_up is not None:
                     await self._publish(rollouts)
-                elif not self._eval_log.has_records:
+                if not self._eval_log.has_records:
                     await self._evaluate()
                 while rollouts.next_step < self._num_batches:
                     await self._train_once(rollouts)
+            checkpoint = self._prepared.model.checkpoint
+            await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=checkpoint)
             directory.finish()
         finally:
             close()
@@ -187,14 +201,37 @@ class _Loop:
             ledger=rollouts.ledger,
         )
 
+    async def _warm_up_once(self, rollouts: Rollouts) -> None:
+        """Do what comes before the first batch, unless an earlier process did."""
+        if self._warm_up is None or has_warm_up(self._out):
+            return
+        log = RecordLog(self._out / WARM_UP_LOG, keep=lambda record: False)
+
+        def tell(probe: WarmUpProbe) -> None:
+            log.add({"updates": probe.num_updates, "loss": probe.loss, **probe.result.summary()})
+            if self._hooks.on_warm_up is not None:
+                self._hooks.on_warm_up(probe)
+
+        await self._warm_up.run(
+            self._trainer,
+            engine=self._prepared.engine,
+            publish=lambda: self._publish(rollouts),
+            on_probe=tell,
+        )
+        self._trainer.take_as_reference()
+        await asyncio.to_thread(save_warm_up, self._trainer, self._out)
+
     async def _train_once(self, rollouts: Rollouts) -> None:
         trainer, train = self._trainer, self._prepared.settings.train
         batch = _with_advantages(await rollouts.generate_batch(), self._prepared)
-        report = await asyncio.to_thread(trainer.train_step, batch)
+        try:
+            report = await asyncio.to_thread(trainer.train_step, batch)
+        except ConfigError as error:
+            raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
         await self._publish(rollouts)
         self._train_log.add({"step": report.step, **report.metrics, "seconds": report.seconds})
-        if self._on_step is not None:
-            self._on_step(
+        if self._hooks.on_step is not None:
+            self._hooks.on_step(
                 TrainedStep(
                     step=batch.step,
                     rollout_metrics=batch.metrics,
@@ -207,19 +244,20 @@ class _Loop:
             await self._evaluate()
         # Last, so that what is before it is done again when it is not there.
         if is_last or trainer.step % train.checkpoint_interval == 0:
-            await asyncio.to_thread(_save, trainer, self._out, batch.step)
+            await asyncio.to_thread(save_step, trainer, self._out, batch.step)
 
     async def _publish(self, rollouts: Rollouts) -> None:
         """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""
         await rollouts.update_weights(self._trainer.weights(), policy_version=self._trainer.step)
 
     async def _evaluate(self) -> None:
-        if self._evaluation is None:
-            return
-        result = await evaluate(self._evaluation, engine=self._prepared.engine)
-        self._eval_log.add({"step": self._trainer.step, **result.summary()})
-        if self._on_evaluation is not None:
-            self._on_evaluation(self._trainer.step, result)
+        """Evaluate, where there are sets to evaluate on, and draw the curves so far."""
+        if self._evaluation is not None:
+            result = await evaluate(self._evaluation, engine=self._prepared.engine)
+            self._eval_log.add({"step": self._trainer.step, **result.summary()})
+            if self._hooks.on_evaluation is not None:
+                self._hooks.on_evaluation(self._trainer.step, result)
+        await asyncio.to_thread(self._curve_files.write)
 
 
 def _with_advantages(batch: TrainBatch, prepared: PreparedRun) -> TrainBatch:
@@ -228,41 +266,3 @@ def _with_advantages(batch: TrainBatch, prepared: PreparedRun) -> TrainBatch:
         return batch
     advantages_S = batch_advantages(batch.groups, estimator=estimator, reward_key=prepared.settings.reward.reward_key)
     return replace(batch, advantages_S=advantages_S)
-
-
-def _checkpoint(out: Path, step: int) -> Path:
-    return out / CHECKPOINTS / f"step-{step:06d}"
-
-
-def _save(trainer: Trainer, out: Path, step: int) -> None:
-    (out / CHECKPOINTS).mkdir(exist_ok=True)
-    if not _checkpoint(out, step).exists():
-        trainer.save(_checkpoint(out, step))
-    kept = sorted(path for path in (out / CHECKPOINTS).iterdir() if _CHECKPOINT_NAME.fullmatch(path.name))
-    for path in kept[:-_NUM_KEPT]:
-        shutil.rmtree(path)
-
-
-class _Log:
-    """One line of JSON a record; those that a process which goes on will make again are taken out."""
-
-    def __init__(self, path: Path, *, keep: Callable[[dict[str, Any]], bool]) -> None:
-        self._path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if (record := _whole(line)) is not None and keep(record)]
-        replace_file(path, lambda file: file.write("".join(f"{line}\n" for line in kept).encode()))
-        self.has_records = bool(kept)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        self.has_records = True
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-
-def _whole(line: str) -> dict[str, Any] | None:
-    """Return a record, or None for a line that a kill has cut short."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return None
-    return record

@@ -1,0 +1,17 @@
+"""Training: the loop, what comes before it, and what it leaves in the run directory."""
+
+from rollfeed.app.training.checks import check_training
+from rollfeed.app.training.logs import run_curves
+from rollfeed.app.training.loop import OnEvaluation, TrainedStep, train
+from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
+
+__all__ = [
+    "OnEvaluation",
+    "TrainedStep",
+    "WarmUp",
+    "WarmUpProbe",
+    "check_training",
+    "prepare_warm_up",
+    "run_curves",
+    "train",
+]

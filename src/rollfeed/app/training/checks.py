@@ -1,0 +1,51 @@
+"""What can be known of training before there is a batch."""
+
+from __future__ import annotations
+
+from rollfeed.config import Settings
+from rollfeed.config.train import AdvantageEstimator
+from rollfeed.errors import ConfigError
+
+
+def check_training(settings: Settings) -> None:
+    """Refuse settings with which a batch could not be trained on, before there is one.
+
+    Raises:
+        ConfigError: If a batch has fewer groups than mini-batches, an advantage function would not be asked, the
+            longest sample that may come is over ``train.micro_batch_tokens``, or there is no such device.
+    """
+    train, num_groups = settings.train, settings.rollout.rollout_batch_size
+    if settings.plugins.advantage is not None and train.advantage is not AdvantageEstimator.GROUP_MEAN:
+        raise ConfigError(
+            f"train.advantage = {train.advantage.value!r} would replace plugins.advantage = "
+            f"{settings.plugins.advantage!r}: remove one of them"
+        )
+    if train.num_minibatches > num_groups:
+        raise ConfigError(
+            f"train.num_minibatches = {train.num_minibatches}: a batch of rollout.rollout_batch_size = {num_groups} "
+            "groups cannot be split into as many; lower it, or raise the latter"
+        )
+    _check_memory(settings)
+    if train.device not in ("auto", "cpu"):
+        # PyTorch takes seconds to import.
+        from rollfeed.training.trainer import choose_device
+
+        choose_device(train.device)
+
+
+def _check_memory(settings: Settings) -> None:
+    prompt, response = settings.max_prompt_length, settings.sampling.rollout_max_response_len
+    longest, budget = prompt + response, settings.train.micro_batch_tokens
+    what = f"a prompt of {prompt} and a response of {response} tokens are allowed"
+    remedy = "prompts.rollout_max_prompt_len or sampling.rollout_max_response_len"
+    own = settings.plugins
+    if own.prompt_source or own.generate or own.rollout:
+        # They may draw the line between prompt and response elsewhere.
+        longest, remedy = settings.max_context_length, "sampling.rollout_max_context_len"
+        what = f"samples of {longest} tokens are allowed"
+    # The last token is no input: nothing behind it is predicted.
+    if longest - 1 > budget:
+        raise ConfigError(
+            f"train.micro_batch_tokens = {budget}: {what} and would not fit; raise it to "
+            f"{longest - 1}, or lower {remedy}"
+        )

@@ -1,0 +1,89 @@
+"""Supervised updates: the likelihood of given responses is raised.
+
+Axes: T trained tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollfeed.config.train import OptimizerSettings
+from rollfeed.errors import RunFailedError
+from rollfeed.training.model import Policy
+from rollfeed.training.optimizer import Optimizer
+from rollfeed.training.packing import pack_sequences
+from rollfeed.training.sequences import TrainSequence
+
+
+class Demonstration(NamedTuple):
+    """A prompt, ``(P,)``, and the response it should have, ``(R,)``, its end token included; token ids."""
+
+    prompt_ids: NDArray[np.int32]
+    response_ids: NDArray[np.int32]
+
+
+class SupervisedUpdates:
+    """Updates a policy by the mean negative log-likelihood of response tokens.
+
+    Args:
+        policy: Updated in place.
+        learning_rate: Constant; the other settings of AdamW are the defaults.
+        micro_batch_tokens: Tokens that go through the model at once.
+    """
+
+    def __init__(self, policy: Policy, *, learning_rate: float, micro_batch_tokens: int) -> None:
+        self._policy = policy
+        self._micro_batch_tokens = micro_batch_tokens
+        settings = OptimizerSettings(learning_rate=learning_rate)
+        self._optimizer = Optimizer(policy.model, settings=settings, num_updates=1)
+
+    def update(self, demonstrations: Sequence[Demonstration]) -> float:
+        """Make one update; return the loss before it, in nats a token.
+
+        Raises:
+            ConfigError: If a demonstration fits neither the model nor the micro-batch; nothing has been changed then.
+            RunFailedError: If the loss or its gradient is not finite; the weights are as they were.
+        """
+        sequences = [_sequence(each, number) for number, each in enumerate(demonstrations)]
+        for sequence in sequences:
+            self._policy.check_tokens(sequence.token_ids)
+        num_tokens = sum(len(sequence.positions_T) for sequence in sequences)
+        weights = [np.full(len(sequence.positions_T), 1.0 / num_tokens, np.float32) for sequence in sequences]
+        micro_batches = pack_sequences(
+            sequences, weights, micro_batch_tokens=self._micro_batch_tokens, share_prompts=False
+        )
+        loss = 0.0
+        try:
+            for micro_batch in micro_batches:
+                weights_T = torch.from_numpy(micro_batch.weights_T).to(self._policy.device)
+                part = -(self._policy.score(micro_batch).logprobs_T * weights_T).sum()
+                part.backward()  # type: ignore[no-untyped-call]
+                loss += float(part.detach())
+            norm = self._optimizer.step() if math.isfinite(loss) else math.nan
+        finally:
+            self._optimizer.forget_gradients()
+        if not math.isfinite(norm):
+            raise RunFailedError(f"supervised update: the loss ({loss}) or its gradient is not finite")
+        return loss
+
+
+def _sequence(demonstration: Demonstration, number: int) -> TrainSequence:
+    prompt_length, num_trained = len(demonstration.prompt_ids), len(demonstration.response_ids)
+    return TrainSequence(
+        sequence_id=number,
+        sample_index=number,
+        rollout_id=number,
+        family=number,
+        token_ids=np.concatenate([demonstration.prompt_ids, demonstration.response_ids]),
+        prompt_length=prompt_length,
+        positions_T=np.arange(prompt_length, prompt_length + num_trained, dtype=np.int64),
+        mask_T=np.ones(num_trained, np.float32),
+        rollout_logprobs_T=np.zeros(num_trained, np.float32),
+        advantage=1.0,
+    )
