@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from rollfeed.cli import show
+from rollfeed.cli.show_text import print_run
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
-from rollfeed.store import RunDirectory
+from rollfeed.store import RunDirectory, RunReader
 from rollfeed.types import (
     Correct,
     DroppedGroup,
@@ -128,6 +129,29 @@ def test_show_prints_steps_rewards_drop_reasons_waste_and_the_ledger(shown) -> N
     assert "prompts: 4 drawn = 2 trained + 2 dropped" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["2", "1", "1", "0.500", "-", "-", "50%", "1234", "6"] in rows
+
+
+def test_show_has_the_curve_of_the_evaluations(tmp_path, capsys) -> None:
+    path = tmp_path / "trained"
+    with RunDirectory.open(path, settings=SETTINGS, identity={"seed": 3}, overwrite=False) as run:
+        run.commit(make_commit(1), reward_key=None)
+    found = {
+        **{"num_prompts": 50, "num_failed": 0, "reward_mean": 0.5, "response_length_mean": 9.0},
+        **{"truncated_ratio": 0.0, "accuracy_low": 0.25, "accuracy_high": 0.75},
+    }
+    with (path / "eval.jsonl").open("w") as log:
+        for step, accuracy in ((0, 0.25), (1, 0.5)):
+            log.write(json.dumps({"step": step, "sets": {"sums": {**found, "accuracy": accuracy}}}) + "\n")
+        log.write('{"step": 2, "se')
+    with RunReader(path) as reader:
+        print_run(reader, step=None)
+        lines = capsys.readouterr().out.splitlines()
+        print_run(reader, step=1)
+        of_one_step = capsys.readouterr().out
+    start = lines.index("held-out accuracy by batches trained on")
+    assert lines[start + 1] == "  sums: 0.250 -> 0.500 (0.250 to 0.750)"
+    assert lines[start + 11].split() == ["0", "batches", "2"]
+    assert "held-out" not in of_one_step
 
 
 def test_show_lists_kept_and_dropped_groups_with_their_questions(shown) -> None:

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rollfeed.app.training import run_curves
+from rollfeed.report import accuracy_report
 from rollfeed.store import FoundGroup, GroupSummary, MemberSummary, RunReader, RunRecord, StepRecord
 from rollfeed.types import Correct, Rollout, Sample, SampleStatus
 
@@ -42,7 +44,7 @@ _STEP_COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 def print_run(reader: RunReader, *, step: int | None) -> None:
-    """Print a run: what it is, its steps, drop reasons, waste, ledger, and the groups of its last steps or of one."""
+    """Print a run: what it is, its steps, drop reasons, waste, ledger, evaluations, and groups of the steps shown."""
     console = _console()
     record, steps = reader.run(), reader.steps()
     shown = steps[-_STEPS_WITH_GROUPS:] if step is None else (reader.step(step),)
@@ -55,6 +57,11 @@ def print_run(reader: RunReader, *, step: int | None) -> None:
     for line in _sum_lines(steps if step is None else shown):
         _print(console, line)
     _print(console, _ledger_line(reader))
+    if step is None:
+        for line in accuracy_report(
+            run_curves(reader.path), width=console.width, ascii_only=console.options.ascii_only
+        ):
+            _print(console, line)
     for committed in shown:
         console.print()
         console.print(_group_table(committed, reader.summaries(committed.step)))

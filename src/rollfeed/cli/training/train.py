@@ -12,11 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from rollfeed import app
-from rollfeed.app.training import TrainedStep
+from rollfeed.app.training import run_curves
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.cli.run import default_directory, until_signal
+from rollfeed.cli.training.view import TrainingView
 from rollfeed.errors import RunDirectoryError
-from rollfeed.evaluation import EvalResult
+from rollfeed.report import CURVE_PAGE
 from rollfeed.store import RunDirectory
 
 
@@ -52,25 +53,29 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     console.print(f"run directory: {out}")
 
-    def tell(step: TrainedStep) -> None:
-        rollout, train = step.rollout_metrics, step.train_metrics
-        loss, gradient = train.get("train/loss", float("nan")), train.get("train/grad_norm", float("nan"))
-        console.print(
-            f"step {step.step}: reward {rollout['rollout/reward_mean']:.3f}, loss {loss:.4f}, gradient {gradient:.3f}, "
-            f"{rollout['rollout/response_length_mean']:.0f} tokens a response, "
-            f"{rollout['perf/step_seconds']:.1f} s rollouts, {step.train_seconds:.1f} s training"
+    view = TrainingView(
+        console,
+        name=str(out),
+        num_batches=settings.rollout.num_rollout,
+        rollout_batch_size=settings.rollout.rollout_batch_size,
+        read_curves=lambda: run_curves(out),
+        is_live=not arguments.json,
+    )
+    with view:
+        training = app.train(
+            prepared,
+            out=out,
+            overwrite=arguments.overwrite,
+            observers=[view],
+            on_step=view.on_step,
+            on_evaluation=view.on_evaluation,
+            on_warm_up=lambda probe: view.warming_up(probe.num_updates, probe.accuracy, probe.goal),
         )
-
-    def tell_evaluation(step: int, result: EvalResult) -> None:
-        for each in result.sets:
-            accuracy = "no accuracy" if each.accuracy is None else f"accuracy {each.accuracy:.3f}"
-            console.print(f"after {step} batches, {each.name}: {accuracy}")
-
-    training = app.train(prepared, out=out, overwrite=arguments.overwrite, on_step=tell, on_evaluation=tell_evaluation)
-    summary = asyncio.run(until_signal(training, f"rollfeed train {arguments.file} --out {out}"))
+        summary = asyncio.run(until_signal(training, f"rollfeed train {arguments.file} --out {out}"))
     if arguments.json:
         print(json.dumps({**asdict(summary), "directory": str(summary.directory)}))
     else:
+        view.print_result()
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
-        print(f"{summary.num_steps} batches{resumed} in {summary.directory}")
+        print(f"{summary.num_steps} batches{resumed} in {summary.directory}; curve: {summary.directory / CURVE_PAGE}")
     return 0

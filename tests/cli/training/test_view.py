@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rollfeed.app.training import TrainedStep
+from rollfeed.cli.training.view import TrainingView
+from rollfeed.evaluation import EvalResult, Interval, SetResult
+from rollfeed.report import curves_of
+from rollfeed.types import Drop, Group, Keep, LedgerCounts, Prompt, RunState, StepCommit, TrainBatch
+
+FOUND = {
+    **{"num_prompts": 50, "num_failed": 0, "reward_mean": 0.5, "response_length_mean": 9.0, "truncated_ratio": 0.0},
+    **{"accuracy_low": 0.4, "accuracy_high": 0.7},
+}
+LINES = [
+    "warm-up, iteration 40: accuracy 0.250, goal 0.500",
+    "after 0 batches, sums: accuracy 0.500",
+    "step 0: waits for the engine",
+    "step 0: reward 0.500, loss nan, gradient nan, 33 tokens a response, 2.0 s rollouts, 1.0 s training",
+    "after 1 batches, sums: no accuracy",
+]
+
+
+def group_of(group_index: int) -> Group:
+    prompt = Prompt(prompt_id="1", source="sums", text="1+1", token_ids=np.arange(3, dtype=np.int32))
+    return Group(group_index=group_index, prompt=prompt, rollouts=())
+
+
+def result(accuracy: float | None) -> EvalResult:
+    found = SetResult(
+        name="sums",
+        num_prompts=50,
+        n_samples_per_prompt=1,
+        num_failed=0,
+        first_failure=None,
+        num_over_length=0,
+        reward_mean=accuracy,
+        accuracy=accuracy,
+        accuracy_interval=Interval(0.4, 0.7),
+        pass_at_k={},
+        pass_hat_k={},
+        truncated_ratio=None,
+        format_ok_ratio=None,
+        response_length_mean=None,
+        response_length_median=None,
+        response_length_max=None,
+        groups=(),
+        reward_key=None,
+        correct_threshold=1.0,
+    )
+    return EvalResult(sets=(found,), seed=0, policy_versions=(0, 0), seconds=1.0, num_tokens=1)
+
+
+class Training:
+    """A view of a run of four batches, and what happens in it."""
+
+    def __init__(self, *, is_terminal: bool, is_live: bool = True, quiet: bool = False, width: int = 80) -> None:
+        self.out = io.StringIO()
+        self.width = width
+        console = Console(
+            file=self.out,
+            force_terminal=is_terminal,
+            width=width,
+            height=40,
+            color_system=None,
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+            quiet=quiet,
+        )
+        self.evaluations = [{"step": 0, "sets": {"sums": {**FOUND, "accuracy": 0.5}}}]
+        self.now = 0.0
+        self.view = TrainingView(
+            console,
+            name="runs/[a]",
+            num_batches=4,
+            rollout_batch_size=8,
+            read_curves=lambda: curves_of(evaluations=self.evaluations),
+            is_live=is_live,
+            clock=lambda: self.now,
+        )
+
+    def begin(self) -> None:
+        self.view.warming_up(40, 0.25, 0.5)
+        self.view.on_evaluation(0, result(0.5))
+        self.view.step_started(0)
+        self.view.group_decided(group_of(0), Keep())
+        self.view.group_decided(group_of(1), Drop("zero_std_0.0"))
+
+    def end_a_batch(self) -> None:
+        self.view.waiting("waits for the engine")
+        self.now += 30.0
+        self.view.on_step(
+            TrainedStep(
+                step=0,
+                rollout_metrics={
+                    "rollout/reward_mean": 0.5,
+                    "rollout/response_length_mean": 33.0,
+                    "perf/step_seconds": 2.0,
+                    "perf/tokens_per_second": 1234.0,
+                },
+                train_metrics={},
+                train_seconds=1.0,
+            )
+        )
+        self.view.on_evaluation(1, result(None))
+
+    def panel(self) -> list[str]:
+        """What the panel shows now."""
+        console = Console(file=io.StringIO(), force_terminal=True, width=self.width, color_system=None)
+        console.print(self.view.panel())
+        return inside(console.file.getvalue())
+
+
+def inside(text: str) -> list[str]:
+    """The lines of the last panel in a text, without its frame."""
+    frame = text.rpartition("╭")[2]
+    return [line.strip("│ ") for line in frame.split("\n") if line.startswith("│")]
+
+
+def test_without_a_terminal_there_are_lines_and_a_chart_at_the_end() -> None:
+    training = Training(is_terminal=False)
+    with training.view:
+        training.begin()
+        training.end_a_batch()
+    assert training.out.getvalue().splitlines() == LINES
+    training.view.print_result()
+    shown = training.out.getvalue().splitlines()[len(LINES) :]
+    assert shown[:2] == ["held-out accuracy by batches trained on", "  sums: 0.500 (0.400 to 0.700)"]
+    assert "•" in "".join(shown)
+
+
+def test_quiet_prints_nothing() -> None:
+    training = Training(is_terminal=True, quiet=True)
+    with training.view:
+        training.begin()
+        training.end_a_batch()
+    training.view.print_result()
+    assert training.out.getvalue() == ""
+
+
+def test_a_terminal_has_the_lines_above_figures_that_are_current() -> None:
+    training = Training(is_terminal=True)
+    with training.view:
+        training.begin()
+        making = training.panel()
+        training.end_a_batch()
+        trained = training.panel()
+    assert making[0] == "held-out accuracy"
+    assert making[-3:] == ["step 0 of 4", "held-out accuracy 0.500 (0.400 to 0.700)", "batch 0: 1 of 8 groups"]
+    assert trained[-3] == "step 1 of 4, reward 0.500, 1,234 tokens/s, 2 min left"
+    assert all(line in training.out.getvalue() for line in LINES)
+    assert "runs/[a]" in training.out.getvalue()
+
+
+def test_the_last_frame_stays_and_promises_nothing() -> None:
+    training = Training(is_terminal=True)
+    with training.view:
+        training.begin()
+        training.end_a_batch()
+    frame = inside(training.out.getvalue())
+    assert frame[-3:] == [
+        "step 1 of 4, reward 0.500, 1,234 tokens/s",
+        "held-out accuracy 0.500 (0.400 to 0.700)",
+        "",
+    ]
+    training.view.print_result()
+    assert inside(training.out.getvalue()) == frame
+
+
+def test_the_warm_up_is_shown_until_the_first_batch() -> None:
+    training = Training(is_terminal=True)
+    with training.view:
+        training.view.warming_up(40, 0.25, 0.5)
+        assert training.panel() == ["step 0 of 4", "warm-up, iteration 40: accuracy 0.250, goal 0.500"]
+
+
+@pytest.mark.parametrize("width", [20, 40, 96, 100, 300])
+def test_the_panel_is_as_wide_as_the_terminal(width: int) -> None:
+    training = Training(is_terminal=True, width=width)
+    with training.view:
+        training.begin()
+    panel = training.out.getvalue().rpartition("╭")[2].split("\n")
+    assert {len(line) for line in panel if line.startswith("│")} == {width}
+
+
+def test_json_on_a_terminal_is_plain() -> None:
+    training = Training(is_terminal=True, is_live=False)
+    with training.view:
+        training.begin()
+    assert "╭" not in training.out.getvalue()
+
+
+def test_a_finished_batch_is_being_trained_on() -> None:
+    training = Training(is_terminal=True)
+    batch = TrainBatch(
+        step=0, policy_version=0, groups=(group_of(0),), advantages_S=np.zeros(0, np.float32), metrics={}
+    )
+    state = RunState(next_step=1, next_group_index=1, source={}, ledger=LedgerCounts())
+    with training.view:
+        training.begin()
+        training.view.step_finished(StepCommit(batch=batch, dropped=(), wasted_tokens={}, state=state))
+        assert training.panel()[-1] == "training on batch 0"
