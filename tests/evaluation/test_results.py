@@ -33,6 +33,17 @@ def test_numbers_of_a_set(make_set: Callable[..., EvalSet], result_of: Callable[
     assert (found.response_length_mean, found.response_length_max) == (1.0, 1)
 
 
+def test_r40_pass_at_k_is_of_each_prompts_answers_and_then_the_mean_over_prompts(
+    make_set: Callable[..., EvalSet], result_of: Callable[..., Any]
+) -> None:
+    """R40: n and c are answers of one prompt, not prompts, and no k is above n."""
+    results = [result_of([1, 1, 1]), result_of([0, 0, 0], index=1), result_of([0, 0, 0], index=2)]
+    found = summarise(make_set(num_prompts=3, n_samples_per_prompt=3), results)
+    assert found.pass_at_k == pytest.approx({1: 1 / 3, 2: 1 / 3})
+    pooled = 1 - (6 * 5) / (9 * 8)
+    assert found.pass_at_k[2] != pytest.approx(pooled)
+
+
 def test_graders_say_what_is_right_whatever_the_reward_is() -> None:
     group = with_verdicts([0.2, 1.0, 1.0], [Correct.YES, Correct.NO, Correct.UNDEFINED])
     assert [is_right(each, reward_key=None, threshold=1.0) for each in group.rollouts] == [True, False, True]

@@ -69,7 +69,27 @@ def test_both_estimators_are_unbiased(chance: float, k: int) -> None:
     assert hat == pytest.approx(chance**k)
 
 
-def test_known_values_of_pass_at_k() -> None:
+def test_r40_every_case_of_up_to_eight_answers_is_the_share_of_choices_with_a_right_one() -> None:
+    """R40: 1 - C(n-c, k) / C(n, k) by counting, for every n, c and k; nothing is drawn."""
+    for n in range(1, 9):
+        for right in range(n + 1):
+            answers = [True] * right + [False] * (n - right)
+            for k in range(1, n + 1):
+                chosen = list(combinations(answers, k))
+                assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, chosen)) / len(chosen), abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [5, 3])
+def test_r40_more_tries_than_answers_are_refused(k: int) -> None:
+    """R40: k > n with no right answer is no 1.0."""
+    with pytest.raises(ValueError, match=f"k = {k}: must be 1 to 2"):
+        pass_at_k(2, 0, k)
+
+
+def test_r40_known_values_of_pass_at_k() -> None:
+    """R40: the published examples."""
+    assert pass_at_k(4, 1, 4) == 1.0
+    assert pass_at_k(4, 1, 2) == pytest.approx(0.5)
     assert pass_at_k(10, 3, 1) == pytest.approx(0.3)
     assert pass_at_k(10, 3, 5) == pytest.approx(11 / 12)
     assert pass_at_k(4, 0, 4) == 0.0
