@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 from rollfeed import app
 from rollfeed.benchmarks.engine import Workload, bench_engine
 from rollfeed.cli import exit_codes
+from rollfeed.cli.benching import train
+from rollfeed.cli.benching.machine import machine
 from rollfeed.engine import DEFAULT_MODEL
 from rollfeed.errors import ConfigError
 
@@ -42,6 +42,7 @@ def register(commands: Any) -> None:
     _register_schedule(actions)
     _register_placement(actions)
     _register_chaos(actions)
+    train.register(actions)
 
 
 def _register_rewards(actions: Any) -> None:
@@ -333,18 +334,3 @@ def run_chaos(arguments: argparse.Namespace) -> int:
     for problem in [*result["problems"], *filter(None, [result["error"]])]:
         print(problem)
     return code
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-    }

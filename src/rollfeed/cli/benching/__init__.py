@@ -1,0 +1,1 @@
+"""Actions of ``rollfeed bench`` with a module of their own."""
