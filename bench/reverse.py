@@ -1,0 +1,180 @@
+"""Learning to reverse words of four symbols: five seeds, a control, and what supervision alone would reach.
+
+Every run is the command of examples/reverse, started as a process; its time is that of the whole process, with the
+model that it makes and the warm-up. Settings were tried on seeds 0 to 5 and on no other. Beside it:
+
+- the control trains on shuffled rewards: its last accuracy must be within the 95 % interval of its first one;
+- the warm-up is continued without wrong labels for as long as the seed's reinforcement learning took, on the same
+  sources, and measured on the same held-out words;
+- the words of the warm-up, of training and of the evaluation are listed, and compared.
+
+::
+
+    python bench/reverse.py --output bench/reverse.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow.parquet as pq
+from training_runs import records, tell, train
+
+from rollfeed import app
+from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
+from rollfeed.cli.benching.machine import machine
+from rollfeed.config import Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ROOT / "examples" / "reverse" / "train.toml"
+TUNED_SEEDS, FRESH_SEEDS = (0, 1, 2, 3, 4, 5), (7, 11)
+CONTROL = ("plugins.group_reward=shuffled_rewards:shuffled", "eval.rm_type=environment")
+GOAL_ACCURACY, GOAL_START, GOAL_SECONDS = 0.80, 0.35, 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, *FRESH_SEEDS])
+    parser.add_argument("--folder", type=Path, help="keep the runs there (default: a temporary folder)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        runs = [of_seed(seed, folder / f"seed-{seed}") for seed in arguments.seeds]
+        first = arguments.seeds[0]
+        control = of_seed(first, folder / "control", CONTROL)
+        reinforced = runs[0]["seconds"] - runs[0]["seconds_before_training"]
+        continued = asyncio.run(continue_warm_up(first, folder / f"seed-{first}", seconds=reinforced))
+        tell(continued)
+        words = compare_words(first, folder / f"seed-{first}")
+    record = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine(),
+        "settings": SETTINGS.read_text(encoding="utf-8"),
+        "goal": {"accuracy": GOAL_ACCURACY, "from_below": GOAL_START, "seconds": GOAL_SECONDS},
+        "all_met": all(run["met"] for run in runs),
+        "runs": runs,
+        "control": {**control, "ends_within_interval_of_start": is_within(control["curve"])},
+        "continued_warm_up": continued,
+        "words": words,
+    }
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run the command; return its curve and what it took."""
+    run = train(SETTINGS, out, seed=seed, overrides=overrides)
+    last, curve = records(out / "warm-up.jsonl")[-1], run["curve"]
+    reached = curve[-1]["accuracy"] >= GOAL_ACCURACY and curve[0]["accuracy"] < GOAL_START
+    found = {
+        **run,
+        "tuned_on": seed in TUNED_SEEDS,
+        "met": reached and run["seconds"] < GOAL_SECONDS,
+        "warm_up": {"updates": last["updates"], "accuracy": last["accuracy"]},
+    }
+    tell(found)
+    return found
+
+
+def is_within(curve: list[dict[str, float]]) -> bool:
+    return curve[0]["accuracy_low"] <= curve[-1]["accuracy"] <= curve[0]["accuracy_high"]
+
+
+def settings_of(seed: int) -> Settings:
+    return load_settings(SETTINGS, [f"seed={seed}"])
+
+
+async def continue_warm_up(seed: int, out: Path, *, seconds: float) -> dict[str, Any]:
+    """Go on from the state after the warm-up with right labels only, for ``seconds``."""
+    from rollfeed.training.supervised import SupervisedUpdates
+    from rollfeed.training.trainer import Trainer
+
+    settings = settings_of(seed)
+    prepared = app.prepare(settings)
+    warm_up = await prepare_warm_up(prepared)
+    assert warm_up is not None
+    evaluation = app.prepare_evaluation(
+        settings.eval,
+        config=prepared.config,
+        tokenizer=prepared.model.tokenizer,
+        context_length=settings.engine.context_length,
+    )
+    trainer = Trainer(
+        prepared.model.checkpoint,
+        settings=settings.train,
+        temperature=settings.sampling.rollout_temperature,
+        num_batches=settings.rollout.num_rollout,
+        max_response_length=settings.sampling.rollout_max_response_len,
+    )
+    trainer.load(out / "checkpoints" / "warm-up")
+    updates = SupervisedUpdates(
+        trainer.policy,
+        learning_rate=warm_up.settings.learning_rate,
+        micro_batch_tokens=settings.train.micro_batch_tokens,
+    )
+    random, num_updates, began = Random(seed), 0, time.monotonic()
+    while time.monotonic() - began < seconds:
+        prompts = await warm_up.source.draw(warm_up.settings.batch_size)
+        demonstrations = demonstrations_of(prompts, tokenizer=warm_up.tokenizer, wrong_share=0.0, random=random)
+        await asyncio.to_thread(updates.update, demonstrations)
+        num_updates += 1
+    async with prepared.engine:
+        await prepared.engine.update_weights(trainer.weights(), policy_version=1)
+        found = (await app.evaluate(evaluation, engine=prepared.engine)).sets[0]
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "updates": num_updates,
+        "labels_seen": num_updates * warm_up.settings.batch_size,
+        "accuracy": found.accuracy,
+        "accuracy_low": found.accuracy_interval.low,
+        "accuracy_high": found.accuracy_interval.high,
+    }
+
+
+def compare_words(seed: int, out: Path) -> dict[str, Any]:
+    """Return how many words the warm-up, training and the evaluation have, and how many of the last came up before."""
+    settings = settings_of(seed)
+    prepared = app.prepare(settings)
+    updates = records(out / "warm-up.jsonl")[-1]["updates"]
+
+    async def of_warm_up() -> set[str]:
+        warm_up = await prepare_warm_up(prepared)
+        assert warm_up is not None
+        drawn = await warm_up.source.draw(updates * warm_up.settings.batch_size)
+        probed = [prompt for each in warm_up.evaluation.sets for prompt in each.prompts]
+        return {str(prompt.metadata["params"]["text"]) for prompt in (*drawn, *probed)}
+
+    warm_up = asyncio.run(of_warm_up())
+    trained = {
+        text.removeprefix("rev:").removesuffix("=")
+        for path in sorted((out / "batches").glob("*.parquet"))
+        for text in pq.read_table(path).column("prompt").to_pylist()
+    }
+    evaluation = app.prepare_evaluation(
+        settings.eval,
+        config=prepared.config,
+        tokenizer=prepared.model.tokenizer,
+        context_length=settings.engine.context_length,
+    )
+    held_out = {str(prompt.metadata["params"]["text"]) for each in evaluation.sets for prompt in each.prompts}
+    return {
+        "warm_up": len(warm_up),
+        "trained": len(trained),
+        "held_out": len(held_out),
+        "held_out_in_warm_up": len(held_out & warm_up),
+        "held_out_in_training": len(held_out & trained),
+    }
+
+
+if __name__ == "__main__":
+    main()

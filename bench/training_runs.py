@@ -1,0 +1,62 @@
+"""``rollfeed train`` as a process, timed, with the curve it leaves; shared by the benches of the examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_FIRST_EVALUATION = "after 0 batches"
+
+
+def train(settings: Path, out: Path, *, seed: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the command to its end.
+
+    ``seconds`` are those of the whole process; ``seconds_before_training`` those until the first evaluation was done:
+    start, model, warm-up and that evaluation.
+    """
+    command = [sys.executable, "-m", "rollfeed", "train", str(settings), "--out", str(out)]
+    for override in (f"seed={seed}", *overrides):
+        command += ["--set", override]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    began = time.monotonic()
+    before: float | None = None
+    # Plug-ins are looked for where a command is run, and some of those of the benches are in this folder.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parent
+    ) as process:
+        for line in process.stdout or ():
+            if before is None and line.startswith(_FIRST_EVALUATION):
+                before = time.monotonic() - began
+    seconds = time.monotonic() - began
+    if process.returncode or before is None:
+        raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}")
+    return {
+        "seed": seed,
+        "overrides": list(overrides),
+        "seconds": round(seconds, 1),
+        "seconds_before_training": round(before, 1),
+        "curve": [_point(record) for record in records(out / "eval.jsonl")],
+    }
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def tell(record: dict[str, Any]) -> None:
+    """Print what a run came to, on one line."""
+    short = {name: value for name, value in record.items() if name != "curve"}
+    print(json.dumps({**short, "last": record["curve"][-1]} if "curve" in record else short), flush=True)
+
+
+def _point(record: dict[str, Any]) -> dict[str, float]:
+    (found,) = record["sets"].values()
+    numbers = ("accuracy", "accuracy_low", "accuracy_high", "reward_mean", "response_length_mean", "truncated_ratio")
+    return {"batches": record["step"], **{name: found[name] for name in numbers}}
