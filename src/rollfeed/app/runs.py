@@ -36,7 +36,6 @@ from rollfeed.protocols import (
 )
 from rollfeed.rewards import Takes
 from rollfeed.store import RunDirectory, RunReader
-from rollfeed.store.layout import remove_training_files
 from rollfeed.types import LedgerCounts, StepCommit
 
 _WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
@@ -167,8 +166,6 @@ async def run(
         folders=prepared.folders,
     )
     with directory:
-        if overwrite:
-            remove_training_files(directory.path)
         try:
             return await _run_in(directory, prepared, observers)
         except RollfeedError as error:

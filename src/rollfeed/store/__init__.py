@@ -11,7 +11,7 @@ from rollfeed.store.codec import (
 from rollfeed.store.journal import RunRecord, RunStatus
 from rollfeed.store.metrics_file import MetricsFile
 from rollfeed.store.reader import FoundGroup, GroupSummary, MemberSummary, RunReader, RunTotals, question_of
-from rollfeed.store.run_directory import RunDirectory
+from rollfeed.store.run_directory import Rewind, RunDirectory
 from rollfeed.store.spill import SpillFile, SpillHandle
 from rollfeed.store.step_log import StepRecord
 
@@ -20,6 +20,7 @@ __all__ = [
     "GroupSummary",
     "MemberSummary",
     "MetricsFile",
+    "Rewind",
     "RunDirectory",
     "RunReader",
     "RunRecord",

@@ -143,15 +143,15 @@ class Journal:
             rows = self._connection.execute(f"SELECT {', '.join(names)} FROM steps ORDER BY step").fetchall()
             return tuple(StepEntry(**dict(zip(names, row, strict=True))) for row in rows)
 
-    def start(self, *, settings: Mapping[str, Any], folders: Sequence[str], last_step: int | None) -> None:
-        """Say that a process works on the run, with these settings, and forget the steps behind the last one."""
+    def start(self, *, settings: Mapping[str, Any], folders: Sequence[str], forget_from: int | None) -> None:
+        """Say that a process works on the run, with these settings, and forget a step and those behind it."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE run SET settings = ?, status = ?, cause = NULL, folders = ?",
                 (to_json(dict(settings), "settings"), RunStatus.RUNNING.value, to_json(list(folders), "folders")),
             )
-            if last_step is not None:
-                connection.execute("DELETE FROM steps WHERE step > ?", (last_step,))
+            if forget_from is not None:
+                connection.execute("DELETE FROM steps WHERE step >= ?", (forget_from,))
 
     def end(self, status: RunStatus, *, cause: str | None = None) -> None:
         """Say how the run ended."""

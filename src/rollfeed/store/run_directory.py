@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from rollfeed.store.layout import (
     STEP_FOLDERS,
     TIMINGS,
     may_precede_journal,
+    remove_training_files,
     remove_uncommitted,
     step_file,
 )
@@ -45,6 +47,17 @@ from rollfeed.store.states import StateEntry, StateFiles
 from rollfeed.store.step_log import StepLog, StepRecord, read_steps
 from rollfeed.store.tables import batch_table, dropped_table, timings_table, write_table
 from rollfeed.types import RunState, StepCommit
+
+
+class Rewind(Enum):
+    """Where a run can go back to, besides a step."""
+
+    START = "start"
+    """Before its first step: no step is kept, but what a trainer left is."""
+
+
+BackTo = int | Rewind
+"""The last step that is kept, or none."""
 
 
 class RunDirectory:
@@ -83,7 +96,7 @@ class RunDirectory:
         settings: Mapping[str, Any],
         identity: Mapping[str, Any],
         overwrite: bool,
-        step: int | None = None,
+        step: BackTo | None = None,
         folders: Sequence[Path] = (),
     ) -> RunDirectory:
         """Start a run at ``path``, or go on with the one that is there.
@@ -92,9 +105,10 @@ class RunDirectory:
             path: Created with its parents where missing.
             settings: The resolved settings, JSON values; stored for the reader.
             identity: The settings that a run must share with the one it goes on with; JSON values.
-            overwrite: Replace the run that is there. Only files that rollfeed wrote are removed.
-            step: Go back to the state after this committed step, the last that is kept; later ones are
-                removed. A finished run is gone on with too then. By default nothing is removed.
+            overwrite: Replace the run that is there, and what a trainer left with it. Only files that rollfeed
+                wrote are removed.
+            step: Go back to the state after this committed step, the last that is kept, or to the start; later ones
+                are removed. A finished run is gone on with too then. By default nothing is removed.
             folders: Where data files and plug-ins are looked for; stored for the reader.
 
         Raises:
@@ -113,15 +127,18 @@ class RunDirectory:
                 if problem := _contents_problem(path, identity, overwrite, step):
                     raise RunDirectoryError(problem)
                 if overwrite or not (path / JOURNAL).exists():
+                    # First, or they would seem to belong to the new journal.
+                    remove_training_files(path)
                     Journal.create(path / JOURNAL, settings=settings, identity=identity)
                 journal = Journal(path / JOURNAL, read_only=False)
                 undo.callback(journal.close)
-                kept = [entry for entry in journal.steps() if step is None or entry.step <= step]
+                forget_from = _first_forgotten(step)
+                kept = [each for each in journal.steps() if forget_from is None or each.step < forget_from]
                 # All is read before anything is changed.
                 records = read_steps(path, journal)[: len(kept)]
                 states = StateFiles(path)
                 state = _state_after(states, kept[-1]) if kept else None
-                journal.start(settings=settings, folders=[str(folder) for folder in folders], last_step=step)
+                journal.start(settings=settings, folders=[str(folder) for folder in folders], forget_from=forget_from)
                 step_log, metrics = _restore_files(path, kept, records, settings, undo)
                 directory = cls(
                     path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics
@@ -134,7 +151,7 @@ class RunDirectory:
             ) from error
 
     @staticmethod
-    def problem(path: Path, *, identity: Mapping[str, Any], overwrite: bool, step: int | None = None) -> str | None:
+    def problem(path: Path, *, identity: Mapping[str, Any], overwrite: bool, step: BackTo | None = None) -> str | None:
         """Return the line with which :meth:`open` would refuse, or None; nothing is created or changed.
 
         What only trying can tell (a full disk, a race, a damaged state) is not found.
@@ -248,6 +265,13 @@ class RunDirectory:
             ) from error
 
 
+def _first_forgotten(step: BackTo | None) -> int | None:
+    """Return the first step that is not kept; None keeps all."""
+    if step is None:
+        return None
+    return 0 if isinstance(step, Rewind) else step + 1
+
+
 def _state_after(states: StateFiles, entry: StepEntry) -> RunState:
     return states.read(entry.step, StateEntry(entry.state_size, entry.state_checksum))
 
@@ -274,7 +298,7 @@ def _restore_files(
     return step_log, metrics
 
 
-def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, step: int | None) -> str | None:
+def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, step: BackTo | None) -> str | None:
     """Return why what is in an existing, writable directory cannot become this run."""
     if step is not None and overwrite:
         return f"{path}: cannot both be replaced and go back to step {step}; leave out --overwrite or --step"
@@ -308,8 +332,8 @@ def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, 
     return _step_problem(path, entries, step)
 
 
-def _step_problem(path: Path, entries: Sequence[StepEntry], step: int | None) -> str | None:
-    if step is None or any(entry.step == step for entry in entries):
+def _step_problem(path: Path, entries: Sequence[StepEntry], step: BackTo | None) -> str | None:
+    if step is None or isinstance(step, Rewind) or any(entry.step == step for entry in entries):
         return None
     have = f"it has steps {entries[0].step} to {entries[-1].step}" if entries else "no step is committed yet"
     return f"{path}: has no step {step} to go back to; {have}"

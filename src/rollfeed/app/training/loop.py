@@ -32,9 +32,9 @@ from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import CurveFiles, require_drawing
-from rollfeed.store import RunDirectory
+from rollfeed.store import Rewind, RunDirectory
 from rollfeed.store.atomic import replace_file
-from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG, remove_training_files
+from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.training import batch_advantages
 from rollfeed.types import TrainBatch
 
@@ -95,7 +95,6 @@ async def train(
         raise RunDirectoryError(problem)
     require_drawing()
     newest = None if overwrite else newest_checkpoint(out)
-    begins_anew = overwrite or (newest is None and has_steps(out))
     evaluation, warm_up = _prepare_evaluation(prepared), await prepare_warm_up(prepared)
     trainer = await asyncio.to_thread(_make_trainer, prepared)
     if not overwrite:
@@ -104,13 +103,11 @@ async def train(
         out,
         settings=settings.model_dump(mode="json"),
         identity=settings.identity(),
-        overwrite=begins_anew,
-        step=newest,
+        overwrite=overwrite,
+        step=Rewind.START if newest is None and not overwrite and has_steps(out) else newest,
         folders=prepared.folders,
     )
     with directory:
-        if overwrite:
-            remove_training_files(out)
         try:
             loop = _Loop(
                 prepared, trainer, evaluation, warm_up, directory.path, _Hooks(on_step, on_evaluation, on_warm_up)
