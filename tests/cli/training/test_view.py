@@ -17,7 +17,7 @@ FOUND = {
     **{"accuracy_low": 0.4, "accuracy_high": 0.7},
 }
 LINES = [
-    "warm-up, iteration 40: accuracy 0.250, goal 0.500",
+    "warm-up, 40 updates: accuracy 0.250, goal 0.500",
     "after 0 batches, sums: accuracy 0.500",
     "step 0: waits for the engine",
     "step 0: reward 0.500, loss nan, gradient nan, 33 tokens a response, 2.0 s rollouts, 1.0 s training",
@@ -176,7 +176,7 @@ def test_the_warm_up_is_shown_until_the_first_batch() -> None:
     training = Training(is_terminal=True)
     with training.view:
         training.view.warming_up(40, 0.25, 0.5)
-        assert training.panel() == ["step 0 of 4", "warm-up, iteration 40: accuracy 0.250, goal 0.500"]
+        assert training.panel() == ["step 0 of 4", "warm-up, 40 updates: accuracy 0.250, goal 0.500"]
 
 
 @pytest.mark.parametrize("width", [20, 40, 96, 100, 300])

@@ -90,4 +90,5 @@ def export_model(trainer: Trainer, out: Path, *, checkpoint: Path) -> None:
         shutil.rmtree(out / MODEL, ignore_errors=True)
         temporary.rename(out / MODEL)
     except OSError as error:
-        raise RunFailedError(f"{out / MODEL}: the trained model cannot be written: {error.strerror}") from error
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunFailedError(f"{out / MODEL}: the trained model cannot be written: {error}") from error

@@ -77,7 +77,8 @@ class WarmUp:
             on_probe: Told of every measurement, one before the first update included.
 
         Raises:
-            RunFailedError: If the accuracy is not reached in ``max_updates``, or a loss is not finite.
+            RunFailedError: If the accuracy is not reached in ``max_updates``, a loss is not finite, or a label is
+                missing or too long.
         """
         from rollfeed.training.supervised import SupervisedUpdates
 
@@ -99,13 +100,17 @@ class WarmUp:
                     f"train.warm_up: {probe.accuracy:.1%} of sampled answers are right after {num_updates} updates, "
                     f"not {settings.stop_accuracy:.1%}: lower stop_accuracy or wrong_share, or raise max_updates"
                 )
-            for _ in range(settings.probe_interval):
+            num_more = min(settings.probe_interval, settings.max_updates - num_updates)
+            for _ in range(num_more):
                 prompts = await self.source.draw(settings.batch_size)
-                demonstrations = demonstrations_of(
-                    prompts, tokenizer=self.tokenizer, wrong_share=settings.wrong_share, random=random
-                )
-                loss = await asyncio.to_thread(updates.update, demonstrations)
-            num_updates += settings.probe_interval
+                try:
+                    demonstrations = demonstrations_of(
+                        prompts, tokenizer=self.tokenizer, wrong_share=settings.wrong_share, random=random
+                    )
+                    loss = await asyncio.to_thread(updates.update, demonstrations)
+                except ConfigError as error:
+                    raise RunFailedError(f"train.warm_up: a prompt cannot be taught: {error}") from error
+            num_updates += num_more
 
 
 async def prepare_warm_up(prepared: PreparedRun) -> WarmUp | None:
@@ -157,12 +162,16 @@ def _label(prompt: Prompt) -> str:
 
 
 def _source(prepared: PreparedRun, purpose: str) -> PromptSource:
-    """Return the run's prompts under another seed; a source of the user's has to be asked for in a way of its own."""
+    """Return the run's prompts under another seed, without end; a source of the user's would have to know of both."""
     settings = prepared.settings
     if settings.plugins.prompt_source is not None:
-        raise ConfigError("train.warm_up: takes its prompts from [prompts], and plugins.prompt_source replaces them")
+        raise ConfigError(
+            "train.warm_up: takes its prompts from [prompts], which plugins.prompt_source replaces: remove one of them"
+        )
     seed = derive_seed(settings.seed, _NAME, purpose) >> 1  # settings take 63 bits
-    return build_source(settings.model_copy(update={"seed": seed}), prepared.model.tokenizer, folders=prepared.folders)
+    endless = settings.prompts.model_copy(update={"num_epoch": None})
+    changed = settings.model_copy(update={"seed": seed, "prompts": endless})
+    return build_source(changed, prepared.model.tokenizer, folders=prepared.folders)
 
 
 async def _evaluation(prepared: PreparedRun, settings: WarmUpSettings) -> PreparedEvaluation:
@@ -176,14 +185,12 @@ async def _evaluation(prepared: PreparedRun, settings: WarmUpSettings) -> Prepar
     )
     source = _source(prepared, "probe")
     prompts = await source.draw(settings.probe_prompts)
-    if not prompts:
-        raise ConfigError("train.warm_up: the sources have no prompt to measure the accuracy on")
     for prompt in prompts:
         _label(prompt)
-    # A grader knows what is right, and a reward function only what is worth something.
-    rm_type = config.rm_type or next(
-        (prompt.metadata["rm_type"] for prompt in prompts if "rm_type" in prompt.metadata), None
-    )
+    # A grader knows what is right, and a reward function only what is worth something: it scores where some prompt has
+    # no grader.
+    named = [prompt.metadata.get("rm_type") for prompt in prompts]
+    rm_type = config.rm_type or (named[0] if None not in named else None)
     plan = plan_set(_NAME, EvalKeys(rm_type=rm_type), EvalSettings(), training)
     return PreparedEvaluation(
         sets=(EvalSet(name=_NAME, prompts=tuple(prompts), plan=plan),),

@@ -100,9 +100,9 @@ class TrainingView:
         self._figures.step = step
         self._refresh()
 
-    def warming_up(self, iteration: int, accuracy: float, goal: float) -> None:
+    def warming_up(self, num_updates: int, accuracy: float, goal: float) -> None:
         """Take what the warm-up before the first batch has reached, and what it has to reach."""
-        message = f"warm-up, iteration {iteration}: accuracy {accuracy:.3f}, goal {goal:.3f}"
+        message = f"warm-up, {num_updates} updates: accuracy {accuracy:.3f}, goal {goal:.3f}"
         self._console.print(message)
         self._figures.doing = message
 
