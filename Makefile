@@ -7,6 +7,10 @@ ROUTER_INSTALLED := $(ROUTER_VENV)/.installed
 TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
 
+# Processes that run tests, each a file at a time: those of one file share servers and models.
+TEST_JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
+
 # Folders of tests that start servers and processes, or take long; `make test` runs them too.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
@@ -40,14 +44,14 @@ demo: $(INSTALLED)
 	$(BIN)/rollfeed run examples/demo/demo.toml
 
 test: install
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/vulture
-	$(BIN)/python -m pytest -q -m "not soak and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
+	$(PYTEST) -m "not soak and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
 soak: install
 	$(BIN)/python -m pytest -q -m soak
