@@ -17,10 +17,22 @@ learning_rate = 1e-3
 
 [plugins]
 reward = "spread_reward:spread"
+sample_hook = "spread_reward:keep"
 """
 REWARD = """
+import os
+import signal
+from pathlib import Path
+
+KILL_WHEN = Path(__file__).with_name("kill_when")
+
 def spread(sample, prompt):
     return float(sample.response_token_ids.sum() % 7)
+
+def keep(sample, prompt):
+    if KILL_WHEN.exists() and Path(KILL_WHEN.read_text()).exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
 """
 DETERMINISTIC = ("--set", "rollout.deterministic=true")
 
@@ -62,12 +74,11 @@ def test_training_that_is_killed_at_any_step_ends_as_the_unbroken_one(
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     settings = settings_file(TRAIN.format(interval=2), num_rollout=6)
     assert rollfeed("train", settings, "--out", unbroken, *DETERMINISTIC).code == 0
+    kill_when = tmp_path / "kill_when"
     for last in (0, 2, 3):
-        process = start_rollfeed("train", settings, "--out", broken, *DETERMINISTIC)
-        while process.poll() is None and not (broken / "batches" / f"step-{last:06d}.parquet").exists():
-            pass
-        process.kill()
-        process.wait()
+        kill_when.write_text(str(broken / "batches" / f"step-{last:06d}.parquet"))
+        assert start_rollfeed("train", settings, "--out", broken, *DETERMINISTIC).wait() == -9
+    kill_when.unlink()
     assert rollfeed("train", settings, "--out", broken, *DETERMINISTIC).code == 0
     for path in sorted((unbroken / "batches").glob("*.parquet")):
         assert (broken / "batches" / path.name).read_bytes() == path.read_bytes()

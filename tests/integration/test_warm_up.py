@@ -270,6 +270,7 @@ def copy_of_run(trained: Path, tmp_path: Path) -> Path:
 
 def test_overwriting_begins_with_a_new_warm_up(rollfeed, trained: Path, copy_of_run: Path) -> None:
     result = rollfeed("train", trained / "train.toml", "--out", copy_of_run, "--overwrite")
+    assert "of the labels wrong on purpose" in result.out
     assert result.code == 0, result.err
     states = [load_file(out / "checkpoints/warm-up/trainer.safetensors") for out in (copy_of_run, trained / "run")]
     assert all((states[0][name] == tensor).all() for name, tensor in states[1].items())

@@ -52,6 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = app.prepare(settings, folders=folders)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     console.print(f"run directory: {out}")
+    if (warm_up := settings.train.warm_up) is not None:
+        console.print(
+            f"warm-up: supervised, {warm_up.wrong_share:.0%} of the labels wrong on purpose, until "
+            f"{warm_up.stop_accuracy:.0%} of sampled answers are right"
+        )
 
     view = TrainingView(
         console,
