@@ -115,7 +115,7 @@ def batch_by_seed() -> Callable[..., TrainBatch]:
 @pytest.fixture
 def make_trainer(tiny_checkpoint: Path) -> Callable[..., Trainer]:
     def make(*, checkpoint: Path = tiny_checkpoint, num_batches: int = 10, **settings: Any) -> Trainer:
-        values = {"device": "cpu", "optimizer": {"learning_rate": 1e-2}, **settings}
+        values = {"device": "cpu", "threads": 1, "optimizer": {"learning_rate": 1e-2}, **settings}
         return Trainer(
             checkpoint,
             settings=TrainSettings(**values),

@@ -435,3 +435,12 @@ def test_bf16_passes_come_near_fp32_ones_and_weights_stay_fp32(
         np.testing.assert_allclose(a, b, atol=0.2)
     assert rough.train_step(batch).num_updates == 1
     assert {tensor.dtype for tensor in rough.weights().values()} == {torch.float32}
+
+
+def test_the_number_of_threads_is_the_settings_own(make_trainer, batch_by_seed) -> None:
+    """Others in the process set it too, and a run that is resumed must add up in the same order."""
+    trainer, seen = make_trainer(threads=2), []
+    trainer.policy.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    trainer.train_step(batch_by_seed(0))
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == 1

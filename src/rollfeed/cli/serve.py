@@ -317,6 +317,6 @@ def _end_with_parent() -> None:
 
 
 def _num_cores() -> int:
-    from rollfeed.engine.cores import num_physical_cores
+    from rollfeed.cores import num_physical_cores
 
     return num_physical_cores()

@@ -23,8 +23,9 @@ from rollfeed.config.section import Section
 from rollfeed.config.train import TrainSettings
 from rollfeed.config.weights import WeightSettings
 
+_THREADS = ("engine.threads", "train.threads")
 FREE_TO_CHANGE = (
-    "engine.threads",
+    *_THREADS,
     "rollout.num_rollout",
     "rollout.watchdog_seconds",
     "rollout.abort_grace_seconds",
@@ -43,7 +44,7 @@ FREE_TO_CHANGE = (
 )
 """Settings that may differ when an unfinished run is continued; all others decide what a run is.
 
-The number of threads comes first: it changes the rounding, and so counts in a deterministic run.
+The numbers of threads change the rounding, and so count in a deterministic run.
 """
 
 SERVERS = ("engine.sglang.", "engine.openai.")
@@ -115,7 +116,7 @@ class Settings(Section):
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what a run is, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
-        free = FREE_TO_CHANGE[1:] if self.rollout.deterministic else FREE_TO_CHANGE
+        free = set(FREE_TO_CHANGE) - set(_THREADS if self.rollout.deterministic else ())
         return {
             key: value
             for key, value in flat.items()

@@ -214,6 +214,10 @@ class TrainSettings(Section):
     """
     precision: TrainPrecision = Field(default=TrainPrecision.AUTO, strict=False)
     """`auto` is `bf16` on a GPU and `fp32` on a CPU. Weights and moments are fp32 always."""
+    threads: int = Field(default=0, ge=0, le=4096)
+    """CPU threads of the trainer; 0 takes the physical cores open to this process. Sums, and with them the last bits,
+    depend on it.
+    """
     device: str = Field(default="auto", min_length=1)
     """`cpu`, `cuda`, `cuda:1` and so on; `auto` is the first GPU, if there is one."""
     checkpoint_interval: int = Field(default=10, ge=1, le=1_000_000)

@@ -1,7 +1,7 @@
 """Inference engines, and how a model's name becomes a folder on this machine."""
 
+from rollfeed.cores import wait_without_spinning
 from rollfeed.engine.checkpoint import DEFAULT_MODEL, TINY_MODEL, check_checkpoint, resolve_checkpoint
-from rollfeed.engine.cores import wait_without_spinning
 
 # Here and not beside the engine, because a tokenizer is loaded before it and brings torch.
 wait_without_spinning()

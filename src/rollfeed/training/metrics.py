@@ -1,4 +1,4 @@
-"""Numbers that describe an update, gathered from its micro-batches.
+"""Numbers that describe an update, gathered from its micro-batches, and what they took.
 
 Axes: T trained tokens.
 """
@@ -6,6 +6,9 @@ Axes: T trained tokens.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -70,3 +73,18 @@ def add_mismatch(tally: Tally, *, trainer_logprobs_T: Tensor, rollout_logprobs_T
         tally.add("mismatch_abs", log_ratio_T.abs(), mask_T)
         tally.add_extremes("mismatch_abs", log_ratio_T.abs(), mask_T)
         tally.add_extremes("mismatch_ratio", torch.exp(log_ratio_T), mask_T)
+
+
+class Stopwatch:
+    """Adds up how long the parts of a step take."""
+
+    def __init__(self) -> None:
+        self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began

@@ -105,14 +105,18 @@ class Policy:
         temperature: What the logits are divided by, as in sampling. Truncation by ``top_p`` and the like is not
             followed: with it, rollout log-probabilities are larger than these.
         autocast: What the passes compute in; None leaves it to the weights.
+        threads: Of the CPU; None leaves it to PyTorch.
     """
 
-    def __init__(self, model: Any, *, temperature: float, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: Any, *, temperature: float, autocast: torch.dtype | None = None, threads: int | None = None
+    ) -> None:
         self.model = model
         self.device: torch.device = next(model.parameters()).device
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         self._temperature = temperature
         self._autocast = autocast
+        self._threads = threads
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def score(self, micro_batch: MicroBatch) -> Scored:
@@ -126,6 +130,16 @@ class Policy:
             logits_NV, place_T=place_T, target_T=self._tensor(micro_batch.targets_T), temperature=self._temperature
         )
         return Scored(logprobs_T, entropy_N[place_T])
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Have what this thread computes take the policy's number of threads, whatever others have set."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def check_tokens(self, token_ids: NDArray[np.int32]) -> None:
         """Raise ConfigError if a token id is outside the model's vocabulary."""

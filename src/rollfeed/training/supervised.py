@@ -17,7 +17,7 @@ from rollfeed.config.train import OptimizerSettings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.training.model import Policy
 from rollfeed.training.optimizer import Optimizer
-from rollfeed.training.packing import pack_sequences
+from rollfeed.training.packing import MicroBatch, pack_sequences
 from rollfeed.training.sequences import TrainSequence
 
 
@@ -59,19 +59,21 @@ class SupervisedUpdates:
         micro_batches = pack_sequences(
             sequences, weights, micro_batch_tokens=self._micro_batch_tokens, share_prompts=False
         )
-        loss = 0.0
         try:
-            for micro_batch in micro_batches:
-                weights_T = torch.from_numpy(micro_batch.weights_T).to(self._policy.device)
-                part = -(self._policy.score(micro_batch).logprobs_T * weights_T).sum()
-                part.backward()  # type: ignore[no-untyped-call]
-                loss += float(part.detach())
-            norm = self._optimizer.step() if math.isfinite(loss) else math.nan
+            with self._policy.computing():
+                loss = sum(self._backward(micro_batch) for micro_batch in micro_batches)
+                norm = self._optimizer.step() if math.isfinite(loss) else math.nan
         finally:
             self._optimizer.forget_gradients()
         if not math.isfinite(norm):
             raise RunFailedError(f"supervised update: the loss ({loss}) or its gradient is not finite")
         return loss
+
+    def _backward(self, micro_batch: MicroBatch) -> float:
+        weights_T = torch.from_numpy(micro_batch.weights_T).to(self._policy.device)
+        loss = -(self._policy.score(micro_batch).logprobs_T * weights_T).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
 
     def _check_length(self, sequence: TrainSequence) -> None:
         longest = getattr(self._policy.model.config, "max_position_embeddings", None) or math.inf

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollfeed.config.train import NonFinitePolicy, TrainPrecision, TrainSettings
+from rollfeed.cores import num_physical_cores
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
 from rollfeed.training.checkpoint import TrainerState, read_state, write_state
-from rollfeed.training.metrics import Tally
+from rollfeed.training.metrics import Stopwatch, Tally
 from rollfeed.training.model import Policy, enable_activation_checkpointing, exported_weights, load_model
 from rollfeed.training.objective import TokenArrays, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
@@ -34,7 +34,14 @@ from rollfeed.types import Sample, TrainBatch
 
 logger = logging.getLogger(__name__)
 
-_FREE_TO_CHANGE = ("micro_batch_tokens", "share_prompts", "activation_checkpointing", "device", "on_non_finite")
+_FREE_TO_CHANGE = (
+    "micro_batch_tokens",
+    "share_prompts",
+    "activation_checkpointing",
+    "threads",
+    "device",
+    "on_non_finite",
+)
 """Settings that a state of other ones may be continued with: they change rounding at most."""
 _PREFIX = "train/"
 
@@ -71,21 +78,6 @@ class _NotFinite(NamedTuple):
     what: str
 
 
-class _Stopwatch:
-    """Adds up how long the parts of a step take."""
-
-    def __init__(self) -> None:
-        self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - began
-
-
 class Trainer:
     """Trains a transformers causal language model on batches of rollouts.
 
@@ -118,12 +110,13 @@ class Trainer:
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
         autocast = _autocast(settings.precision, self.device)
+        threads = settings.threads or num_physical_cores()
 
         def load() -> Policy:
             model = load_model(checkpoint, device=self.device, trust_remote_code=trust_remote_code)
-            return Policy(model, temperature=temperature, autocast=autocast)
+            return Policy(model, temperature=temperature, autocast=autocast, threads=threads)
 
-        self._stopwatch = _Stopwatch()
+        self._stopwatch = Stopwatch()
         self._policy = load()
         self._reference = load() if settings.loss.kl_coefficient > 0 else None
         if self._reference is not None:
@@ -158,18 +151,12 @@ class Trainer:
                 is not enough.
         """
         began = time.perf_counter()
-        self._stopwatch = _Stopwatch()
+        self._stopwatch = Stopwatch()
         packed = [self._pack(minibatch) for minibatch in split_into_minibatches(batch, self._settings.num_minibatches)]
-        tally, updates, skipped = Tally(), [], []
+        tally = Tally()
         try:
-            minibatches = [[self._part(micro_batch) for micro_batch in minibatch] for minibatch in packed]
-            for _ in range(self._settings.num_epochs):
-                for parts in minibatches:
-                    update = self._update(parts, tally, step=batch.step)
-                    if isinstance(update, str):
-                        skipped.append(update)
-                    else:
-                        updates.append(update)
+            with self._policy.computing():
+                updates, skipped = self._updates(packed, tally, step=batch.step)
         except torch.OutOfMemoryError as error:
             raise RunFailedError(
                 f"step {batch.step}: the GPU's memory is not enough for train.micro_batch_tokens = "
@@ -213,7 +200,7 @@ class Trainer:
         ]
         results = [np.zeros(sample.response_length, np.float32) for sample in samples]
         for micro_batch in self._pack(sequences):
-            with torch.no_grad():
+            with torch.no_grad(), self._policy.computing():
                 logprobs_T = self._policy.score(micro_batch).logprobs_T.float().cpu().numpy()
             for number in np.unique(micro_batch.sequence_ids_T):
                 own = micro_batch.sequence_ids_T == number
@@ -291,6 +278,22 @@ class Trainer:
             start_T = self._policy.score(micro_batch).logprobs_T if several else None
             reference_T = self._reference.score(micro_batch).logprobs_T if self._reference else None
         return _Part(micro_batch, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
+
+    def _updates(
+        self, packed: Sequence[Sequence[MicroBatch]], tally: Tally, *, step: int
+    ) -> tuple[list[dict[str, float]], list[str]]:
+        """Make all updates of a batch; return the figures of each, and why others were left out."""
+        updates: list[dict[str, float]] = []
+        skipped: list[str] = []
+        minibatches = [[self._part(micro_batch) for micro_batch in minibatch] for minibatch in packed]
+        for _ in range(self._settings.num_epochs):
+            for parts in minibatches:
+                update = self._update(parts, tally, step=step)
+                if isinstance(update, str):
+                    skipped.append(update)
+                else:
+                    updates.append(update)
+        return updates, skipped
 
     def _update(self, parts: Sequence[_Part], tally: Tally, *, step: int) -> dict[str, float] | str:
         """Make one update and return its figures, or why there was none."""

@@ -15,7 +15,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from rollfeed.engine.cores import num_physical_cores
+from rollfeed.cores import num_physical_cores
 from rollfeed.errors import (
     CheckpointError,
     ConfigError,

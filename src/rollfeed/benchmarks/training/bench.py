@@ -171,6 +171,7 @@ class _Run:
             model.checkpoint,
             settings=TrainSettings(
                 device="cpu",
+                threads=workload.threads,
                 precision=TrainPrecision.FP32,
                 optimizer=OptimizerSettings(learning_rate=workload.learning_rate),
             ),

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from rollfeed.cores import num_physical_cores
 from rollfeed.engine.checkpoint import read_config, read_eos_token_ids, weight_files
-from rollfeed.engine.cores import num_physical_cores
 from rollfeed.engine.local.architecture import Architecture, unsupported_reason
 from rollfeed.engine.local.batching import PREFILL_TOKENS, ContinuousBatcher, Runner
 from rollfeed.engine.local.embedded import EmbeddedEngine
