@@ -10,7 +10,7 @@ model that it makes and the warm-up. Settings were tried on seeds 0 to 5 and on 
 
 ::
 
-    python bench/reverse.py --output bench/reverse.json
+    python bench/reverse.py --output bench/reverse.json --picture bench/reverse.png
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from random import Random
 from typing import Any
 
 import pyarrow.parquet as pq
+from matplotlib.figure import Figure
 from training_runs import records, tell, train
 
 from rollfeed import app
@@ -44,6 +45,7 @@ GOAL_ACCURACY, GOAL_START, GOAL_SECONDS = 0.80, 0.35, 300.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--picture", type=Path, help="draw all curves there")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, *FRESH_SEEDS])
     parser.add_argument("--folder", type=Path, help="keep the runs there (default: a temporary folder)")
     arguments = parser.parse_args()
@@ -68,6 +70,8 @@ def main() -> None:
         "words": words,
     }
     arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if arguments.picture is not None:
+        draw(record, arguments.picture)
 
 
 def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -83,6 +87,28 @@ def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = ()) -> dict[str, 
     }
     tell(found)
     return found
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Draw the held-out accuracy of all runs, with 95 % intervals, and of the control."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for run in record["runs"]:
+        add_curve(axes, run["curve"], color="#1f6fb4", label=None if axes.lines else "five seeds")
+    add_curve(axes, record["control"]["curve"], color="#777777", label="rewards shuffled")
+    axes.set(xlabel="batches trained on", ylabel="held-out accuracy", ylim=(0.0, 1.0))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def add_curve(axes: Any, curve: list[dict[str, float]], *, color: str, label: str | None) -> None:
+    batches, values, lows, highs = zip(
+        *((point["batches"], point["accuracy"], point["accuracy_low"], point["accuracy_high"]) for point in curve),
+        strict=True,
+    )
+    axes.fill_between(batches, lows, highs, color=color, alpha=0.12, linewidth=0)
+    axes.plot(batches, values, color=color, label=label)
 
 
 def is_within(curve: list[dict[str, float]]) -> bool:
