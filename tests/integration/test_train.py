@@ -88,6 +88,22 @@ def test_training_that_is_killed_at_any_step_ends_as_the_unbroken_one(
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
+def test_a_finished_training_goes_on_as_if_it_had_been_longer(rollfeed, settings_file, tmp_path) -> None:
+    longer, extended = tmp_path / "longer", tmp_path / "extended"
+    settings = settings_file(TRAIN.format(interval=2), num_rollout=2)
+    more = ("--set", "rollout.num_rollout=4")
+    assert rollfeed("train", settings, "--out", longer, *DETERMINISTIC, *more).code == 0
+    assert rollfeed("train", settings, "--out", extended, *DETERMINISTIC).code == 0
+    refused = rollfeed("train", settings, "--out", extended, *DETERMINISTIC)
+    assert refused.code == 2
+    assert "a finished training of 2 batches; raise rollout.num_rollout to train on" in refused.err
+    result = rollfeed("train", settings, "--out", extended, "--json", *DETERMINISTIC, *more)
+    assert result.json["num_resumed_steps"] == 2
+    assert without_times(lines(extended / "train.jsonl")) == without_times(lines(longer / "train.jsonl"))
+    theirs, ours = (load_file(out / "model" / "model.safetensors") for out in (longer, extended))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
 def test_a_checkpoint_of_other_settings_is_refused_and_nothing_changed(rollfeed, settings_file, tmp_path) -> None:
     out = tmp_path / "run"
     settings = settings_file(TRAIN.format(interval=1), num_rollout=2)

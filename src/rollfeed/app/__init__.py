@@ -27,7 +27,7 @@ from rollfeed.app.runs import (
 )
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
-from rollfeed.app.training import TrainedStep, check_training, prepare_warm_up, train
+from rollfeed.app.training import TrainedStep, check_training, directory_problem, prepare_warm_up, train
 
 __all__ = [
     "Calibration",
@@ -44,6 +44,7 @@ __all__ = [
     "calibrate_environment",
     "check_eval_output",
     "check_training",
+    "directory_problem",
     "environment_source",
     "evaluate",
     "grade_rows",

@@ -12,7 +12,6 @@ from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.config import Settings
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store import RunDirectory
 
 
 def register(commands: Any) -> None:
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings, folders = settings_of(arguments)
     if arguments.out is not None:
-        problem = RunDirectory.problem(arguments.out, identity=settings.identity(), overwrite=arguments.overwrite)
+        problem = app.directory_problem(settings, arguments.out, overwrite=arguments.overwrite)
         if problem is not None:
             raise RunDirectoryError(problem)
     model, sources = _check_run(settings, folders) if _has_prompts(settings) else _check_engine(settings)

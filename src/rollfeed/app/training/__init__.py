@@ -1,6 +1,6 @@
 """Training: the loop, what comes before it, and what it leaves in the run directory."""
 
-from rollfeed.app.training.checks import check_training
+from rollfeed.app.training.checks import check_training, directory_problem
 from rollfeed.app.training.logs import run_curves
 from rollfeed.app.training.loop import OnEvaluation, TrainedStep, train
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
@@ -11,6 +11,7 @@ __all__ = [
     "WarmUp",
     "WarmUpProbe",
     "check_training",
+    "directory_problem",
     "prepare_warm_up",
     "run_curves",
     "train",

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from rollfeed.app.training.checkpoints import newest_checkpoint
 from rollfeed.config import Settings
 from rollfeed.config.train import AdvantageEstimator
 from rollfeed.errors import ConfigError
+from rollfeed.store import RunDirectory, RunReader, RunStatus
+
+
+def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str | None:
+    """Return why training can neither begin nor go on in a directory; None if it can. Nothing is changed.
+
+    A finished training goes on when ``rollout.num_rollout`` is larger than it was.
+    """
+    newest = None if overwrite else newest_checkpoint(out)
+    has_more = newest is not None and newest + 1 < settings.rollout.num_rollout
+    step = newest if has_more else None
+    problem = RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step)
+    if problem is None or newest is None or has_more:
+        return problem
+    with RunReader(out) as reader:
+        if reader.run().status is not RunStatus.FINISHED:
+            return problem
+    return (
+        f"{out}: holds a finished training of {newest + 1} batches; raise rollout.num_rollout to train on, choose "
+        "another --out, or replace it with --overwrite"
+    )
 
 
 def check_training(settings: Settings) -> None:

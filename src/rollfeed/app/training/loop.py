@@ -23,7 +23,7 @@ from rollfeed.app.training.checkpoints import (
     save_step,
     save_warm_up,
 )
-from rollfeed.app.training.checks import check_training
+from rollfeed.app.training.checks import check_training, directory_problem
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.config.train import AdvantageEstimator
@@ -76,6 +76,8 @@ async def train(
 ) -> RunSummary:
     """Train for ``rollout.num_rollout`` batches, or for those that an earlier process left to do.
 
+    A finished training goes on when there are more of them now.
+
     Args:
         prepared: Settings and parts, checked.
         out: The run directory; checkpoints of the trainer and its figures are beside the batches.
@@ -91,7 +93,7 @@ async def train(
         RollfeedError: If the run fails; the same call goes on from the last checkpoint.
     """
     settings = prepared.settings
-    if problem := RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite):
+    if problem := directory_problem(settings, out, overwrite=overwrite):
         raise RunDirectoryError(problem)
     require_drawing()
     newest = None if overwrite else newest_checkpoint(out)

@@ -18,7 +18,6 @@ from rollfeed.cli.run import default_directory, until_signal
 from rollfeed.cli.training.view import TrainingView
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
-from rollfeed.store import RunDirectory
 
 
 def register(commands: Any) -> None:
@@ -27,8 +26,8 @@ def register(commands: Any) -> None:
         "train",
         help="generate rollouts and train on them",
         description="Generate rollouts, train on each batch, and put the new weights into the engine. An unfinished "
-        "run goes on from its last checkpoint.",
-        epilog="example: rollfeed train settings.toml --out runs/trained --set rollout.num_rollout=50",
+        "run goes on from its last checkpoint, a finished one when rollout.num_rollout is raised.",
+        epilog="example: rollfeed train examples/reverse/train.toml --out runs/reverse --set seed=1",
     )
     add_settings_arguments(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, help="run directory (default: runs/<file>-<date>-<time>)")
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings, folders = settings_of(arguments)
     out = arguments.out or default_directory(arguments.file)
-    if problem := RunDirectory.problem(out, identity=settings.identity(), overwrite=arguments.overwrite):
+    if problem := app.directory_problem(settings, out, overwrite=arguments.overwrite):
         raise RunDirectoryError(problem)
     prepared = app.prepare(settings, folders=folders)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
