@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,12 +47,3 @@ def learning(evaluation: Callable[..., dict[str, Any]]) -> Curves:
             {"step": step, "rollout/reward_mean": 0.2 * step, "rollout/response_length_mean": 40.0} for step in range(4)
         ],
     )
-
-
-@pytest.fixture
-def write_lines() -> Callable[[Path, list[dict[str, Any]]], Path]:
-    def write(path: Path, records: list[dict[str, Any]]) -> Path:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return path
-
-    return write

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from rollfeed.report import Point, curves_of, read_curves
+from rollfeed.report import Point, curves_of
 
 
-def test_curves_are_read_from_the_three_logs(tmp_path: Path, write_lines, evaluation) -> None:
-    curves = read_curves(
-        train_log=write_lines(tmp_path / "train", [{"step": 0, "train/entropy": 1.5, "train/mismatch_kl": 0.25}]),
-        eval_log=write_lines(tmp_path / "eval", [evaluation(0, {"sums": 20}), evaluation(1, {"sums": 50})]),
-        metrics=write_lines(
-            tmp_path / "metrics",
-            [{"step": 0, "rollout/reward_mean": 0.5, "rollout/response_length_mean": 8.0}],
-        ),
+def test_curves_are_made_from_the_records_of_the_three_logs(evaluation) -> None:
+    curves = curves_of(
+        evaluations=[evaluation(0, {"sums": 20}), evaluation(1, {"sums": 50})],
+        trained=[{"step": 0, "train/entropy": 1.5, "train/mismatch_kl": 0.25}],
+        metrics=[{"step": 0, "rollout/reward_mean": 0.5, "rollout/response_length_mean": 8.0}],
     )
     assert [(point.step, point.value) for point in curves.accuracy("sums")] == [(0, 0.2), (1, 0.5)]
     assert all(point.low < point.value < point.high for point in curves.accuracy("sums"))
@@ -24,20 +20,10 @@ def test_curves_are_read_from_the_three_logs(tmp_path: Path, write_lines, evalua
     assert curves.num_batches == 1
 
 
-def test_logs_that_are_not_there_yet_are_empty(tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing"
-    curves = read_curves(train_log=nothing, eval_log=nothing, metrics=nothing)
-    assert curves == curves_of(evaluations=[])
+def test_without_records_there_is_no_curve() -> None:
+    curves = curves_of(evaluations=[])
     assert curves.num_batches == 0
     assert curves.overall_accuracy() == ()
-
-
-def test_a_line_that_a_kill_has_cut_short_is_left_out(tmp_path: Path, write_lines, evaluation) -> None:
-    log = write_lines(tmp_path / "eval", [evaluation(0, {"sums": 20})])
-    with log.open("a") as file:
-        file.write('{"step": 2, "se')
-    curves = read_curves(train_log=tmp_path / "no", eval_log=log, metrics=tmp_path / "no")
-    assert [point.step for point in curves.accuracy("sums")] == [0]
 
 
 def test_what_is_missing_or_not_finite_is_left_out() -> None:

@@ -1,14 +1,12 @@
-"""The curves of a run that trains, read from its logs.
+"""The curves of a run that trains, made from the records of its logs.
 
 Invariant: every number of a point is finite; what is missing or not finite is left out, never drawn as a 0.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -86,11 +84,6 @@ class Curves:
         return max([*(step + 1 for step in last), *evaluated], default=0)
 
 
-def read_curves(*, train_log: Path, eval_log: Path, metrics: Path) -> Curves:
-    """Read the curves from the logs of a run directory; a log that is not there yet is empty."""
-    return curves_of(evaluations=_records(eval_log), trained=_records(train_log), metrics=_records(metrics))
-
-
 def curves_of(
     *,
     evaluations: Iterable[Mapping[str, Any]],
@@ -139,15 +132,3 @@ def _point(step: int, value: float) -> Point:
 def _number(value: float | None) -> float | None:
     # Also false for a value that is not a number.
     return float(value) if value is not None and -_LARGEST < value < _LARGEST else None
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # the last line of a run that was killed, or one that is being written
-    return found

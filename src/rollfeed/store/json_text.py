@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunFailedError
@@ -36,6 +38,23 @@ def metrics_json(metrics: Mapping[str, float]) -> str:
     """Return metrics as a JSON object; a value that is not finite becomes null."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return to_json(finite, "metrics")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file with one a line; none where there is no file.
+
+    A line that is cut short is left out: a killed process was writing it, or one that lives is.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return records
 
 
 def printable_utf8(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store.journal import Journal, RunRecord, RunStatus
+from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.step_log import StepRecord, read_steps
@@ -119,15 +120,12 @@ class RunReader:
         """Return what each evaluation found, in order; none where the run does not evaluate.
 
         Raises:
-            RunDirectoryError: If the file is damaged.
+            RunDirectoryError: If the file cannot be read.
         """
-        path = self.path / EVAL_LOG
-        if not path.exists():
-            return ()
         try:
-            return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
+            return tuple(read_records(self.path / EVAL_LOG))
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path / EVAL_LOG}: cannot be read: {error}") from error
 
     def isolation(self) -> Isolation | None:
         """Return at which isolation level programs of the policy ran, or None when none did.
