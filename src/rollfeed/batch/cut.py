@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.errors import ConfigError
+from rollfeed.errors import RunFailedError
 from rollfeed.protocols import AdvantageFn
 from rollfeed.types import Correct, Group, SampleStatus, TrainBatch
 
@@ -25,7 +25,7 @@ def cut_batch(
     """Return the batch of a step, groups ordered by index.
 
     Raises:
-        ConfigError: If the advantage function returns another number of values than it was given, or
+        RunFailedError: If the advantage function returns another number of values than it was given, or
             one that is not finite.
     """
     ordered = tuple(sorted(groups, key=lambda group: group.group_index))
@@ -48,9 +48,9 @@ def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn)
     rewards_G = group.reward_values(reward_key)
     advantages_G = np.asarray(advantage_fn(rewards_G), np.float64)
     if advantages_G.shape != rewards_G.shape or not (np.abs(advantages_G) <= _LARGEST).all():
-        raise ConfigError(
-            f"plugins.advantage: returned {advantages_G.tolist()} for rewards {rewards_G.tolist()}; it must return one "
-            "finite number a rollout"
+        raise RunFailedError(
+            f"group {group.group_index}: the advantage function returned {advantages_G.tolist()} for rewards "
+            f"{rewards_G.tolist()}; it must return one finite number a rollout"
         )
     return advantages_G
 
