@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from training_runs import records, tell, train
 
 from rollfeed import app
+from rollfeed.app.training import make_trainer, prepare_run_evaluation
 from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
 from rollfeed.cli.benching.machine import machine
 from rollfeed.config import Settings, load_settings
@@ -122,25 +123,13 @@ def settings_of(seed: int) -> Settings:
 async def continue_warm_up(seed: int, out: Path, *, seconds: float) -> dict[str, Any]:
     """Go on from the state after the warm-up with right labels only, for ``seconds``."""
     from rollfeed.training.supervised import SupervisedUpdates
-    from rollfeed.training.trainer import Trainer
 
     settings = settings_of(seed)
     prepared = app.prepare(settings)
     warm_up = await prepare_warm_up(prepared)
     assert warm_up is not None
-    evaluation = app.prepare_evaluation(
-        settings.eval,
-        config=prepared.config,
-        tokenizer=prepared.model.tokenizer,
-        context_length=settings.engine.context_length,
-    )
-    trainer = Trainer(
-        prepared.model.checkpoint,
-        settings=settings.train,
-        temperature=settings.sampling.rollout_temperature,
-        num_batches=settings.rollout.num_rollout,
-        max_response_length=settings.sampling.rollout_max_response_len,
-    )
+    evaluation, trainer = prepare_run_evaluation(prepared), make_trainer(prepared)
+    assert evaluation is not None
     trainer.load(out / "checkpoints" / "warm-up")
     updates = SupervisedUpdates(
         trainer.policy,
@@ -186,12 +175,8 @@ def compare_words(seed: int, out: Path) -> dict[str, Any]:
         for path in sorted((out / "batches").glob("*.parquet"))
         for text in pq.read_table(path).column("prompt").to_pylist()
     }
-    evaluation = app.prepare_evaluation(
-        settings.eval,
-        config=prepared.config,
-        tokenizer=prepared.model.tokenizer,
-        context_length=settings.engine.context_length,
-    )
+    evaluation = prepare_run_evaluation(prepared)
+    assert evaluation is not None
     held_out = {str(prompt.metadata["params"]["text"]) for each in evaluation.sets for prompt in each.prompts}
     return {
         "warm_up": len(warm_up),

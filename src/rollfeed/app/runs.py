@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from rollfeed.protocols import (
     Tracker,
 )
 from rollfeed.rewards import Takes
-from rollfeed.store import RunDirectory, RunReader
+from rollfeed.store import Rewind, RunDirectory, RunReader
 from rollfeed.types import LedgerCounts, StepCommit
 
 _WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
@@ -156,8 +156,19 @@ async def run(
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
         RollfeedError: If the run fails; finished steps stay readable, and the same call resumes it.
     """
+
+    async def body(rollouts: Rollouts) -> None:
+        while rollouts.next_step < prepared.settings.rollout.num_rollout:
+            await rollouts.generate_batch()
+
+    with open_directory(prepared, out, overwrite=overwrite, step=step) as directory:
+        return await make_steps(directory, prepared, observers, body)
+
+
+def open_directory(prepared: PreparedRun, out: Path, *, overwrite: bool, step: int | Rewind | None) -> RunDirectory:
+    """Start a run at ``out`` or go on with the one that is there; see :meth:`RunDirectory.open`."""
     settings = prepared.settings
-    directory = RunDirectory.open(
+    return RunDirectory.open(
         out,
         settings=settings.model_dump(mode="json"),
         identity=settings.identity(),
@@ -165,24 +176,31 @@ async def run(
         step=step,
         folders=prepared.folders,
     )
-    with directory:
-        try:
-            return await _run_in(directory, prepared, observers)
-        except RollfeedError as error:
-            directory.fail(str(error))
-            raise
 
 
-async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]) -> RunSummary:
-    rollouts, close = open_run(directory, prepared, observers)
-    resumed = rollouts.next_step
+async def make_steps(
+    directory: RunDirectory,
+    prepared: PreparedRun,
+    observers: Sequence[RolloutObserver],
+    body: Callable[[Rollouts], Awaitable[None]],
+) -> RunSummary:
+    """Have ``body`` make the steps of a run with a manager that goes on from there, and store how the run ended.
+
+    Raises:
+        RollfeedError: If the run fails; the cause is stored.
+    """
     try:
-        async with rollouts:
-            while rollouts.next_step < prepared.settings.rollout.num_rollout:
-                await rollouts.generate_batch()
-        directory.finish()
-    finally:
-        close()
+        rollouts, close = _open_run(directory, prepared, observers)
+        resumed = rollouts.next_step
+        try:
+            async with rollouts:
+                await body(rollouts)
+            directory.finish()
+        finally:
+            close()
+    except RollfeedError as error:
+        directory.fail(str(error))
+        raise
     return RunSummary(
         directory=directory.path,
         num_steps=rollouts.next_step,
@@ -191,7 +209,7 @@ async def _run_in(directory: RunDirectory, prepared: PreparedRun, observers: Seq
     )
 
 
-def open_run(
+def _open_run(
     directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]
 ) -> tuple[Rollouts, Callable[[], None]]:
     """Return a manager that stores its steps in ``directory`` and goes on from there, and what ends its tracker."""

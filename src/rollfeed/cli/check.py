@@ -10,7 +10,7 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
-from rollfeed.config import Settings
+from rollfeed.config import RolloutConfig, Settings
 from rollfeed.errors import RunDirectoryError
 
 
@@ -41,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         problem = app.directory_problem(settings, arguments.out, overwrite=arguments.overwrite)
         if problem is not None:
             raise RunDirectoryError(problem)
-    model, sources = _check_run(settings, folders) if _has_prompts(settings) else _check_engine(settings)
-    eval_sets = _check_evaluation(settings, model, folders) if settings.eval.has_sets else []
+    sources = app.source_names(settings)
+    model, config = (_check_run if sources else _check_engine)(settings, folders)
+    eval_sets = _check_evaluation(settings, model, config, folders) if settings.eval.has_sets else []
     rollout = settings.rollout
     plan = {
         "ok": True,
@@ -74,33 +75,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _has_prompts(settings: Settings) -> bool:
-    return bool(app.source_names(settings))
-
-
 def _trains(settings: Settings) -> bool:
     return "train" in settings.model_fields_set
 
 
-def _check_run(settings: Settings, folders: list[Path]) -> tuple[app.Model, list[str]]:
+def _check_run(settings: Settings, folders: list[Path]) -> tuple[app.Model, RolloutConfig]:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
     prepared = app.prepare(settings, folders=folders)
     if _trains(settings):
         app.check_training(settings)
         asyncio.run(app.prepare_warm_up(prepared))
-    return prepared.model, app.source_names(settings)
+    return prepared.model, prepared.config
 
 
-def _check_engine(settings: Settings) -> tuple[app.Model, list[str]]:
+def _check_engine(settings: Settings, folders: list[Path]) -> tuple[app.Model, RolloutConfig]:
     model = app.load_settings_model(settings.model, seed=settings.seed)
     app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
-    return model, []
+    return model, app.build_config(settings, folders=folders)
 
 
-def _check_evaluation(settings: Settings, model: app.Model, folders: list[Path]) -> list[str]:
+def _check_evaluation(settings: Settings, model: app.Model, config: RolloutConfig, folders: list[Path]) -> list[str]:
     evaluation = app.prepare_evaluation(
         settings.eval,
-        config=app.build_config(settings, folders=folders),
+        config=config,
         tokenizer=model.tokenizer,
         context_length=settings.engine.context_length,
         folders=folders,

@@ -6,7 +6,7 @@ import json
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollfeed.app.training import run_curves
+from rollfeed.config.settings import flatten
 from rollfeed.report import accuracy_report
 from rollfeed.store import FoundGroup, GroupSummary, MemberSummary, RunReader, RunRecord, StepRecord
 from rollfeed.types import Correct, Rollout, Sample, SampleStatus
@@ -98,7 +99,8 @@ def _run_lines(reader: RunReader, record: RunRecord) -> Iterator[str]:
         f"{_count(totals.num_groups, 'group')} kept, {totals.num_dropped:,} dropped; "
         f"{_count(totals.response_tokens, 'token')} to train on, {totals.wasted_tokens:,} wasted"
     )
-    found = [(words, _setting(record.settings, key)) for key, words in _SETTINGS]
+    by_key = flatten(dict(record.settings))
+    found = [(words, by_key.get(key)) for key, words in _SETTINGS]
     yield ", ".join(f"{words} {value}" for words, value in found if value is not None)
     isolation = reader.isolation()
     if isolation is not None:
@@ -198,13 +200,6 @@ def _visible(text: str) -> str:
 def _shortened(text: str) -> str:
     words = _visible(" ".join(text.split()))
     return words if len(words) <= _QUESTION_CHARACTERS else words[: _QUESTION_CHARACTERS - 1] + "…"
-
-
-def _setting(settings: Mapping[str, Any], dotted_key: str) -> Any:
-    value: Any = settings
-    for key in dotted_key.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _metric(value: float | None, form: str) -> str:

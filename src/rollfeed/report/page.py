@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from rollfeed.config.settings import flatten
 from rollfeed.report.axes import number_text, share_axis, value_axis
 from rollfeed.report.curves import Curves, Point, SetEvaluation
 from rollfeed.report.svg import Line, chart
@@ -102,7 +103,8 @@ def _results(curves: Curves) -> Iterator[str]:
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    found = [(words, value) for key, words in SETTINGS if (value := _setting(settings, key)) is not None]
+    by_key = flatten(dict(settings))
+    found = [(words, value) for key, words in SETTINGS if (value := by_key.get(key)) is not None]
     if found:
         yield '<ul class="keys" aria-label="settings">'
         yield from (f"<li>{words} <b>{escape(str(value))}</b></li>" for words, value in found)
@@ -173,10 +175,3 @@ def _cells(found: SetEvaluation) -> Iterator[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else number_text(value)
-
-
-def _setting(settings: Mapping[str, Any], dotted_key: str) -> Any:
-    value: Any = settings
-    for key in dotted_key.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

@@ -2,7 +2,7 @@
 
 from rollfeed.app.training.checks import check_training, directory_problem
 from rollfeed.app.training.logs import run_curves
-from rollfeed.app.training.loop import OnEvaluation, TrainedStep, train
+from rollfeed.app.training.loop import OnEvaluation, TrainedStep, make_trainer, prepare_run_evaluation, train
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 
 __all__ = [
@@ -12,6 +12,8 @@ __all__ = [
     "WarmUpProbe",
     "check_training",
     "directory_problem",
+    "make_trainer",
+    "prepare_run_evaluation",
     "prepare_warm_up",
     "run_curves",
     "train",

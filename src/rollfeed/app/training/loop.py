@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
-from rollfeed.app.runs import PreparedRun, RunSummary, open_run
+from rollfeed.app.runs import PreparedRun, RunSummary, make_steps, open_directory
 from rollfeed.app.training.checkpoints import (
     export_model,
     has_steps,
@@ -27,12 +27,12 @@ from rollfeed.app.training.checks import check_training, directory_problem
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.config.train import AdvantageEstimator
-from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError, RunFailedError
+from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import CurveFiles, require_drawing
-from rollfeed.store import Rewind, RunDirectory
+from rollfeed.store import Rewind
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.training import batch_advantages
@@ -97,30 +97,26 @@ async def train(
         raise RunDirectoryError(problem)
     require_drawing()
     newest = None if overwrite else newest_checkpoint(out)
-    evaluation, warm_up = _prepare_evaluation(prepared), await prepare_warm_up(prepared)
-    trainer = await asyncio.to_thread(_make_trainer, prepared)
+    is_warm = not overwrite and has_warm_up(out)
+    evaluation = prepare_run_evaluation(prepared)
+    warm_up = None if is_warm else await prepare_warm_up(prepared)
+    trainer = await asyncio.to_thread(make_trainer, prepared)
     if not overwrite:
         await asyncio.to_thread(restore, trainer, out, newest)
-    directory = RunDirectory.open(
-        out,
-        settings=settings.model_dump(mode="json"),
-        identity=settings.identity(),
-        overwrite=overwrite,
-        step=Rewind.START if newest is None and not overwrite and has_steps(out) else newest,
-        folders=prepared.folders,
-    )
-    with directory:
-        try:
-            loop = _Loop(
-                prepared, trainer, evaluation, warm_up, directory.path, _Hooks(on_step, on_evaluation, on_warm_up)
-            )
-            return await loop.run(directory, observers)
-        except RollfeedError as error:
-            directory.fail(str(error))
-            raise
+    step = Rewind.START if newest is None and not overwrite and has_steps(out) else newest
+    with open_directory(prepared, out, overwrite=overwrite, step=step) as directory:
+        hooks = _Hooks(on_step, on_evaluation, on_warm_up)
+        loop = _Loop(prepared, trainer, evaluation, warm_up, out, hooks, is_restored=is_warm or newest is not None)
+        return await make_steps(directory, prepared, observers, loop.run)
 
 
-def _make_trainer(prepared: PreparedRun) -> Trainer:
+def make_trainer(prepared: PreparedRun) -> Trainer:
+    """Return the trainer of a run, as its checkpoint is.
+
+    Raises:
+        ConfigError: If the settings cannot be trained with.
+        CheckpointError: If the model cannot be loaded.
+    """
     # PyTorch takes seconds to import.
     from rollfeed.training.trainer import Trainer
 
@@ -136,7 +132,12 @@ def _make_trainer(prepared: PreparedRun) -> Trainer:
     )
 
 
-def _prepare_evaluation(prepared: PreparedRun) -> PreparedEvaluation | None:
+def prepare_run_evaluation(prepared: PreparedRun) -> PreparedEvaluation | None:
+    """Read and check the sets of a run's ``[eval]``; None without any.
+
+    Raises:
+        ConfigError: If a set is wrong.
+    """
     if not prepared.settings.eval.has_sets:
         return None
     return prepare_evaluation(
@@ -159,6 +160,8 @@ class _Loop:
         warm_up: WarmUp | None,
         out: Path,
         hooks: _Hooks,
+        *,
+        is_restored: bool,
     ) -> None:
         self._prepared = prepared
         self._trainer = trainer
@@ -166,6 +169,7 @@ class _Loop:
         self._warm_up = warm_up
         self._out = out
         self._hooks = hooks
+        self._is_restored = is_restored
         self._num_batches = prepared.settings.rollout.num_rollout
         self._curve_files = CurveFiles(
             out,
@@ -176,34 +180,20 @@ class _Loop:
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
-    async def run(self, directory: RunDirectory, observers: Sequence[RolloutObserver]) -> RunSummary:
-        rollouts, close = open_run(directory, self._prepared, observers)
-        resumed = rollouts.next_step
-        try:
-            async with rollouts:
-                await self._warm_up_once(rollouts)
-                if self._trainer.step or self._warm_up is not None:
-                    await self._publish(rollouts)
-                if not self._eval_log.has_records:
-                    await self._evaluate()
-                while rollouts.next_step < self._num_batches:
-                    await self._train_once(rollouts)
-            checkpoint = self._prepared.model.checkpoint
-            await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=checkpoint)
-            directory.finish()
-        finally:
-            close()
-        return RunSummary(
-            directory=directory.path,
-            num_steps=rollouts.next_step,
-            num_resumed_steps=resumed,
-            ledger=rollouts.ledger,
-        )
+    async def run(self, rollouts: Rollouts) -> None:
+        """Make all batches that are left, and the trained model."""
+        if self._is_restored:
+            await self._publish(rollouts)
+        elif self._warm_up is not None:
+            await self._run_warm_up(self._warm_up, rollouts)
+        if not self._eval_log.has_records:
+            await self._evaluate()
+        while rollouts.next_step < self._num_batches:
+            await self._train_once(rollouts)
+        await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=self._prepared.model.checkpoint)
 
-    async def _warm_up_once(self, rollouts: Rollouts) -> None:
-        """Do what comes before the first batch, unless an earlier process did."""
-        if self._warm_up is None or has_warm_up(self._out):
-            return
+    async def _run_warm_up(self, warm_up: WarmUp, rollouts: Rollouts) -> None:
+        """Do what comes before the first batch; the engine has the weights then."""
         log = RecordLog(self._out / WARM_UP_LOG, keep=lambda record: False)
 
         def tell(probe: WarmUpProbe) -> None:
@@ -211,7 +201,7 @@ class _Loop:
             if self._hooks.on_warm_up is not None:
                 self._hooks.on_warm_up(probe)
 
-        await self._warm_up.run(
+        await warm_up.run(
             self._trainer,
             engine=self._prepared.engine,
             publish=lambda: self._publish(rollouts),
