@@ -1,11 +1,14 @@
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rollfeed.batch import batch_metrics, cut_batch, group_advantages
 from rollfeed.errors import RunFailedError
-from rollfeed.testing.contracts import check_advantage, make_group
+from rollfeed.testing.contracts import check_advantage, make_group, make_sample
+from rollfeed.types import Correct, Rollout, SampleStatus, Verdict, VersionSpan
 
 
 def test_advantages_sum_to_zero_within_each_group() -> None:
@@ -44,11 +47,45 @@ def test_an_advantage_function_that_returns_nonsense_is_named(wrong) -> None:
         cut([make_group([0.0, 1.0])], advantage_fn=wrong)
 
 
-def test_metrics_of_a_batch() -> None:
-    metrics = batch_metrics([make_group([0.0, 1.0]), make_group([1.0, 1.0])], reward_key=None, policy_version=4)
-    assert metrics["rollout/reward_mean"] == 0.75
-    assert metrics["rollout/group_reward_std"] == 0.25
-    assert metrics["rollout/response_length_mean"] == 1.0
-    assert metrics["rollout/truncated_ratio"] == 0.0
-    assert metrics["rollout/staleness_max"] == 4.0
-    assert "rollout/correct_ratio" not in metrics
+def rollout_of(response: str, *, reward: float, status: SampleStatus, correct: Correct, **changes: Any) -> Rollout:
+    sample = replace(make_sample(response, reward=reward), status=status, **changes)
+    return Rollout(rollout_id=0, samples=(sample,), verdict=Verdict(reward=reward, correct=correct))
+
+
+def test_every_number_of_a_batch() -> None:
+    rollouts = (
+        rollout_of("12", reward=0.0, status=SampleStatus.TRUNCATED, correct=Correct.NO),
+        rollout_of("1234", reward=1.0, status=SampleStatus.COMPLETED, correct=Correct.YES),
+        rollout_of("", reward=1.0, status=SampleStatus.ABORTED, correct=Correct.YES),
+        rollout_of(
+            "1234",
+            reward=4.0,
+            status=SampleStatus.COMPLETED,
+            correct=Correct.UNDEFINED,
+            version_spans=(VersionSpan(0, 1, 1), VersionSpan(1, 4, 3)),
+            loss_mask=np.array([0.0, 1.0, 1.0, 0.5], np.float32),
+            metadata={"start_rollout_id": 2},
+        ),
+    )
+    group = replace(make_group([0.0, 1.0, 1.0, 4.0]), rollouts=rollouts)
+    metrics = batch_metrics([group, make_group([1.0, 1.0, 1.0, 1.0])], reward_key=None, policy_version=4)
+    assert metrics == {
+        "rollout/reward_mean": 1.25,
+        "rollout/reward_std": pytest.approx(np.std([0, 1, 1, 4, 1, 1, 1, 1])),
+        "rollout/group_reward_std": pytest.approx(np.std([0, 1, 1, 4]) / 2),
+        "rollout/response_length_mean": 14 / 8,
+        "rollout/response_length_min": 0.0,
+        "rollout/response_length_max": 4.0,
+        "rollout/truncated_ratio": 1 / 8,
+        "rollout/empty_ratio": 1 / 8,
+        "rollout/trained_tokens": 12.5,
+        "rollout/staleness_max": 4.0,
+        "rollout/staleness_mean": (6 * 4 + 1) / 7,  # an empty response has no age
+        "rollout/several_versions_ratio": 1 / 8,
+        "rollout/resumed_ratio": 1 / 8,
+        "rollout/correct_ratio": 2 / 3,
+    }
+
+
+def test_a_batch_that_nobody_calls_right_or_wrong_has_no_share_of_right_answers() -> None:
+    assert "rollout/correct_ratio" not in batch_metrics([make_group([0.0, 1.0])], reward_key=None, policy_version=0)

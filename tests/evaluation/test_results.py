@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rollfeed.evaluation import EvalResult, EvalSet, SetResult, is_right, summarise, wilson_interval
-from rollfeed.testing import make_group
-from rollfeed.types import Correct, Group, SampleStatus, Verdict
+from rollfeed.testing import make_group, make_sample
+from rollfeed.types import Correct, Group, GroupResult, GroupStatus, SampleStatus, Verdict
 
 
 def with_verdicts(rewards: list[float], correct: list[Correct]) -> Group:
@@ -95,14 +95,37 @@ def test_truncated_answers_are_counted_and_scored(
     assert (found.truncated_ratio, found.accuracy) == (0.5, 1.0)
 
 
-def test_metrics_are_named_by_set_and_are_numbers(
-    make_set: Callable[..., EvalSet], result_of: Callable[..., Any]
-) -> None:
-    found = summarise(make_set("core/x@1", num_prompts=1), [result_of([1, 0, 0, 0])])
-    metrics = made_of(found).metrics()
-    assert metrics["eval/core/x@1/accuracy"] == 0.25
-    assert metrics["eval/core/x@1/pass@4"] == 1.0
-    assert metrics["eval/core/x@1/pass^2"] == 0.0
+def test_every_number_of_a_set_is_named_by_the_set(make_set: Callable[..., EvalSet]) -> None:
+    group = with_verdicts([1.0, 0.5], [Correct.YES, Correct.NO])
+    long = replace(make_sample("12345", reward=0.5), status=SampleStatus.TRUNCATED)
+    group = replace(group, rollouts=(group.rollouts[0], replace(group.rollouts[1], samples=(long,))))
+    chosen = replace(make_set("core/x@1", num_prompts=2, n_samples_per_prompt=2), num_over_length=3)
+    results = [
+        GroupResult(group=group, status=GroupStatus.FINISHED),
+        GroupResult(group=make_group([0.0, 0.0], group_index=1), status=GroupStatus.FAILED, cause="timeout"),
+    ]
+    metrics = made_of(summarise(chosen, results)).metrics()
+    low, high = wilson_interval(0.5, 1)
+    numbers = {
+        "num_prompts": 1.0,
+        "n_samples_per_prompt": 2.0,
+        "num_failed": 1.0,
+        "num_over_length": 3.0,
+        "reward_mean": 0.75,
+        "accuracy": 0.5,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "pass@1": 0.5,
+        "pass@2": 1.0,
+        "pass^1": 0.5,
+        "pass^2": 0.0,
+        "truncated_ratio": 0.5,
+        "format_ok_ratio": 0.5,
+        "response_length_mean": 3.0,
+        "response_length_median": 3.0,
+        "response_length_max": 5.0,
+    }
+    assert metrics == {f"eval/core/x@1/{name}": value for name, value in numbers.items()}
     assert all(type(value) is float for value in metrics.values())
 
 

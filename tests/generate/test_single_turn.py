@@ -73,3 +73,12 @@ async def test_r15_the_context_bounds_the_budget() -> None:
         await answer(engine, request(max_context_length=5))
         assert engine.requests[0].params.max_new_tokens == 3
         assert engine.requests[0].params.min_new_tokens == 3
+
+
+async def test_a_resumed_sample_owes_only_the_rest_of_its_shortest_length() -> None:
+    async with ScriptedEngine(answer=lambda r: "x" * 50) as engine:
+        for already, owed in ((2, 4), (6, 0), (8, 0)):
+            begun = await answer(engine, request(params=SamplingParams(max_new_tokens=already)))
+            await answer(engine, request(partial=replace(begun, status=SampleStatus.ABORTED)))
+            assert engine.requests[-1].params.min_new_tokens == owed
+            assert engine.requests[-1].params.max_new_tokens == 10 - already

@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -169,3 +170,45 @@ async def test_seeds_depend_on_step_group_and_member_only(make_rollouts) -> None
     async with make_rollouts(other, seed=1) as rollouts:
         await rollouts.generate_batch()
     assert set(seeds_of(other).values()).isdisjoint(seeds_of(engines[0]).values())
+
+
+@pytest.mark.parametrize("failure_retries", [1, 3])
+async def test_a_rollout_is_tried_once_and_then_as_often_as_failure_retries_says(
+    make_rollouts, failure_retries
+) -> None:
+    tries = 0
+
+    async def generate(request, *, default, endpoint, tokenizer):
+        nonlocal tries
+        if request.rollout_id == 3:
+            tries += 1
+            raise ValueError("always")
+        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+
+    commits: list[StepCommit] = []
+    settings = {"group_failure": "retry", "failure_retries": failure_retries, "commit": commits.append}
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, **settings) as rollouts:
+        await rollouts.generate_batch()
+    assert tries == 1 + failure_retries
+    assert [dropped.reason for dropped in commits[0].dropped] == ["failed"]
+
+
+@pytest.mark.parametrize("failure_retries", [1, 3])
+async def test_a_response_is_graded_once_and_then_as_often_as_failure_retries_says(
+    make_rollouts, failure_retries
+) -> None:
+    gradings: Counter[int] = Counter()
+
+    class Scorer:
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            gradings.update(rollout.rollout_id for rollout in rollouts if rollout.samples[0].reward is None)
+            bad = Verdict(reward=None, outcome=Outcome.ERROR, detail="always")
+            return [bad if rollout.rollout_id == 3 else Verdict(reward=1.0) for rollout in rollouts]
+
+    settings = {"group_failure": "retry", "failure_retries": failure_retries}
+    async with make_rollouts(ScriptedEngine(), scorer=Scorer(), **settings) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert gradings[3] == 1 + failure_retries
+    assert gradings[2] == 1
+    assert batch.metrics["rollout/reward_error"] == 1 + failure_retries
+    assert batch.metrics["rollout/reward_timeout"] == 0

@@ -33,7 +33,7 @@ async def test_partial_rollouts_go_on_from_what_was_aborted(make_rollouts, tick_
             for sample in batch.samples:
                 assert sample.response_length == lognormal(sample.rollout_id)
                 assert sample.status is SampleStatus.COMPLETED
-    assert sum(commit.batch.metrics.get("rollout/wasted_tokens/requeued", 0.0) for commit in commits) == 0
+    assert sum(commit.wasted_tokens.get("requeued", 0) for commit in commits) == 0
     resumed = [sample for commit in commits for sample in commit.batch.samples if "start_rollout_id" in sample.metadata]
     assert resumed
     trained = Counter(group.group_index for commit in commits for group in commit.batch.groups)
@@ -136,7 +136,7 @@ async def test_staleness_never_exceeds_the_limit(make_rollouts, tick_engine, max
             assert batch.metrics["rollout/staleness_max"] <= max_staleness
             await engine.tick(engine.num_ticks + trainer_ticks)
             await rollouts.update_weights({}, policy_version=step + 1)
-    assert sum(commit.batch.metrics.get("rollout/wasted_tokens/stale", 0.0) for commit in commits) == 0
+    assert sum(commit.wasted_tokens.get("stale", 0) for commit in commits) == 0
     trained = Counter(group.group_index for commit in commits for group in commit.batch.groups)
     assert set(trained.values()) == {1}
 

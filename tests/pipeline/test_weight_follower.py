@@ -84,3 +84,23 @@ async def test_r44_staleness_stays_within_the_limit_with_an_outside_trainer_also
                 publish(tmp_path, step + 1)
     trained = [group.group_index for commit in commits for group in commit.batch.groups]
     assert len(trained) == len(set(trained))
+
+
+async def test_a_version_that_is_not_newer_is_never_published(tick_engine, tmp_path) -> None:
+    taken: list[int] = []
+
+    class Engine(tick_engine):
+        async def update_weights_from_disk(self, folder, *, policy_version: int) -> None:
+            taken.append(policy_version)
+            await super().update_weights_from_disk(folder, policy_version=policy_version)
+
+    engine = Engine(lambda rollout_id: 3)
+    weights = follower(tmp_path, engine, max_lag=0)
+    for version in (2, 5):
+        publish(tmp_path, version)
+        await weights.before_step(0)
+        await weights.before_step(0)
+    await engine.update_weights({}, policy_version=7)  # published by somebody else meanwhile
+    await weights.before_step(0)
+    assert taken == [2, 5]
+    assert engine.policy_version == 7

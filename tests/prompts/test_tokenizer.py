@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollfeed.engine.checkpoint import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.prompts import load_tokenizer
 
@@ -26,17 +27,28 @@ def test_incomplete_utf8_becomes_a_replacement_character(tokenizer_folder: Path)
     assert tokenizer.decode(tokenizer.encode("é", add_special_tokens=False)[:1], skip_special_tokens=False) == "\ufffd"
 
 
-def test_64_threads_encode_render_and_decode_at_once(tokenizer_folder: Path) -> None:
-    tokenizer = load_tokenizer(tokenizer_folder)
+def assert_threads_agree(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
 
-    def work(number: int) -> bool:
-        text = f"prompt {number} " * 20
+    def work(number: int) -> tuple[list[int], str, str]:
+        text = f"Prompt {number}: wie viele Äpfel? " * 20
         ids = tokenizer.encode(text, add_special_tokens=number % 2 == 0)
         rendered = tokenizer.render_chat([{"role": "user", "content": text}])
-        return tokenizer.decode(ids, skip_special_tokens=True) == text and text in rendered
+        assert text.strip() in rendered
+        return ids.tolist(), rendered, tokenizer.decode(ids, skip_special_tokens=True)
 
+    expected = [work(number) for number in range(640)]
     with ThreadPoolExecutor(64) as threads:
-        assert all(threads.map(work, range(640)))
+        assert list(threads.map(work, range(640))) == expected
+
+
+def test_64_threads_encode_render_and_decode_at_once(tokenizer_folder: Path) -> None:
+    assert_threads_agree(tokenizer_folder)
+
+
+@pytest.mark.model
+def test_64_threads_use_the_tokenizer_of_a_real_model_at_once() -> None:
+    assert_threads_agree(resolve_checkpoint(DEFAULT_MODEL))
 
 
 def test_end_ids_come_from_the_tokenizer_and_both_configurations(

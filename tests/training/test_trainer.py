@@ -276,7 +276,44 @@ def test_truncation_weights_tokens_by_the_ratio_to_the_engine(make_trainer, samp
         report = make_trainer(loss={"correction": correction}).train_step(batch)
         assert report.metrics["train/loss"] == pytest.approx(-np.mean(expected), rel=1e-4)
         assert report.metrics["train/mismatch_ratio_max"] == pytest.approx(9.0, rel=1e-3)
-    assert report.metrics.get("train/corrected_ratio") is None
+        assert ("train/corrected_ratio" in report.metrics) is (correction != "none")
+
+
+def test_every_number_of_an_update(make_trainer, sample_of, group_of, batch_of) -> None:
+    sample = sample_of([1, 2], [3, 4, 5, 6], mask=[1.0, 1.0, 1.0, 0.0])
+    [true] = make_trainer().logprobs([sample])
+    ratios = np.array([0.1, 1.5, 9.0])
+    off = replace(sample, logprobs=(true - np.log([*ratios, 1.0])).astype(np.float32))
+    trainer = make_trainer(loss={"correction": "truncate", "kl_coefficient": 0.5})
+    metrics = trainer.train_step(batch_of([group_of(0, [[off]])], [1.0])).metrics
+    entropy = metrics.pop("train/entropy")
+    assert 0 < entropy < np.log(259)
+    assert metrics.pop("train/grad_norm") > 0
+    expected = {
+        "train/tokens": 3,
+        "train/loss": -np.mean([0.1, 1.5, 2.0]),
+        "train/mismatch_k1": -np.log(ratios).mean(),
+        "train/mismatch_kl": (ratios - 1 - np.log(ratios)).mean(),
+        "train/mismatch_abs": np.abs(np.log(ratios)).mean(),
+        "train/mismatch_abs_min": np.log(1.5),
+        "train/mismatch_abs_max": np.log(10),
+        "train/mismatch_ratio_min": 0.1,
+        "train/mismatch_ratio_max": 9.0,
+        "train/policy_ratio_min": 1.0,
+        "train/policy_ratio_max": 1.0,
+        "train/clipped_low_ratio": 0.0,
+        "train/clipped_high_ratio": 0.0,
+        "train/correction_weight": np.mean([0.1, 1.5, 2.0]),
+        "train/corrected_ratio": 1 / 3,
+        "train/reference_kl": 0.0,
+        "train/learning_rate": 0.01,
+        "train/updates": 1,
+        "train/skipped_updates": 0,
+        "train/computed_tokens": 4,
+        "train/padded_tokens": 4,
+        "train/micro_batches": 1,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def test_ratios_to_the_rollout_policy_are_clipped_from_the_first_update_on(

@@ -148,6 +148,7 @@ async def test_r18_nothing_arrives_after_the_drain_though_one_server_refuses(eng
             task.result()
         assert gate.num_at_engine == 0
         assert engine.metrics()["requests_in_flight"] == 0
+        assert engine.metrics()["concurrency_limit"] == 4
 
 
 async def test_a_server_that_does_not_confirm_ends_no_abort(scripted: Any, engine_at: EngineAt, until: Until) -> None:
