@@ -18,9 +18,7 @@ from rollfeed.protocols.execution import (
 )
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
-    BatchCutter,
     BatchedRewardFn,
-    BatchFilter,
     Endpoint,
     Engine,
     Environment,
@@ -31,17 +29,15 @@ from rollfeed.protocols.rollouts import (
     PromptRenderer,
     PromptSource,
     RewardFn,
-    RolloutContext,
-    RolloutFn,
     RolloutObserver,
     RolloutRequest,
-    Running,
     SampleHook,
     Scorer,
     Task,
     Tokenizer,
     Tracker,
 )
+from rollfeed.protocols.steps import BatchCutter, BatchFilter, RolloutContext, RolloutFn, Running
 from rollfeed.protocols.supply import LengthPredictor, WeightSource
 
 __all__ = [

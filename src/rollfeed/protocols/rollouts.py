@@ -1,13 +1,12 @@
-"""From prompt to batch: engines, sources, graders, filters and the whole step."""
+"""From prompt to scored group: engines, sources, graders and filters."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,14 @@ from rollfeed.types import (
     EngineLoad,
     FilterDecision,
     Group,
-    GroupResult,
     Message,
     Prompt,
     PromptDraw,
     Reward,
     Rollout,
-    RolloutOutput,
     Sample,
     SamplingParams,
     StepCommit,
-    TrainBatch,
     Verdict,
 )
 
@@ -279,13 +275,6 @@ class GroupFilter(Protocol):
         """Return Keep or Drop(reason) for the samples of one group."""
 
 
-class BatchFilter(Protocol):
-    """Chooses a batch among more finished groups than it needs. *Extension point*."""
-
-    def __call__(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Return indices of ``groups``, those first that are to be trained on; the others are surplus."""
-
-
 class SampleHook(Protocol):
     """Sees, and may replace, every finished sample before it is scored. *Extension point*."""
 
@@ -298,13 +287,6 @@ class AdvantageFn(Protocol):
 
     def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return one advantage a rollout. ``(G,)``."""
-
-
-class BatchCutter(Protocol):
-    """Orders the kept groups of a step and gives every sample its advantage."""
-
-    def __call__(self, groups: Sequence[Group], *, step: int, policy_version: int) -> TrainBatch:
-        """Return the batch, with the metrics that its groups alone give."""
 
 
 class Tracker(Protocol):
@@ -337,61 +319,3 @@ class RolloutObserver(Protocol):
 
     def step_finished(self, commit: StepCommit) -> None:
         """The step's batch is complete and stored."""
-
-
-class Running(NamedTuple):
-    """A group under way."""
-
-    task: asyncio.Task[GroupResult]
-    policy_version: int
-    """The oldest version that its tokens can have."""
-
-
-class RolloutContext(Protocol):
-    """What a whole rollout function may use to make a step."""
-
-    @property
-    def step(self) -> int:
-        """The step's number, from 0."""
-
-    @property
-    def rollout_batch_size(self) -> int:
-        """Groups to deliver."""
-
-    @property
-    def surplus(self) -> Sequence[Group]:
-        """Groups that earlier steps finished and kept, oldest first; they count as drawn."""
-
-    @property
-    def policy_version(self) -> int:
-        """The engine's version now."""
-
-    @property
-    def running(self) -> Mapping[int, Running]:
-        """Groups that earlier steps left under way, by index; empty but in ``async`` mode."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits for the batch; in ``async`` mode a step begins before that."""
-
-    async def changed(self) -> None:
-        """Return when a submitted group has ended or the batch has become wanted, since the last call."""
-
-    async def draw(self, count: int) -> Sequence[PromptDraw]:
-        """Take prompts: requeued ones first, then new ones; fewer only when the source has ended."""
-
-    def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
-        """Start generating and scoring one group; the task never raises but for cancellation or a spent budget."""
-
-    def decide(self, group: Group) -> FilterDecision:
-        """Apply the group filters."""
-
-    async def abort(self) -> None:
-        """End all submitted work within the grace period; afterwards every task is done."""
-
-
-class RolloutFn(Protocol):
-    """Makes a whole step. *Extension point*; the default is ``pipeline.scheduler``."""
-
-    async def __call__(self, context: RolloutContext) -> RolloutOutput:
-        """Return exactly ``rollout_batch_size`` scored groups, and where the others went."""

@@ -1,0 +1,81 @@
+"""A step: what makes its batch, and what that may use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from rollfeed.types import FilterDecision, Group, GroupResult, PromptDraw, RolloutOutput, TrainBatch
+
+
+class BatchFilter(Protocol):
+    """Chooses a batch among more finished groups than it needs. *Extension point*."""
+
+    def __call__(self, groups: Sequence[Group]) -> Sequence[int]:
+        """Return indices of ``groups``, those first that are to be trained on; the others are surplus."""
+
+
+class BatchCutter(Protocol):
+    """Orders the kept groups of a step and gives every sample its advantage."""
+
+    def __call__(self, groups: Sequence[Group], *, step: int, policy_version: int) -> TrainBatch:
+        """Return the batch, with the metrics that its groups alone give."""
+
+
+class Running(NamedTuple):
+    """A group under way."""
+
+    task: asyncio.Task[GroupResult]
+    policy_version: int
+    """The oldest version that its tokens can have."""
+
+
+class RolloutContext(Protocol):
+    """What a whole rollout function may use to make a step."""
+
+    @property
+    def step(self) -> int:
+        """The step's number, from 0."""
+
+    @property
+    def rollout_batch_size(self) -> int:
+        """Groups to deliver."""
+
+    @property
+    def surplus(self) -> Sequence[Group]:
+        """Groups that earlier steps finished and kept, oldest first; they count as drawn."""
+
+    @property
+    def policy_version(self) -> int:
+        """The engine's version now."""
+
+    @property
+    def running(self) -> Mapping[int, Running]:
+        """Groups that earlier steps left under way, by index; empty but in ``async`` mode."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for the batch; in ``async`` mode a step begins before that."""
+
+    async def changed(self) -> None:
+        """Return when a submitted group has ended or the batch has become wanted, since the last call."""
+
+    async def draw(self, count: int) -> Sequence[PromptDraw]:
+        """Take prompts: requeued ones first, then new ones; fewer only when the source has ended."""
+
+    def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
+        """Start generating and scoring one group; the task never raises but for cancellation or a spent budget."""
+
+    def decide(self, group: Group) -> FilterDecision:
+        """Apply the group filters."""
+
+    async def abort(self) -> None:
+        """End all submitted work within the grace period; afterwards every task is done."""
+
+
+class RolloutFn(Protocol):
+    """Makes a whole step. *Extension point*; the default is ``pipeline.scheduler``."""
+
+    async def __call__(self, context: RolloutContext) -> RolloutOutput:
+        """Return exactly ``rollout_batch_size`` scored groups, and where the others went."""
