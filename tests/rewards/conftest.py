@@ -58,6 +58,7 @@ class ScriptedServer:
     def __init__(self, replies: Sequence[dict[str, Any]]) -> None:
         self._replies = list(replies)
         self.bodies: list[Any] = []
+        self.keys: list[str | None] = []
         self.url = ""
         self.asked = asyncio.Event()
         self.num_running = 0
@@ -65,6 +66,7 @@ class ScriptedServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
+        self.keys.append(request.headers.get("Authorization"))
         self.asked.set()
         reply = self._replies[0] if self._replies[0].get("repeat") else self._replies.pop(0)
         self.num_running += 1

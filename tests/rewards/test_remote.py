@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from rollfeed.app.rewards import open_reward_hub
+from rollfeed.config import RewardSettings
+from rollfeed.config.api_key import ApiKey
+from rollfeed.errors import ConfigError
 from rollfeed.rewards import Form, RemoteGrader
 from rollfeed.types import Outcome
 
 Serve = Callable[..., Any]
+KEY = ApiKey("reward.remote.api_key_env", "REWARD_KEY", "secret-7")
 
 
 async def grade(url: str | None, *, response: str = "r", label: Any = "l", **settings: Any) -> Any:
@@ -45,10 +50,51 @@ async def test_reply_is_read_as_its_reward(serve_script: Serve, reply: Any, rewa
         assert (await grade(server.url)).reward == reward
 
 
-async def test_predictions_form_sends_lists(serve_script: Serve) -> None:
-    async with serve_script([{"json": {"score": [0.5]}}]) as server:
-        assert (await grade(server.url, form=Form.PREDICTIONS, reply_key="score")).reward == 0.5
-        assert server.bodies == [{"predictions": ["r"], "answers": ["l"]}]
+@pytest.mark.parametrize(("label", "sent"), [("l", "l"), (4, "4"), (0.5, "0.5"), (["a"], "['a']"), (None, "")])
+async def test_predictions_form_sends_one_response_as_it_is_and_its_label_as_text(
+    serve_script: Serve, label: Any, sent: str
+) -> None:
+    async with serve_script([{"json": {"score": 0.5}}]) as server:
+        assert (await grade(server.url, form=Form.PREDICTIONS, reply_key="score", label=label)).reward == 0.5
+        assert server.bodies == [{"predictions": "r", "answers": sent}]
+
+
+async def test_the_key_is_sent(serve_script: Serve) -> None:
+    async with serve_script([{"json": 1}, {"json": 1}]) as server:
+        await grade(server.url, api_key=KEY)
+        await grade(server.url)
+        assert server.keys == ["Bearer secret-7", None]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_wants_a_key_is_an_error_at_once_that_names_the_setting(
+    serve_script: Serve, status: int
+) -> None:
+    async with serve_script([{"status": status, "text": "no"}, {"json": 1}] * 2) as server:
+        unnamed = await grade(server.url)
+        assert unnamed.outcome is Outcome.ERROR
+        assert unnamed.detail == (
+            f"{server.url}: HTTP {status}: name the variable that holds the key as reward.remote.api_key_env"
+        )
+        await grade(server.url)
+        refused = await grade(server.url, api_key=KEY)
+        assert f"HTTP {status}: the key in $REWARD_KEY was refused" in refused.detail
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+async def test_the_key_is_not_told_when_the_server_repeats_it(serve_script: Serve, status: int) -> None:
+    async with serve_script([{"status": status, "text": "you sent Bearer secret-7"}]) as server:
+        verdict = await grade(server.url, api_key=KEY, max_tries=1)
+        assert f"HTTP {status}" in verdict.detail
+        assert "secret" not in verdict.detail + repr(KEY)
+
+
+async def test_a_variable_without_a_key_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REWARD_KEY", raising=False)
+    settings = RewardSettings.model_validate({"remote": {"url": "http://a:1", "api_key_env": "REWARD_KEY"}})
+    with pytest.raises(ConfigError, match=r"reward\.remote\.api_key_env = 'REWARD_KEY': the environment has no key"):
+        async with open_reward_hub(settings):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from rollfeed.errors import ConfigError
-from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
+from rollfeed.rewards import BUILTIN_GRADERS, Form, OwnPace, RemoteGrader, RewardHub
 from rollfeed.rewards.server import RewardServer, serve_rewards
 from rollfeed.types import Verdict
 
@@ -246,6 +246,12 @@ async def test_our_remote_grader_understands_our_server() -> None:
     async with serving() as client, RemoteGrader(url=f"{client.address}/get_reward") as grader:
         assert (await grader(r"\boxed{4}", "4", {})).reward == 1.0
         assert (await grader(r"\boxed{4}", {"a": 1}, {})).reward is None
+
+
+async def test_our_remote_grader_understands_our_server_in_the_form_of_predictions() -> None:
+    async with serving() as client, RemoteGrader(url=client.address, form=Form.PREDICTIONS) as grader:
+        assert (await grader(r"\boxed{4}", 4, {})).reward == 1.0
+        assert (await grader(r"\boxed{5}", "4", {})).reward == 0.0
 
 
 async def test_our_remote_grader_waits_for_room_in_our_server() -> None:

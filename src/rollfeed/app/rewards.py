@@ -12,6 +12,7 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, RewardSettings, WorkerSettings
+from rollfeed.config.api_key import ApiKey
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.protocols import ExecLimits, Grader, Isolation, RewardFn, Workers
@@ -46,6 +47,9 @@ class RewardServices:
         remote: The reward server.
         on_isolation: Told once which isolation programs run at.
         rm_type: Of most responses: for programs, isolation is found out on entering and not with the first one.
+
+    Raises:
+        ConfigError: If the variable that should hold the reward server's key does not.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class RewardServices:
         )
         self.remote = RemoteGrader(
             url=remote.url,
+            api_key=ApiKey.read(remote.api_key_env, setting="reward.remote.api_key_env"),
             form=Form(remote.form.value),
             reply_key=remote.reply_key,
             timeout_seconds=remote.timeout_seconds,

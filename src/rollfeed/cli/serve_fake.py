@@ -71,6 +71,7 @@ def register(actions: Any) -> None:
     parser.add_argument("--script", metavar="FILE", type=Path, help="JSON list of replies, as POST /script takes it")
     parser.add_argument("--speed", metavar="X", type=float, default=1.0, help="how fast the time model's clock runs")
     parser.add_argument("--context-length", metavar="N", type=int, default=131_072, help="tokens (default 131072)")
+    parser.add_argument("--api-key", metavar="K", help="what requests but for health must carry (default: nothing)")
     parser.add_argument("--metrics", action="store_true", help="serve /metrics")
     group = parser.add_argument_group("time model")
     for name, kind, description in _TIME_MODEL:
@@ -105,6 +106,7 @@ def _settings(arguments: argparse.Namespace) -> FakeSettings:
         script=_script(arguments.script),
         speed=arguments.speed,
         context_length=arguments.context_length,
+        api_key=arguments.api_key,
         metrics=arguments.metrics,
         time_model=time_model,
     )

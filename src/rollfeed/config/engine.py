@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.openai_engine import OpenAISettings
 from rollfeed.config.section import Section
 
@@ -46,6 +47,10 @@ class SGLangSettings(Section):
     """Addresses of the servers, for example `["http://10.0.0.5:30000"]`; requests go to the least busy one."""
     router: str | None = None
     """Address of a router in front of the servers; aborts and weights go to the servers that it lists."""
+    api_key_env: KeyVariable | None = None
+    """Name of the environment variable that holds the key of all servers and the router, as they have it by
+    `--api-key`. The key itself is stored nowhere.
+    """
     concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests at all servers together; by default found from their throughput and queues."""
     max_concurrency: int = Field(default=1024, ge=1, le=1_000_000)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.section import Section
-
-_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Purpose(StrEnum):
@@ -27,7 +25,7 @@ class OpenAISettings(Section):
     """Where it is, for example `http://10.0.0.5:8000`; `/v1` at the end may be left out."""
     model: str | None = None
     """The model's name in requests; by default the only one that the server lists."""
-    api_key_env: str | None = None
+    api_key_env: KeyVariable | None = None
     """Name of the environment variable that holds the key. The key itself is stored nowhere."""
     purpose: Purpose = Field(default=Purpose.TRAINING, strict=False)
     """`training` refuses a server that does not return the sampled tokens and their logprobs; `evaluation` makes do
@@ -70,11 +68,3 @@ class OpenAISettings(Section):
         if parts.query or parts.fragment:
             raise ValueError(f"{text!r} has more than an address in it: {form}")
         return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-    @field_validator("api_key_env", mode="after")
-    @classmethod
-    def _api_key_env_is_a_name(cls, name: str | None) -> str | None:
-        if name is not None and _VARIABLE.fullmatch(name) is None:
-            # Not repeated in the message: it may be the key.
-            raise ValueError("not the name of an environment variable: put the key into one, and its name here")
-        return name

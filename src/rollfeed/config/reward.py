@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.plugins import ImportPath
 from rollfeed.config.section import Section
 from rollfeed.protocols import IsolationLevel
@@ -24,8 +25,12 @@ class RemoteRewardSettings(Section):
 
     url: str | None = None
     """Where responses are sent, for example `http://10.0.0.5:11111/get_reward`."""
+    api_key_env: KeyVariable | None = None
+    """Name of the environment variable that holds the server's key. The key itself is stored nowhere."""
     form: RemoteForm = Field(default=RemoteForm.RESPONSE, strict=False)
-    """`response` sends prompt, response and label; `predictions` sends the lists predictions and answers."""
+    """`response` sends prompt, response and label; `predictions` sends predictions, which is the response, and answers,
+    which is the label as text.
+    """
     reply_key: str = Field(default="reward", min_length=1)
     """Which entry of the reply is the reward; a reply that is a number is the reward itself."""
     timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0, strict=False)

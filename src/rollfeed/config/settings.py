@@ -32,6 +32,7 @@ FREE_TO_CHANGE = (
     "reward.workers.num_workers",
     "reward.code.concurrency",
     "reward.remote.url",
+    "reward.remote.api_key_env",
     "reward.remote.concurrency",
     "buffer.max_memory_mb",
     "weights.directory",

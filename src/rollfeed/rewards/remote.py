@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
 from rollfeed.errors import RewardError
 from rollfeed.rewards.hub import PROMPT_KEY
 from rollfeed.rewards.results import to_verdict
@@ -26,6 +27,7 @@ _MAX_REPLY_BYTES = 1024**2
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 _RETRYABLE = (408, 429)
+_NO_KEY = ApiKey("reward.remote.api_key_env")
 
 
 class Form(StrEnum):
@@ -34,7 +36,7 @@ class Form(StrEnum):
     RESPONSE = "response"
     """``{"prompt", "response", "label"}``."""
     PREDICTIONS = "predictions"
-    """``{"predictions": [response], "answers": [label]}``."""
+    """``{"predictions": response, "answers": str(label)}``: what verifiers of this form take for one response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class RemoteGrader:
 
     Args:
         url: Of the server; None makes every grading an ERROR.
+        api_key: What it is to be sent as a key.
         form: What it is sent.
         reply_key: Which entry of the reply is the reward.
         timeout_seconds: For one try.
@@ -62,6 +65,7 @@ class RemoteGrader:
         self,
         *,
         url: str | None,
+        api_key: ApiKey = _NO_KEY,
         form: Form = Form.RESPONSE,
         reply_key: str = "reward",
         timeout_seconds: float = 10.0,
@@ -69,6 +73,7 @@ class RemoteGrader:
         concurrency: int = 64,
     ) -> None:
         self._url = url
+        self._api_key = api_key
         self._form = form
         self._reply_key = reply_key
         self._timeout_seconds = timeout_seconds
@@ -109,7 +114,7 @@ class RemoteGrader:
 
     def _body(self, response: str, label: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
         if self._form is Form.PREDICTIONS:
-            return {"predictions": [response], "answers": [label]}
+            return {"predictions": response, "answers": "" if label is None else str(label)}
         return {"prompt": metadata.get(PROMPT_KEY), "response": response, "label": label}
 
     async def _try(self, url: str, body: bytes) -> Verdict | _Failed:
@@ -126,9 +131,13 @@ class RemoteGrader:
 
     async def _ask(self, url: str, body: bytes) -> Verdict | _Failed:
         session = self._open_session()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self._api_key.headers}
         async with session.post(url, data=body, headers=headers, allow_redirects=False) as reply:
             content = await _read(reply.content)
+        if reply.status != 200:
+            content = self._api_key.hidden(content)
+        if reply.status in REFUSING_STATUSES:
+            return _error(f"{url}: {self._api_key.refusal(reply.status)}")
         if reply.status in _RETRYABLE or reply.status >= 500:
             wait = reply.headers.get("Retry-After", "")
             seconds = float(wait) if wait.isdecimal() else None

@@ -61,7 +61,7 @@ def serving() -> Serving:
 
 @pytest.fixture
 async def connections() -> AsyncIterator[Connections]:
-    pool = Connections(limit=2)
+    pool = Connections(limit=2, headers={})
     yield pool
     await pool.close()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
 from rollfeed.engine.http.connections import BrokenConnectionError, Connections, NotConnectedError
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 
@@ -68,17 +69,22 @@ class ControlReply(NamedTuple):
 
 
 class Http:
-    """Two pools of connections; entered with ``async with``, which closes them at its end."""
+    """Two pools of connections; entered with ``async with``, which closes them at its end.
 
-    def __init__(self, *, max_connections: int, control_timeout_seconds: float) -> None:
+    Every request carries the key. A status that refuses it is an error at once.
+    """
+
+    def __init__(self, *, api_key: ApiKey, max_connections: int, control_timeout_seconds: float) -> None:
+        self._api_key = api_key
         self._max_connections = max_connections
         self._control_timeout_seconds = control_timeout_seconds
 
     async def __aenter__(self) -> Http:
-        self._generation = Connections(limit=self._max_connections)
+        self._generation = Connections(limit=self._max_connections, headers=self._api_key.headers)
         self._control = aiohttp.ClientSession(
             # A fresh connection each: one that the server has just closed would make an abort fail.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            headers=self._api_key.headers,
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
@@ -110,7 +116,9 @@ class Http:
             raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}", may_run=True) from error
         if reply.status == 200:
             return reply.content
-        message = f"{address}: HTTP {reply.status}: {error_message(reply.content)}"
+        if reply.status in REFUSING_STATUSES:
+            raise EngineProtocolError(f"{address}{path}: {self._api_key.refusal(reply.status)}")
+        message = f"{address}: HTTP {reply.status}: {error_message(self._api_key.hidden(bytes(reply.content)))}"
         if reply.status == 429:
             wait = reply.headers.get("retry-after", "")
             raise TryFailedError(Failure.REFUSED, message, wait_seconds=float(wait) if wait.isdecimal() else None)
@@ -122,10 +130,11 @@ class Http:
     async def control(
         self, method: str, url: str, body: Any = None, *, timeout_seconds: float | None = None
     ) -> ControlReply:
-        """Return a reply, whatever its status.
+        """Return a reply, whatever its status but those that refuse the key.
 
         Raises:
             EngineUnavailableError: If there is none in time.
+            EngineProtocolError: If the server wants a key, or another one.
         """
         seconds = timeout_seconds if timeout_seconds is not None else self._control_timeout_seconds
         encoded = msgspec.json.encode(body) if body is not None else None
@@ -138,11 +147,14 @@ class Http:
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as response:
-                return ControlReply(response.status, await response.read())
+                status, content = response.status, await response.read()
         except TimeoutError:
             raise EngineUnavailableError(f"{url}: no answer within {seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnavailableError(f"{url}: {_told(error)}") from error
+        if status in REFUSING_STATUSES:
+            raise EngineProtocolError(f"{url}: {self._api_key.refusal(status)}")
+        return ControlReply(status, content if status == 200 else self._api_key.hidden(content))
 
     async def command(self, url: str, body: Any, *, timeout_seconds: float | None = None) -> ControlReply:
         """POST a command and return the reply, which has status 200.

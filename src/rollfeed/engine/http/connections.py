@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -48,8 +49,10 @@ class HttpReply(NamedTuple):
 class Connections:
     """A bounded pool of connections to any number of addresses. Belongs to one event loop."""
 
-    def __init__(self, *, limit: int) -> None:
+    def __init__(self, *, limit: int, headers: Mapping[str, str]) -> None:
         self._limit = limit
+        self._headers = headers
+        """Of every request, besides those that HTTP needs."""
         self._num_open = 0
         self._idle: dict[str, list[_Connection]] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -181,7 +184,8 @@ class Connections:
         if target is None:
             parts = urlsplit(address)
             context = ssl.create_default_context() if parts.scheme == "https" else None
-            headers = f"Host: {parts.netloc}\r\nContent-Type: application/json\r\nAccept: application/json\r\n"
+            given = {"Host": parts.netloc, "Content-Type": "application/json", "Accept": "application/json"}
+            headers = "".join(f"{name}: {value}\r\n" for name, value in {**given, **self._headers}.items())
             port = parts.port or (80 if context is None else 443)
             target = self._heads[address] = (parts.hostname or "", port, context, headers)
         return target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.config.api_key import ApiKey
 from rollfeed.config.openai_engine import OpenAISettings
 from rollfeed.engine.openai.calls import Call
 from rollfeed.engine.openai.counters import Counters
@@ -20,7 +20,7 @@ from rollfeed.engine.openai.sending import Sender
 from rollfeed.engine.openai.transport import Transport
 from rollfeed.engine.openai.weights import WeightUpdater
 from rollfeed.engine.weight_folders import WeightFolders
-from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
 from rollfeed.types import (
     Completion,
@@ -72,7 +72,7 @@ class OpenAIEngine(Engine):
         self._settings = settings
         self._tokenizer = tokenizer
         self._exact = exact
-        self._api_key = _api_key(settings.api_key_env)
+        self._api_key = ApiKey.read(settings.api_key_env, setting="engine.openai.api_key_env")
         self._calls: set[Call] = set()
         self._is_open = False
         self._folders = WeightFolders(
@@ -291,14 +291,3 @@ class OpenAIEngine(Engine):
     def _check_open(self) -> None:
         if not self._is_open:
             raise EngineUnavailableError("the engine is not started: enter it with 'async with'")
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isprintable():
-        raise ConfigError(
-            f"engine.openai.api_key_env = {variable!r}: the environment has no key in it; set it, or remove the setting"
-        )
-    return key

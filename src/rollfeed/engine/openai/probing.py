@@ -123,10 +123,6 @@ async def _find_model(transport: Transport, model: str | None, context_length: i
     reply = await transport.control("GET", "/v1/models")
     if reply.status >= 500:
         raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
-    if reply.status in (401, 403):
-        raise EngineProtocolError(
-            f"{url}: HTTP {reply.status}: name the variable that holds a valid key as engine.openai.api_key_env"
-        )
     if reply.status in _ABSENT and model is not None:
         return model
     told = reply.json().get("data")

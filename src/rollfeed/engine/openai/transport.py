@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
 from rollfeed.engine.http import ControlReply, Failure, TryFailedError, error_message
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 
@@ -29,11 +30,9 @@ _LAST_EVENT = b"[DONE]"
 class Transport:
     """Connections to one server; entered with ``async with``, which closes them at its end."""
 
-    def __init__(
-        self, base_url: str, *, api_key: str | None, max_connections: int, control_timeout_seconds: float
-    ) -> None:
+    def __init__(self, base_url: str, *, api_key: ApiKey, max_connections: int, control_timeout_seconds: float) -> None:
         self.base_url = base_url
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._api_key = api_key
         self._max_connections = max_connections
         self._control_timeout_seconds = control_timeout_seconds
 
@@ -75,10 +74,11 @@ class Transport:
     async def control(
         self, method: str, path: str, body: Any = None, *, timeout_seconds: float | None = None
     ) -> ControlReply:
-        """Return a reply, whatever its status.
+        """Return a reply, whatever its status but those that refuse the key.
 
         Raises:
             EngineUnavailableError: If there is none in time.
+            EngineProtocolError: If the server wants a key, or another one.
         """
         seconds = timeout_seconds if timeout_seconds is not None else self._control_timeout_seconds
         encoded = None if body is None else msgspec.json.encode(body)
@@ -91,16 +91,19 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as response:
-                return ControlReply(response.status, await response.read())
+                status, content = response.status, await response.read()
         except TimeoutError:
             raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnavailableError(self._told(error)) from error
+        if status in REFUSING_STATUSES:
+            raise EngineProtocolError(f"{self.base_url}{path}: {self._api_key.refusal(status)}")
+        return ControlReply(status, content if status == 200 else self._api_key.hidden(content))
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector,
-            headers=self._headers,
+            headers=self._api_key.headers,
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
@@ -122,7 +125,9 @@ class Transport:
         raise TryFailedError(Failure.CONNECTION, f"{self.base_url}: the stream ended before its last event")
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> Exception:
-        content = await response.content.read(_LONGEST_ERROR_BYTES)
+        if response.status in REFUSING_STATUSES:
+            return EngineProtocolError(f"{response.url}: {self._api_key.refusal(response.status)}")
+        content = self._api_key.hidden(await response.content.read(_LONGEST_ERROR_BYTES))
         message = f"{response.url}: HTTP {response.status}: {error_message(content)}"
         if response.status == 429:
             wait = response.headers.get("retry-after", "")

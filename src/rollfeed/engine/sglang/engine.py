@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.config.api_key import ApiKey
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.http import Http
 from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput
@@ -55,12 +56,16 @@ class SGLangEngine(Engine):
             context_length: Of prompt and response together.
             tokenizer: For the text of responses that took several tries.
             checkpoint: Folder whose configuration and tokenizer go with published weights.
+
+        Raises:
+            ConfigError: If the variable that should hold the key does not.
         """
         self.precision = "unknown"
         self.max_running_requests = settings.concurrency or settings.max_concurrency
         self.context_length = context_length
         self.counters = Counters()
         self._settings = settings
+        self._api_key = ApiKey.read(settings.api_key_env, setting="engine.sglang.api_key_env")
         self._tokenizer = tokenizer
         self._flights: set[Flight] = set()
         self._has_none = asyncio.Event()
@@ -76,6 +81,7 @@ class SGLangEngine(Engine):
         async with AsyncExitStack() as stack:
             self._http = await stack.enter_async_context(
                 Http(
+                    api_key=self._api_key,
                     max_connections=settings.max_connections or self.max_running_requests,
                     control_timeout_seconds=settings.control_timeout_seconds,
                 )

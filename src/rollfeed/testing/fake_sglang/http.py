@@ -23,6 +23,7 @@ _REASONS = {
     200: "OK",
     202: "Accepted",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     409: "Conflict",
@@ -32,6 +33,7 @@ _REASONS = {
     502: "Bad Gateway",
     503: "Service Unavailable",
 }
+_OPEN_PATHS = ("/health", "/metrics")
 _BACKLOG = 4096
 _CHUNK_BYTES = 1 << 16
 """What is handed to a socket at once, so that slow readers of large replies cost no memory."""
@@ -48,6 +50,8 @@ class Request:
     target: str
     """Path and query as sent."""
     body: bytes
+    head: bytes
+    """The request line and the header fields."""
 
     @property
     def path(self) -> str:
@@ -57,6 +61,15 @@ class Request:
         """Return the first value of a name in the query."""
         values = parse_qs(urlsplit(self.target).query).get(name)
         return values[0] if values else None
+
+    @property
+    def authorization(self) -> str | None:
+        """The header field of this name."""
+        for line in self.head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"authorization":
+                return value.strip().decode("latin-1")
+        return None
 
 
 class Exchange:
@@ -77,6 +90,14 @@ class Exchange:
     def respond_json(self, content: Any, *, status: int = 200) -> None:
         """Answer with a JSON value."""
         self.respond([msgspec.json.encode(content)], status=status)
+
+    def refused(self, api_key: str | None) -> bool:
+        """Answer 401 where the key is missing or another one, and tell whether that was so; health is for everybody."""
+        request = self.request
+        if api_key is None or request.path.startswith(_OPEN_PATHS) or request.authorization == f"Bearer {api_key}":
+            return False
+        self.respond_json({"error": "Unauthorized"}, status=401)
+        return True
 
     def start_stream(self, *, status: int = 200, content_type: str = "text/event-stream; charset=utf-8") -> None:
         """Begin an answer of unknown length."""
@@ -277,7 +298,7 @@ class _Connection(asyncio.Protocol):
             return None
         body = bytes(self._received[head_end + 4 : end])
         del self._received[:end]
-        return Request(method, target, body)
+        return Request(method, target, body, head)
 
     def _refuse(self, status: int) -> None:
         self.send([_head(status, None, "content-length: 0")])

@@ -236,6 +236,7 @@ async def _started(
         port=settings.port and settings.port + settings.num_workers,
         workers=[*(server.address for server in servers), *settings.worker_urls],
         policy=settings.policy,
+        api_key=settings.api_key,
     )
     await router.start()
     stack.push_async_callback(router.stop)

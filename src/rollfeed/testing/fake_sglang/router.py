@@ -39,6 +39,7 @@ class FakeRouter:
         port: Where it listens; 0 takes a free port.
         workers: Addresses of servers.
         policy: ``least_loaded`` or ``round_robin``.
+        api_key: What requests must carry; it is passed on to the workers.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class FakeRouter:
         port: int = 0,
         workers: Iterable[str] = (),
         policy: str = "least_loaded",
+        api_key: str | None = None,
     ) -> None:
         self.dialect = dialect
         self.faults = FaultBook()
@@ -59,6 +61,7 @@ class FakeRouter:
         """Requests passed on, by worker."""
         self._workers = [_Worker(url.rstrip("/")) for url in workers]
         self._policy = policy
+        self._api_key = api_key
         self._turn = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
@@ -107,7 +110,7 @@ class FakeRouter:
             exchange.respond_json(self.stats())
         elif path == "/fault":
             self._change_faults(exchange)
-        elif not self._suffer(self.faults.take(path), exchange):
+        elif not exchange.refused(self._api_key) and not self._suffer(self.faults.take(path), exchange):
             self._route(exchange)
 
     def _route(self, exchange: Exchange) -> None:
@@ -246,9 +249,10 @@ class FakeRouter:
     async def _relay(self, exchange: Exchange, url: str) -> None:
         assert self._session is not None
         request = exchange.request
-        sent = self._session.request(
-            request.method, url + request.target, data=request.body, headers={"content-type": "application/json"}
-        )
+        headers = {"content-type": "application/json"}
+        if request.authorization is not None:
+            headers["authorization"] = request.authorization
+        sent = self._session.request(request.method, url + request.target, data=request.body, headers=headers)
         async with sent as response:
             content_type = response.headers.get("content-type")
             if response.content_type != "text/event-stream":

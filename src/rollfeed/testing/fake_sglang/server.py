@@ -130,6 +130,8 @@ class FakeServer:
             exchange.respond_json({"detail": "Not Found"}, status=404)
             return
         is_control = path in CONTROL_PATHS
+        if not is_control and exchange.refused(self.settings.api_key):
+            return
         fault = None if is_control else self.faults.take(path)
         if fault is None:
             self._call(route, exchange, None)

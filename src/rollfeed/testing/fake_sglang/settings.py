@@ -158,6 +158,8 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speed: float = 1.0
     """How fast the engines' clock runs; delays of scripted replies too, but not ``seconds`` of faults."""
     context_length: int = 131_072
+    api_key: str | None = None
+    """What every request must carry as ``Authorization: Bearer``, the health's and metrics' aside; None lets all in."""
     max_waiting: int | None = None
     """Requests that may wait once all slots are taken; more get 429. None has no limit."""
     keep_requests: int = 1000
