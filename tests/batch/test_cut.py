@@ -17,6 +17,11 @@ def test_advantages_sum_to_zero_within_each_group() -> None:
             assert abs(group_advantages(np.array(rewards), divide_by_std=divide).sum()) < 1e-9
 
 
+@pytest.mark.parametrize("divide", [False, True])
+def test_equal_rewards_have_advantages_of_exactly_zero(divide: bool) -> None:
+    assert not group_advantages(np.array([0.1, 0.1, 0.1]), divide_by_std=divide).any()
+
+
 def test_advantages_are_what_the_papers_say() -> None:
     rewards_G = np.array([0.0, 1.0, 1.0, 2.0])
     np.testing.assert_allclose(group_advantages(rewards_G), [-1.0, 0.0, 0.0, 1.0])

@@ -341,6 +341,19 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_changes_nothing(
     assert_equal(before, weights_of(trainer))
 
 
+@pytest.mark.parametrize(("broken_group", "is_mid_batch"), [(0, False), (1, True)])
+def test_a_trainer_knows_whether_it_failed_between_two_updates_of_a_batch(
+    broken_group: int, is_mid_batch: bool, make_trainer, sample_of, group_of, batch_of
+) -> None:
+    groups = [group_of(number, [[sample_of([1, 2], [3, 4])]]) for number in range(2)]
+    trainer = make_trainer(num_minibatches=2)
+    with pytest.raises(RunFailedError):
+        trainer.train_step(batch_of(groups, [math.inf if number == broken_group else 1.0 for number in range(2)]))
+    assert trainer.is_mid_batch is is_mid_batch
+    trainer.train_step(batch_of(groups, [1.0, 1.0]))
+    assert not trainer.is_mid_batch
+
+
 def test_by_policy_an_update_that_is_not_finite_is_left_out(make_trainer, batch_by_seed, caplog) -> None:
     batch = batch_by_seed(6)
     broken = batch.advantages_S.copy()

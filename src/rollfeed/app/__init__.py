@@ -16,7 +16,7 @@ from rollfeed.app.evaluation import (
 from rollfeed.app.model import Model, build_engine, load_model, load_settings_model
 from rollfeed.app.rewards import open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
-from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, stored_settings
+from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, run_problem, stored_settings
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
 from rollfeed.app.training import TrainedStep, check_training, directory_problem, prepare_warm_up, train
@@ -49,6 +49,7 @@ __all__ = [
     "prepare_warm_up",
     "resume",
     "run",
+    "run_problem",
     "score_file",
     "source_names",
     "stored_settings",

@@ -36,6 +36,7 @@ from rollfeed.protocols import (
 )
 from rollfeed.rewards import Takes
 from rollfeed.store import Rewind, RunDirectory, RunReader
+from rollfeed.store.layout import holds_training
 from rollfeed.types import LedgerCounts, StepCommit
 
 _WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
@@ -135,7 +136,7 @@ async def resume(
         RollfeedError: As for :func:`run`.
     """
     settings, folders = stored_settings(directory, overrides)
-    if problem := RunDirectory.problem(directory, identity=settings.identity(), overwrite=False, step=step):
+    if problem := run_problem(settings, directory, overwrite=False, step=step):
         raise RunDirectoryError(problem)
     return await run(prepare(settings, folders=folders), out=directory, step=step, observers=observers)
 
@@ -156,6 +157,8 @@ async def run(
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
         RollfeedError: If the run fails; finished steps stay readable, and the same call resumes it.
     """
+    if problem := run_problem(prepared.settings, out, overwrite=overwrite, step=step):
+        raise RunDirectoryError(problem)
 
     async def body(rollouts: Rollouts) -> None:
         while rollouts.next_step < prepared.settings.rollout.num_rollout:
@@ -163,6 +166,16 @@ async def run(
 
     with open_directory(prepared, out, overwrite=overwrite, step=step) as directory:
         return await make_steps(directory, prepared, observers, body)
+
+
+def run_problem(settings: Settings, out: Path, *, overwrite: bool, step: int | None) -> str | None:
+    """Return why a run can neither begin nor go on in a directory; None if it can. Nothing is changed."""
+    if holds_training(out) and not overwrite:
+        return (
+            f"{out}: holds a training, which batches alone would not go on with: use rollfeed train FILE --out {out}, "
+            "or choose another directory"
+        )
+    return RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step)
 
 
 def open_directory(prepared: PreparedRun, out: Path, *, overwrite: bool, step: int | Rewind | None) -> RunDirectory:

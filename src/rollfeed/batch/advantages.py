@@ -17,6 +17,8 @@ def group_advantages(rewards_G: NDArray[np.float64], *, divide_by_std: bool = Fa
     The division weights very easy and very hard prompts up. Sources: GRPO (arXiv:2402.03300,
     section 4.1.2) divides; Dr. GRPO (arXiv:2503.20783) does not. A group of one has advantage 0.
     """
+    if not np.ptp(rewards_G):  # the mean of equal floats need not be one of them
+        return np.zeros_like(rewards_G, np.float64)
     centred_G = rewards_G - rewards_G.mean()
     if divide_by_std:
         return np.asarray(centred_G / (rewards_G.std() + _STD_EPSILON), np.float64)

@@ -38,7 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings, folders = settings_of(arguments)
     if arguments.out is not None:
-        problem = app.directory_problem(settings, arguments.out, overwrite=arguments.overwrite)
+        out, overwrite = arguments.out, arguments.overwrite
+        if _trains(settings):
+            problem = app.directory_problem(settings, out, overwrite=overwrite)
+        else:
+            problem = app.run_problem(settings, out, overwrite=overwrite, step=None)
         if problem is not None:
             raise RunDirectoryError(problem)
     sources = app.source_names(settings)

@@ -19,7 +19,7 @@ from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.cli.progress import ProgressReporter
 from rollfeed.config import Settings
 from rollfeed.errors import ConfigError, RunDirectoryError
-from rollfeed.store import RunDirectory, RunReader
+from rollfeed.store import RunReader
 
 _EXAMPLES = """\
 examples:
@@ -69,10 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_combination(arguments)
     settings, folders = _settings_of(arguments)
     out = arguments.resume or arguments.out or default_directory(arguments.file)
-    problem = RunDirectory.problem(
-        out, identity=settings.identity(), overwrite=arguments.overwrite, step=arguments.step
-    )
-    if problem is not None:
+    if problem := app.run_problem(settings, out, overwrite=arguments.overwrite, step=arguments.step):
         raise RunDirectoryError(problem)
     prepared = app.prepare(settings, folders=folders)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)

@@ -65,6 +65,11 @@ def may_precede_journal(name: str) -> bool:
     return name == LOCK or name in _TEMPORARY_FILES
 
 
+def holds_training(directory: Path) -> bool:
+    """Whether the run in a directory is a training."""
+    return (directory / TRAIN_LOG).exists()
+
+
 def remove_training_files(directory: Path) -> None:
     """Remove what a trainer left, for a run that replaces its own."""
     for name in _TRAINING_FILES:

@@ -106,6 +106,8 @@ class Trainer:
     ) -> None:
         self.step = 0
         """Batches trained on so far."""
+        self.is_mid_batch = False
+        """Whether a batch failed after some of its updates: the weights are then those of no number of batches."""
         self.device = choose_device(settings.device)
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
@@ -164,7 +166,7 @@ class Trainer:
             ) from error
         finally:
             self._optimizer.forget_gradients()
-        self.step += 1
+        self.step, self.is_mid_batch = self.step + 1, False
         micro_batches = [micro_batch for minibatch in packed for micro_batch in minibatch]
         metrics = {
             **tally.metrics(prefix=_PREFIX),
@@ -238,7 +240,7 @@ class Trainer:
         with torch.no_grad():
             for name, parameter in self._optimizer.parameters.items():
                 parameter.copy_(state.tensors[f"model/{name}"])
-        self.step = int(state.values["step"])
+        self.step, self.is_mid_batch = int(state.values["step"]), False
 
     def save(self, folder: Path) -> None:
         """Write the state as a new folder; see :func:`rollfeed.training.checkpoint.write_state`."""
@@ -318,9 +320,11 @@ class Trainer:
                 indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
                 return _NotFinite(f"the loss ({float(loss)}) of the micro-batch with samples {indices}")
         rate = self._optimizer.learning_rate
+        was_mid_batch, self.is_mid_batch = self.is_mid_batch, True
         with self._stopwatch.part("optimizer"):
             norm = self._optimizer.step()
         if not math.isfinite(norm):
+            self.is_mid_batch = was_mid_batch
             return _NotFinite(f"the gradient of {self._optimizer.first_broken_gradient() or 'all weights together'}")
         tally.merge(own)
         loss_sum = float(torch.stack(losses).double().sum())

@@ -20,7 +20,8 @@ LINES = [
     "warm-up, 40 updates: accuracy 0.250, goal 0.500",
     "after 0 batches, sums: accuracy 0.500",
     "step 0: waits for the engine",
-    "step 0: reward 0.500, loss nan, gradient nan, 33 tokens a response, 2.0 s rollouts, 1.0 s training",
+    "step 0: reward 0.500, no update: all groups had equal rewards, 33 tokens a response, 2.0 s rollouts, "
+    "1.0 s training",
     "after 1 batches, sums: no accuracy",
 ]
 
@@ -105,6 +106,7 @@ class Training:
                 },
                 train_metrics={},
                 train_seconds=1.0,
+                no_update="all groups had equal rewards",
             )
         )
         self.view.on_evaluation(1, result(None))

@@ -1,5 +1,6 @@
 """Training: the loop, what comes before it, and what it leaves in the run directory."""
 
+from rollfeed.app.training.checkpoints import where_it_goes_on
 from rollfeed.app.training.checks import check_training, directory_problem
 from rollfeed.app.training.logs import run_curves
 from rollfeed.app.training.loop import OnEvaluation, TrainedStep, make_trainer, prepare_run_evaluation, train
@@ -17,4 +18,5 @@ __all__ = [
     "prepare_warm_up",
     "run_curves",
     "train",
+    "where_it_goes_on",
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import RunFailedError
 from rollfeed.store import RunReader
-from rollfeed.store.layout import CHECKPOINTS, MODEL, WARM_UP
+from rollfeed.store.layout import CHECKPOINTS, JOURNAL, MODEL, WARM_UP, holds_training
 
 if TYPE_CHECKING:
     from rollfeed.training.trainer import Trainer
@@ -31,11 +31,21 @@ def newest_checkpoint(out: Path) -> int | None:
 
 
 def has_steps(out: Path) -> bool:
-    """Whether an unfinished run is there: one that has no checkpoint has nothing that is worth keeping."""
-    if not out.exists() or not any(out.iterdir()):
+    """Whether a run is there that has made a batch."""
+    if not (out / JOURNAL).exists():
         return False
     with RunReader(out) as reader:
         return bool(reader.steps())
+
+
+def where_it_goes_on(out: Path) -> str | None:
+    """Say where the training in a directory goes on; None where there is none."""
+    newest = newest_checkpoint(out)
+    if newest is not None:
+        return f"goes on at step {newest + 1} from {_step_folder(out, newest)}"
+    if has_warm_up(out):
+        return f"goes on at step 0 from {out / CHECKPOINTS / WARM_UP}, after the warm-up"
+    return "begins again at step 0: no checkpoint was written" if holds_training(out) else None
 
 
 def restore(trainer: Trainer, out: Path, newest: int | None) -> None:

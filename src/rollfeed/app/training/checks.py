@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollfeed.app.training.checkpoints import newest_checkpoint
+from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
 from rollfeed.config import Settings
 from rollfeed.config.train import AdvantageEstimator
 from rollfeed.errors import ConfigError
 from rollfeed.store import RunDirectory, RunReader, RunStatus
+from rollfeed.store.layout import holds_training
 
 
 def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str | None:
@@ -20,6 +21,11 @@ def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str 
     has_more = newest is not None and newest + 1 < settings.rollout.num_rollout
     step = newest if has_more else None
     problem = RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step)
+    if problem is None and not overwrite and not holds_training(out) and has_steps(out):
+        return (
+            f"{out}: holds a run that was not trained on; go on with rollfeed run --resume {out}, choose another "
+            "--out, or replace it with --overwrite"
+        )
     if problem is None or newest is None or has_more:
         return problem
     with RunReader(out) as reader:
@@ -35,8 +41,9 @@ def check_training(settings: Settings) -> None:
     """Refuse settings with which a batch could not be trained on, before there is one.
 
     Raises:
-        ConfigError: If a batch has fewer groups than mini-batches, an advantage function would not be asked, the
-            longest sample that may come is over ``train.micro_batch_tokens``, or there is no such device.
+        ConfigError: If a batch has fewer groups than mini-batches, an advantage function would not be asked, every
+            advantage would be 0, the longest sample that may come is over ``train.micro_batch_tokens``, or there is no
+            such device.
     """
     train, num_groups = settings.train, settings.rollout.rollout_batch_size
     if settings.plugins.advantage is not None and train.advantage is not AdvantageEstimator.GROUP_MEAN:
@@ -49,12 +56,36 @@ def check_training(settings: Settings) -> None:
             f"train.num_minibatches = {train.num_minibatches}: a batch of rollout.rollout_batch_size = {num_groups} "
             "groups cannot be split into as many; lower it, or raise the latter"
         )
+    _check_that_it_can_learn(settings)
     _check_memory(settings)
     if train.device not in ("auto", "cpu"):
         # PyTorch takes seconds to import.
         from rollfeed.training.trainer import choose_device
 
         choose_device(train.device)
+
+
+def _check_that_it_can_learn(settings: Settings) -> None:
+    """Refuse settings under which every advantage is 0, or the gradient of every group.
+
+    Functions of the user's that make groups or advantages may make others than the built-in ones, so they are trusted.
+    """
+    own, rollout, advantage = settings.plugins, settings.rollout, settings.train.advantage
+    if own.generate or own.rollout or own.advantage:
+        return
+    num_samples = rollout.n_samples_per_prompt
+    is_alone = advantage is AdvantageEstimator.REINFORCE_PP and num_samples * rollout.rollout_batch_size == 1
+    if is_alone or (num_samples == 1 and advantage is not AdvantageEstimator.REINFORCE_PP):
+        others = "prompt" if not is_alone else "batch"
+        raise ConfigError(
+            f"rollout.n_samples_per_prompt = {num_samples}: train.advantage = {advantage.value!r} compares the answers "
+            f"of one {others} with each other, and one alone teaches nothing: raise it"
+            + ("" if is_alone else ", or set train.advantage = 'reinforce_pp'")
+        )
+    if settings.sampling.rollout_top_k == 1 and advantage is not AdvantageEstimator.REINFORCE_PP:
+        raise ConfigError(
+            "sampling.rollout_top_k = 1: all answers to a prompt are the same, and teach nothing: raise it, or set -1"
+        )
 
 
 def _check_memory(settings: Settings) -> None:

@@ -29,10 +29,11 @@ class RecordLog:
         self._path = path
         kept = [record for record in read_records(path) if keep(record)]
         replace_file(path, lambda file: file.write("".join(map(_line, kept)).encode()))
-        self.has_records = bool(kept)
+        self.records: list[Mapping[str, Any]] = list(kept)
+        """Those of earlier processes included."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        self.has_records = True
+        self.records.append(record)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
 

@@ -7,8 +7,10 @@ takes the newest checkpoint and takes the run back to its batch, so that rollout
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,9 +27,10 @@ from rollfeed.app.training.checkpoints import (
 )
 from rollfeed.app.training.checks import check_training, directory_problem
 from rollfeed.app.training.logs import RecordLog, run_curves
+from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.config.train import AdvantageEstimator
-from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
+from rollfeed.errors import CheckpointError, ConfigError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
@@ -41,6 +44,8 @@ from rollfeed.types import TrainBatch
 if TYPE_CHECKING:
     from rollfeed.training.trainer import Trainer
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
@@ -50,6 +55,8 @@ class TrainedStep:
     rollout_metrics: Mapping[str, float]
     train_metrics: Mapping[str, float]
     train_seconds: float
+    no_update: str | None = None
+    """Why the policy is as it was before; None where it was changed."""
 
 
 OnEvaluation = Callable[[int, EvalResult], None]
@@ -177,6 +184,8 @@ class _Loop:
             read=lambda: run_curves(out),
             replace_file=replace_file,
         )
+        self._update: asyncio.Task[TrainedStep] | None = None
+        """The newest one; its thread goes on when everybody else has been stopped."""
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
@@ -186,11 +195,38 @@ class _Loop:
             await self._publish(rollouts)
         elif self._warm_up is not None:
             await self._run_warm_up(self._warm_up, rollouts)
-        if not self._eval_log.has_records:
+        try:
+            await self._make_batches(rollouts)
+        except (asyncio.CancelledError, Exception):
+            # Whatever stops a training: what was trained on need not be trained on again.
+            await self._save_stopped()
+            raise
+        await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=self._prepared.model.checkpoint)
+
+    async def _make_batches(self, rollouts: Rollouts) -> None:
+        # An evaluation that an earlier process was stopped before, or the first one.
+        if not self._eval_log.records or (self._is_evaluation_due() and not self._is_evaluated()):
             await self._evaluate()
         while rollouts.next_step < self._num_batches:
             await self._train_once(rollouts)
-        await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=self._prepared.model.checkpoint)
+
+    async def _save_stopped(self) -> None:
+        """Write the state after the last batch, where there is one that is whole."""
+        trainer = self._trainer
+        if trainer.step == 0 or trainer.is_mid_batch or (self._update is not None and not self._update.done()):
+            return
+        try:
+            await asyncio.to_thread(save_step, trainer, self._out, trainer.step - 1)
+        except CheckpointError as error:
+            _log.warning("the training goes on from an earlier checkpoint: %s", error)
+
+    def _is_evaluation_due(self) -> bool:
+        interval, step = self._prepared.settings.train.eval_interval, self._trainer.step
+        return step == self._num_batches or (interval is not None and step > 0 and step % interval == 0)
+
+    def _is_evaluated(self) -> bool:
+        records = self._eval_log.records
+        return bool(records) and records[-1]["step"] == self._trainer.step
 
     async def _run_warm_up(self, warm_up: WarmUp, rollouts: Rollouts) -> None:
         """Do what comes before the first batch; the engine has the weights then."""
@@ -211,29 +247,56 @@ class _Loop:
         await asyncio.to_thread(save_warm_up, self._trainer, self._out)
 
     async def _train_once(self, rollouts: Rollouts) -> None:
-        trainer, train = self._trainer, self._prepared.settings.train
+        trainer = self._trainer
         batch = _with_advantages(await rollouts.generate_batch(), self._prepared)
-        try:
-            report = await asyncio.to_thread(trainer.train_step, batch)
-        except ConfigError as error:
-            raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
+        step = await self._train_on(batch)
         await self._publish(rollouts)
-        self._train_log.add({"step": report.step, **report.metrics, "seconds": report.seconds})
         if self._hooks.on_step is not None:
-            self._hooks.on_step(
-                TrainedStep(
-                    step=batch.step,
-                    rollout_metrics=batch.metrics,
-                    train_metrics=report.metrics,
-                    train_seconds=report.seconds,
-                )
-            )
-        is_last = trainer.step == self._num_batches
-        if is_last or (train.eval_interval is not None and trainer.step % train.eval_interval == 0):
+            self._hooks.on_step(step)
+        if self._is_evaluation_due():
             await self._evaluate()
         # Last, so that what is before it is done again when it is not there.
-        if is_last or trainer.step % train.checkpoint_interval == 0:
+        interval = self._prepared.settings.train.checkpoint_interval
+        if trainer.step == self._num_batches or trainer.step % interval == 0:
             await asyncio.to_thread(save_step, trainer, self._out, batch.step)
+
+    async def _train_on(self, batch: TrainBatch) -> TrainedStep:
+        """Train on a batch in a thread; a cancellation waits for its end, so that the trainer's state is whole."""
+        self._update = asyncio.create_task(asyncio.to_thread(self._train_and_log, batch))
+        try:
+            return await asyncio.shield(self._update)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._update])
+            if not self._update.cancelled():
+                self._update.exception()  # whatever it was, the training has been stopped
+            raise
+
+    def _train_and_log(self, batch: TrainBatch) -> TrainedStep:
+        settings = self._prepared.settings
+        try:
+            report = self._trainer.train_step(batch)
+        except ConfigError as error:
+            raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
+        no_update = None
+        if not report.num_updates:
+            no_update = why_no_update(
+                batch, reward_key=settings.reward.reward_key, otherwise=next(iter(report.skipped), "there was none")
+            )
+        told = {} if no_update is None else {"no_update": no_update}
+        self._train_log.add({"step": report.step, **report.metrics, **told, "seconds": report.seconds})
+        if no_update == EQUAL_REWARDS:
+            warn_of_equal_rewards(self._num_equal_in_a_row(), batch, settings)
+        return TrainedStep(
+            step=batch.step,
+            rollout_metrics=batch.metrics,
+            train_metrics=report.metrics,
+            train_seconds=report.seconds,
+            no_update=no_update,
+        )
+
+    def _num_equal_in_a_row(self) -> int:
+        newest_first = reversed(self._train_log.records)
+        return sum(1 for _ in takewhile(lambda record: record.get("no_update") == EQUAL_REWARDS, newest_first))
 
     async def _publish(self, rollouts: Rollouts) -> None:
         """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""

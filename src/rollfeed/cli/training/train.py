@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from rollfeed import app
-from rollfeed.app.training import run_curves
+from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.cli.run import default_directory, until_signal
 from rollfeed.cli.training.view import TrainingView
@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = app.prepare(settings, folders=folders)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     console.print(f"run directory: {out}")
+    if not arguments.overwrite and (begins := where_it_goes_on(out)) is not None:
+        console.print(begins)
     if (warm_up := settings.train.warm_up) is not None:
         console.print(
             f"warm-up: supervised, {warm_up.wrong_share:.0%} of the labels wrong on purpose, until "

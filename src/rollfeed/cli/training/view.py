@@ -75,9 +75,11 @@ class TrainingView:
     def on_step(self, step: TrainedStep) -> None:
         """Take the figures of a batch that was trained on."""
         rollout, train = step.rollout_metrics, step.train_metrics
-        loss, gradient = train.get("train/loss", float("nan")), train.get("train/grad_norm", float("nan"))
+        change = f"no update: {step.no_update}"
+        if step.no_update is None:
+            change = f"loss {train['train/loss']:.4f}, gradient {train['train/grad_norm']:.3f}"
         self._console.print(
-            f"step {step.step}: reward {rollout['rollout/reward_mean']:.3f}, loss {loss:.4f}, gradient {gradient:.3f}, "
+            f"step {step.step}: reward {rollout['rollout/reward_mean']:.3f}, {change}, "
             f"{rollout['rollout/response_length_mean']:.0f} tokens a response, "
             f"{rollout['perf/step_seconds']:.1f} s rollouts, {step.train_seconds:.1f} s training"
         )
