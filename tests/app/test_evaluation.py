@@ -223,7 +223,7 @@ async def test_a_broken_grading_fails_its_prompt_and_is_no_wrong_answer(prepare:
             raise ValueError("even")
         return 1.0
 
-    config = RolloutConfig(reward=odd_only, n_samples_per_prompt=1, failure_budget=100)
+    config = RolloutConfig(reward=odd_only, n_samples_per_prompt=1, failure_budget=1.0)
     found = (await measured(prepare(config, rm_type=None), ScriptedEngine())).sets[0]
     assert (found.num_prompts, found.num_failed, found.accuracy) == (3, 3, 1.0)
     assert "ValueError: even" in (found.first_failure or "")
@@ -231,8 +231,8 @@ async def test_a_broken_grading_fails_its_prompt_and_is_no_wrong_answer(prepare:
 
 async def test_more_failures_than_the_budget_end_the_evaluation(prepare: Prepare) -> None:
     engine = ScriptedEngine(fault_of=lambda _: Fault.RAISE)
-    with pytest.raises(RunFailedError, match=r"more than rollout.failure_budget = 3"):
-        await measured(prepare(RolloutConfig(failure_budget=3)), engine)
+    with pytest.raises(RunFailedError, match=r"more than rollout.failure_budget = 0.1"):
+        await measured(prepare(RolloutConfig(failure_minimum=4)), engine)
 
 
 async def test_it_can_be_cancelled_and_the_engine_goes_on(prepare: Prepare) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,24 @@ async def test_resume_needs_the_directory_only(tiny_checkpoint: Path, tmp_path: 
     summary = await app.resume(out, step=0, overrides=["rollout.num_rollout=3"])
     assert (summary.num_resumed_steps, summary.num_steps) == (1, 3)
     assert trained(out)[: len(before)] == before
+
+
+async def test_a_run_of_before_goes_on_though_its_failure_budget_was_a_count(
+    tiny_checkpoint: Path, tmp_path: Path, data: Path
+) -> None:
+    out = tmp_path / "run"
+    await app.run(app.prepare(app_settings(tiny_checkpoint, data), folders=[tmp_path]), out=out)
+    with closing(sqlite3.connect(out / "journal.sqlite", isolation_level=None)) as journal:
+        ((settings, identity),) = journal.execute("SELECT settings, identity FROM run").fetchall()
+        tree = json.loads(settings)
+        tree["rollout"]["failure_budget"] = 16
+        for name in ("failure_window", "failure_minimum"):
+            del tree["rollout"][name]
+        known = json.dumps({**json.loads(identity), "rollout.failure_budget": 16, "rollout.group_failure": "drop"})
+        journal.execute("UPDATE run SET settings = ?, identity = ?", (json.dumps(tree), known))
+    overrides = ["rollout.num_rollout=3", "rollout.group_failure='refill'"]
+    summary = await app.resume(out, step=1, overrides=overrides)
+    assert (summary.num_resumed_steps, summary.num_steps) == (2, 3)
 
 
 async def test_resume_refuses_what_decides_what_a_run_is(tiny_checkpoint: Path, tmp_path: Path, data: Path) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rollfeed.config import Settings, load_settings
+from rollfeed.config import Settings, load_settings, read_stored
 from rollfeed.errors import ConfigError
 
 MINIMAL = '[[prompts.environments]]\nid = "core/copy_text"\n'
@@ -168,6 +168,42 @@ def test_identity_leaves_out_what_may_change_between_continuations(tmp_path: Pat
     other = load(tmp_path, MINIMAL, "rollout.rollout_batch_size=2")
     assert first.identity() == more.identity()
     assert first.identity() != other.identity()
+
+
+def test_how_failures_are_met_may_change_between_continuations(tmp_path: Path) -> None:
+    names = ("budget=0.5", "window=100", "minimum=3", "retries=9")
+    overrides = [*(f"rollout.failure_{name}" for name in names), "rollout.group_failure='refill'"]
+    assert load(tmp_path, MINIMAL).identity() == load(tmp_path, MINIMAL, *overrides).identity()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.failure_budget=16", "16 is a count, and this is a share of the last failure_window rollouts"),
+        ("rollout.failure_budget=-0.1", "rollout.failure_budget = -0.1"),
+        ("rollout.failure_window=8", "failure_minimum = 16 is above failure_window = 8"),
+    ],
+)
+def test_a_failure_budget_that_means_nothing_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, MINIMAL, override)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "minimum"), [(16, 0.1, 17), (0, 0.0, 1), (3, 0.1, 4), (1_000_000_000, 0.1, 512)]
+)
+def test_a_stored_count_of_failures_is_read_as_the_fewest_that_matter(
+    tmp_path: Path, count: int, share: float, minimum: int
+) -> None:
+    tree = load(tmp_path, MINIMAL).model_dump(mode="json")
+    tree["rollout"]["failure_budget"] = count
+    for name in ("failure_window", "failure_minimum"):
+        del tree["rollout"][name]
+    rollout = read_stored(tree, where="stored").rollout
+    assert (rollout.failure_budget, rollout.failure_minimum) == (share, minimum)
+    changed = read_stored(tree, where="stored", overrides=["rollout.failure_budget=0.3"]).rollout
+    assert (changed.failure_budget, changed.failure_minimum) == (0.3, minimum)
 
 
 def test_threads_matter_to_a_deterministic_run(tmp_path: Path) -> None:

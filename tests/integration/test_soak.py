@@ -34,7 +34,7 @@ async def test_five_hundred_steps_leave_memory_tasks_and_descriptors_where_they_
         n_samples_per_prompt=4,
         over_sampling_factor=2.0,
         refill_granularity=1,
-        failure_budget=10**9,
+        failure_budget=1.0,
         reward=lambda sample, prompt: float(sample.response),
     )
     engine = ScriptedEngine(

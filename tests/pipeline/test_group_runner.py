@@ -54,9 +54,10 @@ async def test_the_failure_budget_stops_the_run_with_the_first_cause(make_rollou
     async def generate(request, *, default, endpoint, tokenizer):
         raising(request.rollout_id)
 
-    async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_budget=5) as rollouts:
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_minimum=6) as rollouts:
         with pytest.raises(
-            RunFailedError, match=r"6 rollouts failed, .*failure_budget = 5; .*ZeroDivisionError: rollout 0"
+            RunFailedError,
+            match=r"6 of the last 6 rollouts failed, .*failure_budget = 0.1 .*ZeroDivisionError: rollout 0",
         ):
             await rollouts.generate_batch()
     assert {task.get_name() for task in asyncio.all_tasks()} <= {asyncio.current_task().get_name()}
@@ -75,7 +76,7 @@ async def test_a_generate_function_that_returns_no_sample_fails_its_rollout(make
     async def generate(request, *, default, endpoint, tokenizer):
         return []
 
-    async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_budget=0) as rollouts:
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_minimum=1) as rollouts:
         with pytest.raises(RunFailedError, match="must return a list of at least one Sample"):
             await rollouts.generate_batch()
 

@@ -273,7 +273,7 @@ async def test_a_step_that_cannot_finish_says_why_and_can_be_tried_again(
         group_filter=decide,
         generate_fn=answer,
         max_draws_per_batch=4,
-        failure_budget=5,
+        failure_minimum=6,
         commit=commits.append,
         **SETTINGS,
     ) as rollouts:

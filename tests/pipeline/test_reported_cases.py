@@ -207,7 +207,7 @@ async def test_r27_a_grading_that_raises_moves_no_other_reward(make_rollouts) ->
         source=prompts(),
         n_samples_per_prompt=4,
         scorer=_RaisesInEveryOtherGroup(),
-        failure_budget=1000,
+        failure_budget=1.0,
         over_sampling_batch_size=8,
         commit=commits.append,
         observers=[Watch()],

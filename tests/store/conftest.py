@@ -152,7 +152,7 @@ def states(draw: st.DrawFn) -> RunState:
         in_flight=tuple(draw(draws(index)) for index in range(draw(st.integers(0, 2)))),
         lengths=draw(OBJECT),
         ledger=LedgerCounts(**counts),
-        failures=draw(st.integers(0, 100)),
+        outcomes=tuple(draw(st.lists(st.booleans(), max_size=20))),
     )
 
 

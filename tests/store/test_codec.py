@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.store import decode_draw, decode_group, decode_state, encode_draw, encode_group, encode_state
-from rollfeed.types import Group, Prompt, PromptDraw, Rollout, RunState, Sample, SampleStatus, VersionSpan
+from rollfeed.types import Group, LedgerCounts, Prompt, PromptDraw, Rollout, RunState, Sample, SampleStatus, VersionSpan
 
 
 @given(data=st.data())
@@ -43,6 +44,13 @@ def test_a_partial_sample_comes_back_with_its_tokens_and_spans(make_group, plain
     decoded = decode_state(encode_state(state))
     assert plain(decoded) == plain(state)
     assert decoded.in_flight[0].response_tokens == draw.response_tokens > 0
+
+
+def test_a_state_of_before_is_read_and_its_count_of_failures_says_nothing_of_the_last_rollouts() -> None:
+    values = [5, 9, '{"cursor":5}', [], [], [], "{}", {"drawn": 9}, 16]
+    body = msgspec.msgpack.encode(values)
+    state = decode_state(msgspec.msgpack.encode(["state", 3, zlib.crc32(body), body]))
+    assert state == RunState(next_step=5, next_group_index=9, source={"cursor": 5}, ledger=LedgerCounts(drawn=9))
 
 
 def test_integers_of_any_size_survive(make_group, plain) -> None:
@@ -93,7 +101,7 @@ def test_a_cut_state_is_refused(length) -> None:
 
 def test_another_version_is_refused_by_number() -> None:
     kind, _, checksum, body = msgspec.msgpack.decode(encode_state(RunState(next_step=1, next_group_index=0, source={})))
-    with pytest.raises(RunDirectoryError, match="stored state has version 2, this rollfeed reads 3"):
+    with pytest.raises(RunDirectoryError, match="stored state has version 2, this rollfeed reads 4"):
         decode_state(msgspec.msgpack.encode([kind, 2, checksum, body]))
 
 

@@ -145,7 +145,7 @@ async def evaluate(
     services = _services(prepared, on_isolation)
     async with services:
         gate = EngineGate(engine, max_requests_in_flight=prepared.config.max_requests_in_flight)
-        failures = FailureBudget(prepared.config.failure_budget)
+        failures = FailureBudget(prepared.config)
         observers = Observers(on_rollout=answered)
         runners = [
             _runner(each, prepared, hub=_hub(each, prepared, services), gate=gate, failures=failures, watch=observers)
@@ -156,6 +156,7 @@ async def evaluate(
             max_groups=_max_groups(prepared, engine),
             on_group=completed,
         )
+    failures.report()
     return EvalResult(
         sets=tuple(summarise(each, groups) for each, groups in zip(prepared.sets, found, strict=True)),
         seed=prepared.seed,

@@ -14,7 +14,7 @@ from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_rewa
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
 from rollfeed.batch import group_advantages
-from rollfeed.config import FilterSettings, RolloutConfig, Settings, validate_settings
+from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
 from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError
 from rollfeed.filters import build_batch_filter, build_filter
 from rollfeed.pipeline import Rollouts
@@ -111,7 +111,7 @@ def stored_settings(directory: Path, overrides: Sequence[str] = ()) -> tuple[Set
     """
     with RunReader(directory) as reader:
         record = reader.run()
-    settings = validate_settings(record.settings, where=f"settings of {directory}", overrides=overrides)
+    settings = read_stored(record.settings, where=f"settings of {directory}", overrides=overrides)
     return settings, [Path(folder) for folder in record.folders]
 
 

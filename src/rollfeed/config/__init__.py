@@ -30,6 +30,7 @@ from rollfeed.config.rollout import (
 from rollfeed.config.rollout_config import RolloutConfig
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import Settings
+from rollfeed.config.stored import read_stored, stored_identity
 from rollfeed.config.train import WarmUpSettings
 from rollfeed.config.weights import WeightSettings, WeightSource
 
@@ -78,5 +79,7 @@ __all__ = [
     "WorkerSettings",
     "is_device",
     "load_settings",
+    "read_stored",
+    "stored_identity",
     "validate_settings",
 ]

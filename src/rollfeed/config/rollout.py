@@ -6,7 +6,7 @@ import math
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Section
 
@@ -113,8 +113,13 @@ class RolloutSettings(Section):
     """
     failure_retries: int = Field(default=2, ge=1, le=100)
     """Tries after the first one under `group_failure = "retry"`."""
-    failure_budget: int = Field(default=16, ge=0, le=1_000_000_000)
-    """Failed rollouts in the whole run before it stops with the first cause."""
+    failure_budget: float = Field(default=0.1, ge=0.0, le=1.0, strict=False)
+    """When more than this share of the last `failure_window` rollouts failed, the run stops with the first cause."""
+    failure_window: int = Field(default=512, ge=1, le=65_536)
+    """How many of the last rollouts count, finished and failed ones, those of earlier processes included."""
+    failure_minimum: int = Field(default=16, ge=1, le=65_536)
+    """Failures among them from which on the share is looked at; `failure_budget = 0.0` with 1 stops at the first one.
+    """
     max_draws_per_batch: int = Field(default=64, ge=1, le=1_000_000)
     """A step that has drawn this many times `rollout_batch_size` prompts and is still short ends the run with the
     reasons.
@@ -125,6 +130,16 @@ class RolloutSettings(Section):
     """How long the end of a step waits for aborted work, slow rewards included, before it is cancelled."""
     watchdog_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
     """After this long without a finished rollout, say what the step is waiting for."""
+
+    @field_validator("failure_budget", mode="before")
+    @classmethod
+    def _is_a_share(cls, value: object) -> object:
+        if isinstance(value, int | float) and value > 1:
+            raise ValueError(
+                f"{value} is a count, and this is a share of the last failure_window rollouts: write 0.1 for a tenth "
+                "of them, and set failure_minimum to the number of failures that are never too many"
+            )
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> RolloutSettings:
@@ -139,6 +154,11 @@ class RolloutSettings(Section):
             raise ValueError(
                 f"refill_granularity = {self.refill_granularity} is above the {self.first_submission} prompts a step "
                 "starts with: lower it"
+            )
+        if self.failure_minimum > self.failure_window:
+            raise ValueError(
+                f"failure_minimum = {self.failure_minimum} is above failure_window = {self.failure_window}, which "
+                "never holds as many failures: lower it, or raise the latter"
             )
         if self.mode is RolloutMode.ASYNC and self.deterministic:
             raise ValueError(

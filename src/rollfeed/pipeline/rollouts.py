@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from rollfeed.protocols import (
     Scorer,
     Tokenizer,
 )
-from rollfeed.types import LedgerCounts, RolloutOutput, RunState, StepCommit, TrainBatch
+from rollfeed.types import LedgerCounts, PromptDraw, RolloutOutput, RunState, StepCommit, TrainBatch
 
 EMPTY_STATE = RunState(next_step=0, next_group_index=0, source={})
 
@@ -120,7 +120,7 @@ class Rollouts:
         self._in_flight = InFlight()
         self._making: _Making | None = None
         self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
-        self._failures = FailureBudget(settings.failure_budget, spent=self._state.failures)
+        self._failures = FailureBudget(settings, settled=self._state.outcomes)
         self._runner = GroupRunner(
             plan=plan,
             endpoint=self._gate,
@@ -238,6 +238,7 @@ class Rollouts:
         await making.context.close()
         self._take_back(making.context)
         self._in_flight.clear()
+        self._failures.settle(())
 
     def _take_back(self, context: StepContext) -> None:
         keep_partial = self._settings.mode is not RolloutMode.SYNC
@@ -284,7 +285,7 @@ class Rollouts:
             in_flight=in_flight,
             lengths=self._parts.placement.state_dict(),
             ledger=counts,
-            failures=self._failures.spent,
+            outcomes=self._outcomes(context, [*requeued, *in_flight]),
         )
         return StepCommit(
             batch=replace(batch, metrics=metrics),
@@ -292,6 +293,13 @@ class Rollouts:
             wasted_tokens=wasted_tokens,
             state=state,
         )
+
+    def _outcomes(self, context: StepContext, undecided: Sequence[PromptDraw]) -> tuple[bool, ...]:
+        left = {draw.group_index for draw in undecided}
+        under_way = [flight.draft.draw.group_index for flight in self._in_flight]
+        outcomes = self._failures.settle(context.draws.keys() - left, under_way=under_way)
+        self._failures.report()
+        return outcomes
 
     async def _store(self, commit: StepCommit) -> None:
         """Store the step in a thread; a cancellation waits until it is stored or has failed."""

@@ -1,7 +1,8 @@
 """Groups, prompt draws and the run's state as bytes (msgpack), to be stored and read back.
 
-Layout of version 3: ``[kind, version, checksum, body]``. Arrays are raw little-endian bytes, 12
-a response token and 4 a prompt token; what users bring (labels, metadata, messages) is JSON text.
+Layout of version 4: ``[kind, version, checksum, body]``; version 3 is read, too. Arrays are raw
+little-endian bytes, 12 a response token and 4 a prompt token; what users bring (labels, metadata,
+messages) is JSON text.
 Reading builds records and nothing else, so bytes from someone else are safe to open.
 """
 
@@ -34,8 +35,10 @@ from rollfeed.types import (
     VersionSpan,
 )
 
-VERSION = 3
-"""Raised when the layout changes; other versions are refused."""
+VERSION = 4
+"""Raised when the layout changes."""
+_READABLE = (3, VERSION)
+"""Version 3 lacks what is optional below."""
 
 _Json: TypeAlias = str
 _Body = TypeVar("_Body")
@@ -121,7 +124,8 @@ class _State(msgspec.Struct, array_like=True, frozen=True):
     in_flight: list[_Draw]
     lengths: _Json
     ledger: dict[str, int]
-    failures: int
+    outcomes: bytes | int
+    """A byte a rollout; in version 3 the number of failures of the whole run, which says nothing of the last ones."""
 
 
 def encode_group(group: Group) -> bytes:
@@ -175,7 +179,7 @@ def encode_state(state: RunState) -> bytes:
         in_flight=[_pack_draw(draw) for draw in state.in_flight],
         lengths=to_json(dict(state.lengths), "what was learned of response lengths"),
         ledger={name: getattr(state.ledger, name) for name in LedgerCounts.__dataclass_fields__},
-        failures=state.failures,
+        outcomes=bytes(state.outcomes),
     )
     return _seal("state", body)
 
@@ -197,7 +201,7 @@ def _seal(kind: str, body: msgspec.Struct) -> bytes:
 def _opened(kind: str, encoded: bytes, body_type: type[_Body], unpack: Callable[[_Body], _Record]) -> _Record:
     try:
         envelope = msgspec.msgpack.decode(encoded, type=_Envelope)
-        if envelope.kind == kind and envelope.version != VERSION:
+        if envelope.kind == kind and envelope.version not in _READABLE:
             raise RunDirectoryError(
                 f"stored {kind} has version {envelope.version}, this rollfeed reads {VERSION}: "
                 "use the rollfeed that wrote it"
@@ -241,7 +245,7 @@ def _unpack_state(state: _State) -> RunState:
         in_flight=tuple(_unpack_draw(draw) for draw in state.in_flight),
         lengths=json.loads(state.lengths),
         ledger=LedgerCounts(**state.ledger),
-        failures=state.failures,
+        outcomes=tuple(map(bool, state.outcomes)) if isinstance(state.outcomes, bytes) else (),
     )
 
 

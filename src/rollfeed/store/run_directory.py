@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollfeed.config import stored_identity
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.protocols import Isolation
 from rollfeed.store.atomic import replace_file, sync_folder
@@ -324,7 +325,8 @@ def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, 
             f"{path}: holds a finished run; choose another --out, or replace it with --overwrite, or go on after "
             f"one of its steps with --resume {path} --step N"
         )
-    if differences := _differences(run.identity, identity):
+    # As this version reads the settings, if it can: it knows more of them than the version that stored the identity.
+    if differences := _differences(stored_identity(run.settings) or run.identity, identity):
         return (
             f"{path}: holds {'a finished' if is_finished else 'an unfinished'} run with other settings: "
             f"{'; '.join(differences)}; choose another --out, or replace it with --overwrite"

@@ -101,8 +101,9 @@ class RunState:
     lengths: Mapping[str, Any] = field(default_factory=dict)
     """What was learned of response lengths; JSON values, empty where nothing is ordered by them."""
     ledger: LedgerCounts = field(default_factory=LedgerCounts)
-    failures: int = 0
-    """Failed rollouts so far; counts against the failure budget."""
+    outcomes: tuple[bool, ...] = ()
+    """How the last rollouts of groups that were decided ended, the oldest first; True ended well. What the failure
+    budget looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,9 +107,9 @@ def test_an_evaluation_whose_answers_all_fail_ends_with_1(
 ) -> None:
     (tmp_path / "broken.py").write_text("async def score(sample, prompt):\n    raise ValueError('broken')\n")
     path = settings_file('[plugins]\nreward = "broken:score"\n')
-    code = main(["eval", str(path), "--out", str(tmp_path / "out"), "--set", "rollout.failure_budget=2"])
+    code = main(["eval", str(path), "--out", str(tmp_path / "out"), "--set", "rollout.failure_minimum=3"])
     assert code == 1
-    assert "more than rollout.failure_budget = 2" in capsys.readouterr().err
+    assert "more than rollout.failure_budget = 0.1" in capsys.readouterr().err
 
 
 def test_check_looks_at_the_sets_too(settings_file: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ over_sampling_batch_size = {over_sampling}
 refill_granularity = 1
 group_failure = "retry"
 failure_retries = 50
-failure_budget = 1_000_000
+failure_budget = 1.0
 
 [sampling]
 rollout_max_response_len = 256

@@ -7,7 +7,6 @@ rollout only.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -41,8 +40,6 @@ from rollfeed.types import (
     SamplingParams,
     Verdict,
 )
-
-_log = logging.getLogger(__name__)
 
 START_ROLLOUT_ID = "start_rollout_id"
 """In the metadata of a sample whose response was cut short: the step that did so first."""
@@ -114,6 +111,9 @@ class GroupRunner:
             if all(rollout.has_finished for rollout in rollouts):
                 self.phases[draw.group_index] = "scoring"
                 rollouts = await self._score(rollouts, draw)
+            elif any(rollout.error is not None for rollout in rollouts):
+                for _ in filter(_is_unscored, rollouts):
+                    self._failures.succeed(draw.group_index)
         finally:
             del self.phases[draw.group_index]
         group = Group(group_index=draw.group_index, prompt=draw.prompt, rollouts=tuple(rollouts))
@@ -140,7 +140,7 @@ class GroupRunner:
         draw, before = draft.draw, draft.rollouts[member]
         request = self._request(draw, before, member, step)
         started = time.monotonic()
-        for attempt in range(1 + self._retries):
+        for _ in range(1 + self._retries):
             try:
                 async with asyncio.timeout(self._plan.rollout_timeout_seconds):
                     samples = await self._answer(request)
@@ -149,10 +149,9 @@ class GroupRunner:
                 break
             except Exception as error:
                 # Failure isolation: whatever a generate function or hook raises fails its rollout only.
-                cause = self._describe(error, draw)
-                _log.warning("rollout %d failed (try %d): %s", request.rollout_id, attempt + 1, cause)
-                self._failures.record(cause)
-                rollout = _failed(request, cause)
+                cause = self._describe(error)
+                self._failures.fail(draw.group_index, cause, where=_where(draw))
+                rollout = _failed(request, f"{_where(draw)}: {cause}")
         draft.rollouts[member] = rollout
         self.num_generated_tokens += max(0, rollout.response_tokens - before.response_tokens)
         self._observer.rollout_finished(rollout)
@@ -198,15 +197,23 @@ class GroupRunner:
         """Score the rollouts, trying those again whose grading failed; what still fails is a failed rollout."""
         for _ in range(1 + self._retries):
             verdicts = await self._scorer.score(rollouts, draw.prompt)
-            for verdict in verdicts:
-                if verdict.outcome is not Outcome.OK:
-                    self._reward_failures[verdict.outcome] += 1
-                    self._failures.record(_reward_cause(verdict, draw))
+            self._count(rollouts, verdicts, draw)
             scored = [_scored(rollout, verdict, draw) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
             if all(verdict.outcome is Outcome.OK for verdict in verdicts):
                 return scored
             rollouts = [new if new.error is None else old for new, old in zip(scored, rollouts, strict=True)]
         return scored
+
+    def _count(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], draw: PromptDraw) -> None:
+        failed = {id(verdict): verdict for verdict in verdicts if verdict.outcome is not Outcome.OK}
+        for rollout, verdict in zip(rollouts, verdicts, strict=True):
+            if verdict.outcome is not Outcome.OK:
+                self._reward_failures[verdict.outcome] += 1
+            elif rollout.verdict is None:
+                self._failures.succeed(draw.group_index)
+        # A call that was to score several rollouts is one failure, whatever the size of the group.
+        for verdict in failed.values():
+            self._failures.fail(draw.group_index, _reward_cause(verdict), where=_where(draw))
 
     def take_reward_failures(self) -> dict[str, int]:
         """Return how many gradings failed since the last call, by outcome."""
@@ -214,13 +221,12 @@ class GroupRunner:
         self._reward_failures.clear()
         return counts
 
-    def _describe(self, error: Exception, draw: PromptDraw) -> str:
-        where = f"prompt {draw.prompt.prompt_id}"
+    def _describe(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"{where}: not answered within rollout_timeout_seconds = {self._plan.rollout_timeout_seconds:g}"
+            return f"not answered within rollout_timeout_seconds = {self._plan.rollout_timeout_seconds:g}"
         if isinstance(error, RollfeedError):
-            return f"{where}: {error}"
-        return f"{where}: {type(error).__name__}: {error}"
+            return str(error)
+        return f"{type(error).__name__}: {error}"
 
 
 def without_versions_before(sample: Sample, policy_version: int) -> Sample:
@@ -243,11 +249,19 @@ def _scored(rollout: Rollout, verdict: Verdict, draw: PromptDraw) -> Rollout:
     if verdict.outcome is Outcome.OK:
         return rollout.with_reward(verdict)
     samples = tuple(replace(sample, status=SampleStatus.FAILED) for sample in rollout.samples)
-    return replace(rollout, samples=samples, verdict=verdict, error=_reward_cause(verdict, draw))
+    return replace(rollout, samples=samples, verdict=verdict, error=f"{_where(draw)}: {_reward_cause(verdict)}")
 
 
-def _reward_cause(verdict: Verdict, draw: PromptDraw) -> str:
-    return f"prompt {draw.prompt.prompt_id}: reward {verdict.outcome.value}: {verdict.detail}"
+def _is_unscored(rollout: Rollout) -> bool:
+    return rollout.has_finished and rollout.verdict is None
+
+
+def _where(draw: PromptDraw) -> str:
+    return f"prompt {draw.prompt.prompt_id}"
+
+
+def _reward_cause(verdict: Verdict) -> str:
+    return f"reward {verdict.outcome.value}: {verdict.detail}"
 
 
 def _failed(request: RolloutRequest, cause: str) -> Rollout:

@@ -1,0 +1,45 @@
+"""Settings that a run directory holds: those of earlier versions are read as what they say now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from rollfeed.config.load import validate_settings
+from rollfeed.config.rollout import RolloutSettings
+from rollfeed.config.settings import Settings
+from rollfeed.errors import ConfigError
+
+
+def read_stored(tree: Mapping[str, Any], *, where: str, overrides: Sequence[str] = ()) -> Settings:
+    """Build the settings that a run stored, with ``key=value`` overrides; ``where`` names their origin in errors.
+
+    Raises:
+        ConfigError: If this version cannot read them, or an override is wrong.
+    """
+    return validate_settings(_as_of_now(tree), where=where, overrides=overrides)
+
+
+def stored_identity(tree: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what :meth:`Settings.identity` says of settings that a run stored; None where they cannot be read.
+
+    Settings that were unknown then are at their defaults, so that a run of an earlier version can be gone on with.
+    """
+    try:
+        return read_stored(tree, where="stored settings").identity()
+    except ConfigError:
+        return None
+
+
+def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
+    changed = deepcopy(dict(tree))
+    rollout = changed.get("rollout")
+    if isinstance(rollout, dict) and "failure_window" not in rollout and "failure_budget" in rollout:
+        # It was the number of failures that a whole run could have.
+        count = rollout.pop("failure_budget")
+        fields = RolloutSettings.model_fields
+        if count == 0:
+            rollout["failure_budget"] = 0.0
+        rollout["failure_minimum"] = min(count + 1, fields["failure_window"].default)
+    return changed
