@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from rollfeed.types import Reward, Sample, SampleStatus, VersionSpan
+from rollfeed.types import Correct, Reward, Sample, SampleStatus, VersionSpan
 
 SampleMaker = Callable[..., Sample]
 
@@ -20,6 +20,7 @@ def make_sample() -> SampleMaker:
         length: int = 3,
         response: str | None = None,
         rollout_id: int | None = None,
+        correct: Correct = Correct.UNDEFINED,
     ) -> Sample:
         return Sample(
             token_ids=np.arange(2 + length, dtype=np.int32),
@@ -33,6 +34,7 @@ def make_sample() -> SampleMaker:
             rollout_id=index if rollout_id is None else rollout_id,
             response=f"answer {index}" if response is None else response,
             reward=reward,
+            correct=correct,
         )
 
     return make

@@ -7,6 +7,12 @@ from rollfeed.filters import compose
 from rollfeed.types import Drop, Keep
 
 
+def test_a_drop_is_false_and_a_keep_is_true() -> None:
+    assert not Drop("low_reward")
+    assert not Drop("zero_std_0.0", usable=True)
+    assert Keep()
+
+
 def test_compose_of_nothing_keeps_everything() -> None:
     assert compose([])([]) == Keep()
 

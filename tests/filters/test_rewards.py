@@ -4,7 +4,7 @@ import pytest
 
 from rollfeed.errors import ConfigError, RewardError
 from rollfeed.filters import AllCorrect, AllWrong, AtLeastHalfCorrect, MinimumReward, RewardStd
-from rollfeed.types import Drop, Keep
+from rollfeed.types import Correct, Drop, Keep
 
 
 @pytest.mark.parametrize("reward", [0.1, 0.7, 0.0, -1.0, 1e12 + 0.1, 1 / 3])
@@ -49,6 +49,43 @@ def test_all_wrong_drops_only_when_no_reward_is_above_the_threshold(scored) -> N
     assert rule(scored([0.0, -1.0])) == Drop("all_wrong")
     assert rule(scored([0.0, 0.1])) == Keep()
     assert AllWrong(n_samples_per_prompt=2, threshold=1.0)(scored([1.0, 1.0])) == Drop("all_wrong")
+
+
+def judged(make_sample, **verdicts: tuple[float, Correct]):
+    return [
+        make_sample(index, reward=reward, correct=correct) for index, (reward, correct) in enumerate(verdicts.values())
+    ]
+
+
+def test_a_wrong_answer_with_a_shaped_reward_is_not_correct(make_sample) -> None:
+    wrong = judged(make_sample, a=(0.18, Correct.NO), b=(0.5, Correct.NO))
+    assert AllWrong(n_samples_per_prompt=2)(wrong) == Drop("all_wrong")
+    assert AllCorrect(n_samples_per_prompt=2)(wrong) == Keep()
+    assert AtLeastHalfCorrect(n_samples_per_prompt=2)(wrong) == Keep()
+
+
+def test_a_right_answer_with_a_low_reward_is_correct(make_sample) -> None:
+    right = judged(make_sample, a=(-0.5, Correct.YES), b=(0.0, Correct.YES))
+    assert AllWrong(n_samples_per_prompt=2)(right) == Keep()
+    assert AllCorrect(n_samples_per_prompt=2)(right) == Drop("all_correct")
+    assert AtLeastHalfCorrect(n_samples_per_prompt=2)(right) == Drop("at_least_half_correct")
+
+
+def test_the_threshold_decides_where_the_verdict_says_nothing(make_sample) -> None:
+    group = judged(make_sample, a=(0.2, Correct.NO), b=(0.2, Correct.UNDEFINED))
+    assert AllWrong(n_samples_per_prompt=2)(group) == Keep()
+    assert AllWrong(n_samples_per_prompt=2, threshold=0.2)(group) == Drop("all_wrong")
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [(AllWrong, "all_wrong"), (AllCorrect, "all_correct"), (AtLeastHalfCorrect, "at_least_half_correct")],
+)
+def test_the_bound_is_strict_or_not(scored, rule, reason) -> None:
+    at_the_bound = scored([1.0, 1.0])
+    strict, loose = (rule(n_samples_per_prompt=2, threshold=1.0, strict=strict) for strict in (True, False))
+    assert strict(at_the_bound) == (Drop(reason) if rule is AllWrong else Keep())
+    assert loose(at_the_bound) == (Keep() if rule is AllWrong else Drop(reason))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from rollfeed.errors import RunFailedError
+from rollfeed.filters import AllWrong, compose
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import Outcome, Prompt, Rollout, Sample, SampleStatus, StepCommit, Verdict
+from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, StepCommit, Verdict
 
 
 def failing(*request_ids: str):
@@ -144,6 +145,23 @@ async def test_the_sample_hook_sees_every_finished_sample_before_it_is_scored(ma
     async with make_rollouts(ScriptedEngine(), sample_hook=hook) as rollouts:
         batch = await rollouts.generate_batch()
     assert all(sample.reward == 7.0 for sample in batch.samples)
+
+
+async def test_filters_ask_the_verdict_whether_a_rollout_is_correct(make_rollouts) -> None:
+    class Scorer:
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            # Group 1 has wrong answers with shaped rewards, the others right ones.
+            correct = Correct.NO if prompt.prompt_id == "list/1@e0" else Correct.YES
+            return [Verdict(reward=0.18, correct=correct) for _ in rollouts]
+
+    commits: list[StepCommit] = []
+    group_filter = compose([AllWrong(n_samples_per_prompt=2)])
+    async with make_rollouts(
+        ScriptedEngine(), scorer=Scorer(), group_filter=group_filter, commit=commits.append
+    ) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert [dropped.group.group_index for dropped in commits[0].dropped] == [1]
+    assert {sample.correct for sample in batch.samples} == {Correct.YES}
 
 
 async def test_r26_indices_are_unique_over_epochs(make_rollouts) -> None:

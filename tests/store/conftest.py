@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,14 +118,19 @@ def groups(draw: st.DrawFn, group_index: int = 0, at_least: int = 0) -> Group:
         num_samples = draw(st.integers(at_least, 2))
         reward = draw(st.none() | REWARD) if num_samples else None
         rollout_id = group_index * 10 + number
+        verdict = draw(verdicts(reward))
         members = [
-            draw(samples(group_index, rollout_id * 10 + fork, rollout_id, reward)) for fork in range(num_samples)
+            replace(
+                draw(samples(group_index, rollout_id * 10 + fork, rollout_id, reward)),
+                correct=verdict.correct if verdict is not None else Correct.UNDEFINED,
+            )
+            for fork in range(num_samples)
         ]
         rollouts.append(
             Rollout(
                 rollout_id=rollout_id,
                 samples=tuple(members),
-                verdict=draw(verdicts(reward)),
+                verdict=verdict,
                 error=draw(st.none() | TEXT),
                 seconds=draw(FLOAT),
             )

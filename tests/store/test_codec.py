@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.store import decode_draw, decode_group, decode_state, encode_draw, encode_group, encode_state
-from rollfeed.types import Group, LedgerCounts, Prompt, PromptDraw, Rollout, RunState, Sample, SampleStatus, VersionSpan
+from rollfeed.types import (
+    Correct,
+    Group,
+    LedgerCounts,
+    Prompt,
+    PromptDraw,
+    Rollout,
+    RunState,
+    Sample,
+    SampleStatus,
+    VersionSpan,
+)
 
 
 @given(data=st.data())
@@ -51,6 +62,16 @@ def test_a_state_of_before_is_read_and_its_count_of_failures_says_nothing_of_the
     body = msgspec.msgpack.encode(values)
     state = decode_state(msgspec.msgpack.encode(["state", 3, zlib.crc32(body), body]))
     assert state == RunState(next_step=5, next_group_index=9, source={"cursor": 5}, ledger=LedgerCounts(drawn=9))
+
+
+def test_samples_of_before_are_as_right_as_their_verdict_says(make_group) -> None:
+    kind, _, _, body = msgspec.msgpack.decode(encode_group(make_group(4, [1.0, 0.0])))
+    values = msgspec.msgpack.decode(body)
+    for rollout in values[2]:
+        rollout[1] = [sample[:-1] for sample in rollout[1]]
+    body = msgspec.msgpack.encode(values)
+    group = decode_group(msgspec.msgpack.encode([kind, 3, zlib.crc32(body), body]))
+    assert [sample.correct for sample in group.samples] == [Correct.YES, Correct.NO]
 
 
 def test_integers_of_any_size_survive(make_group, plain) -> None:

@@ -28,11 +28,11 @@ class ComposedFilter:
             if isinstance(decision, Drop) and not decision.usable:
                 return decision
             if isinstance(decision, Drop):
-                usable = usable or decision
+                usable = decision if usable is None else usable
             elif not isinstance(decision, Keep):
                 name = getattr(group_filter, "__name__", type(group_filter).__name__)
                 raise PluginError(f"group filter {name} returned {decision!r}: return Keep() or Drop(reason)")
-        return usable or Keep()
+        return Keep() if usable is None else usable
 
 
 def compose(filters: Sequence[GroupFilter]) -> GroupFilter:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import ConfigError, RewardError
-from rollfeed.types import Drop, FilterDecision, Keep, Sample, SampleStatus
+from rollfeed.types import Correct, Drop, FilterDecision, Keep, Sample, SampleStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,11 @@ class Member:
     def response(self) -> str:
         """The texts of all samples, one after the other."""
         return "\n".join(sample.response for sample in self.samples)
+
+    @property
+    def correct(self) -> Correct:
+        """What the verdict says of the rollout."""
+        return self.samples[-1].correct
 
     def reward(self, reward_key: str | None) -> float | None:
         """Return the rollout's reward; None when a sample of it is not scored.

@@ -1,7 +1,8 @@
 """Filters on the rewards of a group.
 
-A member is *correct* when its reward is above ``threshold``. Rewards are compared in float64:
-in float32 the standard deviation of eight equal rewards of 0.1 is above 0.
+A member is *correct* when its verdict says so; where that says nothing, when its reward is above
+``threshold``. Rewards are compared in float64: in float32 the standard deviation of eight equal
+rewards of 0.1 is above 0.
 
 Axes: G rollouts of a group.
 """
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.filters.group_rule import Member, RewardRule, require, require_finite
-from rollfeed.types import Drop, FilterDecision, Keep
+from rollfeed.types import Correct, Drop, FilterDecision, Keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +51,21 @@ class _ThresholdRule(RewardRule):
     """A rule that counts correct members."""
 
     threshold: float = 0.0
-    """A reward above it is correct."""
+    """A reward above it is correct, where the verdict does not say whether the rollout is."""
+    strict: bool = True
+    """Whether a reward must be above the threshold; otherwise one at it is correct, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("threshold", self.threshold)
 
-    def num_correct(self, rewards_G: NDArray[np.float64]) -> int:
-        """Return how many rewards are above the threshold."""
-        return int((rewards_G > self.threshold).sum())
+    def num_correct(self, members: Sequence[Member], rewards_G: NDArray[np.float64]) -> int:
+        """Return how many members are correct."""
+        above_G = rewards_G > self.threshold if self.strict else rewards_G >= self.threshold
+        return sum(
+            bool(above) if member.correct is Correct.UNDEFINED else member.correct is Correct.YES
+            for member, above in zip(members, above_G, strict=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +74,7 @@ class AllCorrect(_ThresholdRule):
 
     def decide_rewards(self, members: Sequence[Member], rewards_G: NDArray[np.float64]) -> FilterDecision:
         """Decide by the number of correct members."""
-        return Drop("all_correct") if self.num_correct(rewards_G) == len(rewards_G) else Keep()
+        return Drop("all_correct") if self.num_correct(members, rewards_G) == len(rewards_G) else Keep()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +83,7 @@ class AllWrong(_ThresholdRule):
 
     def decide_rewards(self, members: Sequence[Member], rewards_G: NDArray[np.float64]) -> FilterDecision:
         """Decide by the number of correct members."""
-        return Drop("all_wrong") if self.num_correct(rewards_G) == 0 else Keep()
+        return Drop("all_wrong") if self.num_correct(members, rewards_G) == 0 else Keep()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ class AtLeastHalfCorrect(_ThresholdRule):
     def decide_rewards(self, members: Sequence[Member], rewards_G: NDArray[np.float64]) -> FilterDecision:
         """Decide by the number of correct members."""
         half = max(1, len(rewards_G) // 2)
-        return Drop("at_least_half_correct") if self.num_correct(rewards_G) >= half else Keep()
+        return Drop("at_least_half_correct") if self.num_correct(members, rewards_G) >= half else Keep()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,8 @@ class _Sample(msgspec.Struct, array_like=True, frozen=True):
     precision: bytes
     remove_sample: bool
     extra: _Json
+    correct: Correct | None = None
+    """Not in version 3: there it is as the rollout's verdict says."""
 
 
 class _Verdict(msgspec.Struct, array_like=True, frozen=True):
@@ -301,10 +303,12 @@ def _pack_sample(sample: Sample) -> _Sample:
         precision=_text(sample.precision),
         remove_sample=sample.remove_sample,
         extra=to_json(dict(sample.extra), f"{what}: unknown keys"),
+        correct=sample.correct,
     )
 
 
-def _unpack_sample(sample: _Sample) -> Sample:
+def _unpack_sample(sample: _Sample, verdict: _Verdict | None) -> Sample:
+    known = verdict.correct if verdict is not None else Correct.UNDEFINED
     return Sample(
         token_ids=_int32(sample.token_ids),
         response_length=sample.response_length,
@@ -325,6 +329,7 @@ def _unpack_sample(sample: _Sample) -> Sample:
         precision=_str(sample.precision),
         remove_sample=sample.remove_sample,
         extra=json.loads(sample.extra),
+        correct=known if sample.correct is None else sample.correct,
     )
 
 
@@ -341,7 +346,7 @@ def _pack_rollout(rollout: Rollout) -> _Rollout:
 def _unpack_rollout(rollout: _Rollout) -> Rollout:
     return Rollout(
         rollout_id=rollout.rollout_id,
-        samples=tuple(_unpack_sample(sample) for sample in rollout.samples),
+        samples=tuple(_unpack_sample(sample, rollout.verdict) for sample in rollout.samples),
         verdict=None if rollout.verdict is None else _unpack_verdict(rollout.verdict),
         error=None if rollout.error is None else _str(rollout.error),
         seconds=rollout.seconds,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rollfeed.errors import RewardError
 from rollfeed.types.engine import VersionSpan, check_spans
-from rollfeed.types.verdict import Reward, Verdict
+from rollfeed.types.verdict import Correct, Reward, Verdict
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message: at least ``role`` and ``content``."""
@@ -84,6 +84,8 @@ class Sample:
     label: Any = None
     reward: Reward | None = None
     """None means not scored; 0.0 is a value."""
+    correct: Correct = Correct.UNDEFINED
+    """Whether its rollout is right, as the verdict says; what filters ask before they look at the reward."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[str, ...] = ()
     non_generation_seconds: float = 0.0
@@ -152,6 +154,7 @@ class Sample:
             record[name] = record[name].tolist()
         record["version_spans"] = [list(span) for span in self.version_spans]
         record["status"] = self.status.value
+        record["correct"] = self.correct.value
         record["images"] = list(self.images)
         record["metadata"] = dict(self.metadata)
         return {**self.extra, **record}
@@ -174,6 +177,7 @@ class Sample:
             values[name] = np.asarray(values[name], dtype=np.float32)
         values["version_spans"] = tuple(VersionSpan(*span) for span in values["version_spans"])
         values["status"] = SampleStatus(values["status"])
+        values["correct"] = Correct(values.get("correct", Correct.UNDEFINED))
         values["images"] = tuple(values.get("images", ()))
         return cls(**values, extra={key: value for key, value in record.items() if key not in known})
 
@@ -206,8 +210,8 @@ class Rollout:
         return sum(sample.response_length for sample in self.samples)
 
     def with_reward(self, verdict: Verdict) -> Rollout:
-        """Return the rollout scored: every one of its samples carries the verdict's reward."""
-        samples = tuple(replace(sample, reward=verdict.reward) for sample in self.samples)
+        """Return the rollout scored: every one of its samples carries the verdict's reward and whether it is right."""
+        samples = tuple(replace(sample, reward=verdict.reward, correct=verdict.correct) for sample in self.samples)
         return replace(self, samples=samples, verdict=verdict)
 
 

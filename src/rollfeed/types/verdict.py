@@ -55,17 +55,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The group goes into the batch."""
+    """The group goes into the batch. True, where it is asked as a bool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group is not trained on."""
+    """The group is not trained on. False, where it is asked as a bool."""
 
     reason: str
     """Short and stable: it becomes ``rollout/dynamic_filter/drop_<reason>``."""
     usable: bool = False
     """Whether the group may go into the batch after all when the step would otherwise be short."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 FilterDecision: TypeAlias = Keep | Drop

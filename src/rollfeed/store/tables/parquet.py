@@ -353,4 +353,5 @@ def _sample(row: Mapping[str, Any], timings: Timings) -> Sample:
         precision=row["precision"],
         remove_sample=row["remove_sample"],
         extra={} if row["extra"] is None else json.loads(row["extra"]),
+        correct=Correct.UNDEFINED if row["correct"] is None else Correct(row["correct"]),
     )
