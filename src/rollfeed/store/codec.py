@@ -106,12 +106,8 @@ class _Rollout(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True):
-    group_index: int
-    prompt: _Prompt
-    rollouts: list[_Rollout]
+    """A group, or a draw with what earlier executions left."""
 
-
-class _Draw(msgspec.Struct, array_like=True, frozen=True):
     group_index: int
     prompt: _Prompt
     rollouts: list[_Rollout]
@@ -121,9 +117,9 @@ class _State(msgspec.Struct, array_like=True, frozen=True):
     next_step: int
     next_group_index: int
     source: _Json
-    requeued: list[_Draw]
+    requeued: list[_Group]
     surplus: list[_Group]
-    in_flight: list[_Draw]
+    in_flight: list[_Group]
     lengths: _Json
     ledger: dict[str, int]
     outcomes: bytes | int
@@ -163,7 +159,7 @@ def decode_draw(encoded: bytes) -> PromptDraw:
     Raises:
         RunDirectoryError: If the bytes are damaged, of another kind or of another version.
     """
-    return _opened("draw", encoded, _Draw, _unpack_draw)
+    return _opened("draw", encoded, _Group, _unpack_draw)
 
 
 def encode_state(state: RunState) -> bytes:
@@ -227,12 +223,12 @@ def _unpack_group(group: _Group) -> Group:
     return Group(group_index=group.group_index, prompt=_unpack_prompt(group.prompt), rollouts=rollouts)
 
 
-def _pack_draw(draw: PromptDraw) -> _Draw:
+def _pack_draw(draw: PromptDraw) -> _Group:
     rollouts = [_pack_rollout(rollout) for rollout in draw.rollouts]
-    return _Draw(draw.group_index, _pack_prompt(draw.prompt), rollouts)
+    return _Group(draw.group_index, _pack_prompt(draw.prompt), rollouts)
 
 
-def _unpack_draw(draw: _Draw) -> PromptDraw:
+def _unpack_draw(draw: _Group) -> PromptDraw:
     rollouts = tuple(_unpack_rollout(rollout) for rollout in draw.rollouts)
     return PromptDraw(draw.group_index, _unpack_prompt(draw.prompt), rollouts)
 
