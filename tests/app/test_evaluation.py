@@ -180,6 +180,11 @@ async def test_eval_reward_key_chooses_what_is_measured(prepare: Prepare) -> Non
             r"eval set digits, prompt digits/0: has no label, and rm_type 'exact' needs one: set label_key",
         ),
         ({"rm_type": None}, "eval set digits, prompt digits/0: nothing scores it: set rm_type"),
+        (
+            {"eval_reward_key": "acc"},
+            "eval set digits, prompt digits/0: reward_key = 'acc': rewards of rm_type 'exact' are single numbers",
+        ),
+        ({"rm_type": "dapo", "reward_key": "accuracy"}, "rewards of rm_type 'dapo' have the keys acc, score"),
         ({"rm_type": "exakt"}, "eval set digits: .*'exakt'.*did you mean exact"),
         ({"datasets": [{"path": "none.jsonl"}]}, "eval set none.jsonl: .*none.jsonl"),
         ({"datasets": [{"path": "digits.jsonl", "input_key": "q"}]}, "eval set digits.jsonl: .*'q'"),

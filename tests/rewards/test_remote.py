@@ -43,6 +43,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
         ([0.25], 0.25),
         ({"reward": {"style": 1, "truth": 0}}, {"style": 1.0, "truth": 0.0}),
         ({"style": 1, "truth": 0}, {"style": 1.0, "truth": 0.0}),
+        ({"score": -1, "acc": False, "pred": "4"}, {"score": -1.0, "acc": 0.0}),
     ],
 )
 async def test_reply_is_read_as_its_reward(serve_script: Serve, reply: Any, reward: Any) -> None:

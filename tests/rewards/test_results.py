@@ -32,6 +32,12 @@ def test_dictionary_with_the_key_is_a_reward() -> None:
     assert to_verdict({"a": 1, "b": True}, reward_key="a").reward == {"a": 1.0, "b": 1.0}
 
 
+def test_texts_beside_named_numbers_are_no_rewards_and_pred_is_the_answer() -> None:
+    verdict = to_verdict({"score": 1.0, "acc": True, "pred": "42", "why": None}, reward_key="score")
+    assert (verdict.reward, verdict.extracted) == ({"score": 1.0, "acc": 1.0}, "42")
+    assert to_verdict({"score": -1, "pred": None}, reward_key="score").extracted is None
+
+
 def test_verdicts_are_taken_as_they_are() -> None:
     verdict = Verdict(reward=0.5, correct=Correct.NO, extracted="x")
     assert to_verdict(verdict, reward_key=None) is verdict
@@ -51,6 +57,10 @@ def test_verdicts_are_taken_as_they_are() -> None:
         (10**400, "it must be finite"),
         ({}, "it returned {}; a reward dictionary maps names to numbers"),
         ({1: 2.0}, "it returned {1: 2.0}; a reward dictionary maps names to numbers"),
+        ({"a": "1"}, "entry 'a' of the reward is '1', a str; it must be a number"),
+        ({"b": 1.0, "pred": "4"}, "reward_key = 'a' is not in the reward, which has ['b']"),
+        ({"pred": "4"}, "reward_key = 'a' is not in the reward, which has []"),
+        ({"a": 1.0, "b": [1.0]}, "entry 'b' of the reward is [1.0], a list; it must be a number"),
         ({"a": None}, "entry 'a' of the reward is None, a NoneType; it must be a number"),
         ({"a": 1.0, "b": float("nan")}, "entry 'b' of the reward is nan; it must be finite"),
         ({"b": 1.0}, "reward_key = 'a' is not in the reward, which has ['b']"),

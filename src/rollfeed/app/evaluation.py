@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rollfeed.app.eval_sets import load_sets
+from rollfeed.app.reward_keys import reward_key_problem
 from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, in_its_place
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig
 from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
@@ -21,7 +22,7 @@ from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import Endpoint, Engine, Grader, Isolation, Tokenizer
 from rollfeed.rewards import RewardHub
-from rollfeed.rewards.registry import BOXED_PREFIX
+from rollfeed.rewards.registry import grader_name
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import to_json
 from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
@@ -225,7 +226,7 @@ class _NamedEndpoint:
 def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], None] | None) -> RewardServices:
     config = prepared.config
     wanted = [each.plan.rm_type for each in prepared.sets]
-    programs = next((name for name in wanted if name in (CODE_RM_TYPE, BOXED_PREFIX + CODE_RM_TYPE)), None)
+    programs = next((name for name in wanted if name is not None and grader_name(name) == CODE_RM_TYPE), None)
     return RewardServices(
         workers=config.reward_workers,
         code=config.code_reward,
@@ -279,7 +280,11 @@ def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> 
             raise ConfigError(f"{where}: nothing scores it: set rm_type of the set or of [eval], or plugins.reward")
         if problem := hub.problem(rm_type):
             raise ConfigError(f"{where}: {problem}")
-        if prompt.label is None and rm_type.removeprefix(BOXED_PREFIX) not in _WITHOUT_LABELS:
+        own_key, key = prompt.metadata.get("reward_key"), eval_set.plan.reward_key
+        is_of_others = own_key is not None or key == config.reward_key
+        if problem := reward_key_problem(own_key or key, rm_type, is_of_others=is_of_others):
+            raise ConfigError(f"{where}: {problem}")
+        if prompt.label is None and grader_name(rm_type) not in _WITHOUT_LABELS:
             raise ConfigError(f"{where}: has no label, and rm_type {rm_type!r} needs one: set label_key of the set")
 
 

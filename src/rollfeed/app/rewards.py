@@ -27,7 +27,7 @@ from rollfeed.rewards import (
     runs_in_workers,
 )
 from rollfeed.rewards.code import CodeGrader
-from rollfeed.rewards.registry import BOXED_PREFIX
+from rollfeed.rewards.registry import grader_name
 from rollfeed.sandbox import OnDemandSandboxes
 from rollfeed.types import Outcome, Verdict
 from rollfeed.workers import OnDemandPool, WorkerPool
@@ -61,7 +61,7 @@ class RewardServices:
         on_isolation: Callable[[Isolation], None] | None = None,
         rm_type: str | None = None,
     ) -> None:
-        self._runs_programs = rm_type in (CODE_RM_TYPE, BOXED_PREFIX + CODE_RM_TYPE)
+        self._runs_programs = rm_type is not None and grader_name(rm_type) == CODE_RM_TYPE
         pool = WorkerPool(
             num_workers=workers.num_workers or num_cores(),
             warm_up=_WARM_UP,

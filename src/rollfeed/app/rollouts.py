@@ -9,6 +9,7 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.app.marker_watch import MarkerWatch
+from rollfeed.app.reward_keys import KeyedCut, needs_keyed_cut
 from rollfeed.app.rewards import RewardServices, in_its_place
 from rollfeed.batch import cut_batch, group_advantages
 from rollfeed.buffer import Buffer, Spill, built_in_policy
@@ -30,6 +31,7 @@ from rollfeed.pipeline import (
 )
 from rollfeed.protocols import (
     AdvantageFn,
+    BatchCutter,
     BatchedRewardFn,
     BatchFilter,
     BufferPolicy,
@@ -118,12 +120,17 @@ def _parts(
         rollout_fn=config.rollout or _scheduler(config),
         scorer=_reward_hub(config, services, graders),
         group_filter=compose(config.group_filters),
-        cut_batch=partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages),
+        cut_batch=_batch_cutter(config),
         sample_hook=config.sample_hook,
         buffer=_buffer(config, spill),
         placement=_placement(config, state),
         weights=_weight_follower(config, engine),
     )
+
+
+def _batch_cutter(config: RolloutConfig) -> BatchCutter:
+    cut = partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages)
+    return KeyedCut(cut, reward_key=str(config.reward_key)) if needs_keyed_cut(config) else cut
 
 
 def _check_functions(config: RolloutConfig, source: PromptSource) -> None:

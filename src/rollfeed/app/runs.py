@@ -10,6 +10,7 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.app.model import Model, build_engine, load_settings_model
+from rollfeed.app.reward_keys import check_reward_key
 from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_reward_function
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
@@ -340,6 +341,7 @@ def _check_combination(settings: Settings, config: RolloutConfig) -> None:
                 f"prompts.datasets: reward.rm_type = {config.rm_type!r} needs labels, and {dataset.path} has none: "
                 "set its label_key"
             )
+    check_reward_key(settings, config)
     names = [each.name for each in settings.filters.dynamic_sampling]
     if settings.rollout.n_samples_per_prompt == 1 and "reward_std" in names:
         raise ConfigError(

@@ -2,13 +2,14 @@
 
 from rollfeed.environments.grading import RM_TYPE, EnvironmentGrader
 from rollfeed.environments.registry import ENTRY_POINT_GROUP, EnvironmentRegistry
-from rollfeed.environments.rlve import RLVE_RM_TYPE, RlveGrader
+from rollfeed.environments.rlve import RLVE_KEYS, RLVE_RM_TYPE, RlveGrader
 from rollfeed.environments.source import EnvironmentSource
 from rollfeed.environments.tasks import make_task
 from rollfeed.environments.variants import HasParameters, HasSplits, with_parameters
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "RLVE_KEYS",
     "RLVE_RM_TYPE",
     "RM_TYPE",
     "EnvironmentGrader",

@@ -17,6 +17,8 @@ from rollfeed.protocols import Workers
 from rollfeed.types import Correct, Verdict
 
 RLVE_RM_TYPE = "rlve"
+RLVE_KEYS = ("reward", "accuracy", "format_score")
+"""What ``reward_key`` may choose."""
 
 _GYM_NAMESPACE = "rlve/"
 _GYM_VERIFIER = "rollfeed.environments.rlve_gym.verify"
@@ -113,4 +115,5 @@ def _with_keys(verdict: Verdict) -> Verdict:
     if verdict.reward is None or isinstance(verdict.reward, dict):
         return verdict
     accuracy, format_score = float(verdict.correct is Correct.YES), float(verdict.format_ok)
-    return replace(verdict, reward={"reward": verdict.reward, "accuracy": accuracy, "format_score": format_score})
+    numbers = (verdict.reward, accuracy, format_score)
+    return replace(verdict, reward=dict(zip(RLVE_KEYS, numbers, strict=True)))

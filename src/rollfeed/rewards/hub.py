@@ -19,15 +19,13 @@ from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn,
 from rollfeed.rewards.calls import OwnPace, call_at_own_pace, call_within, failure
 from rollfeed.rewards.graders.random_bit import SEED_KEY
 from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
-from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed
-from rollfeed.rewards.results import pick, to_verdict
+from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed, grader_name
+from rollfeed.rewards.results import REWARD_KEY, pick, to_verdict
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 
 PROMPT_KEY = "prompt_text"
 """Entry of the metadata with the rendered prompt; the hub sets it for graders."""
-REWARD_KEY = "reward_key"
-"""Entry of the metadata that chooses among named rewards; where the prompt has none, the hub sets its own."""
 _MAX_CALLS = 32
 """Reward calls at once; each plain function has a thread."""
 
@@ -245,10 +243,10 @@ class RewardHub:
 
     def _find_grader(self, rm_type: str) -> Grader | OwnPace | None:
         grader = self._graders.get(rm_type)
-        if grader is not None or not rm_type.startswith(BOXED_PREFIX):
+        if grader is not None:
             return grader
-        inner = self._graders.get(rm_type.removeprefix(BOXED_PREFIX))
-        return None if inner is None else boxed(inner)
+        inner = self._graders.get(grader_name(rm_type))
+        return boxed(inner) if inner is not None and rm_type.startswith(BOXED_PREFIX) else inner
 
 
 def _carried(rollout: Rollout) -> Verdict | None:

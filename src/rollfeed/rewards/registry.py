@@ -25,6 +25,8 @@ from rollfeed.rewards.isolation import IsolatedCall
 from rollfeed.types import Verdict
 
 BOXED_PREFIX = "boxed_"
+_OTHER_NAMES = MappingProxyType({"ifbench": "ifeval"})
+"""What else graders are called, by users of slime."""
 
 Grade: TypeAlias = Callable[[str, Any, Mapping[str, Any]], Verdict | IsolatedCall]
 
@@ -39,17 +41,26 @@ class BuiltinGrader:
     grade: Grade
     boxed: Grade | None = None
     """Grader for ``boxed_<rm_type>``; by default ``grade`` on the content of the last box."""
+    keys: tuple[str, ...] = ()
+    """What ``reward_key`` may choose; empty for a grader that gives one number."""
 
     def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
         begun = self.grade(response, label, metadata)
         return begun if isinstance(begun, Verdict) else begun.run_here()
 
 
+def grader_name(rm_type: str) -> str:
+    """Return the grader that an ``rm_type`` stands for, by its own name and without ``boxed_``."""
+    inner = rm_type.removeprefix(BOXED_PREFIX)
+    return _OTHER_NAMES.get(inner, inner)
+
+
 def boxed(grader: Grader | OwnPace) -> Grader | OwnPace:
     """Return the grader for ``boxed_<rm_type>``: of a response it sees the content of the last box, or nothing."""
     if isinstance(grader, BuiltinGrader):
         grade = grader.grade
-        return BuiltinGrader(grader.boxed or (lambda response, label, metadata: grade(_box(response), label, metadata)))
+        of_box = grader.boxed or (lambda response, label, metadata: grade(_box(response), label, metadata))
+        return BuiltinGrader(of_box, keys=grader.keys)
     if isinstance(grader, OwnPace):
         return OwnPace(lambda response, label, metadata: grader(_box(response), label, metadata))
     return lambda response, label, metadata: grader(_box(response), label, metadata)
@@ -62,7 +73,7 @@ def _box(response: str) -> str:
 BUILTIN_GRADERS: Mapping[str, BuiltinGrader] = MappingProxyType(
     {
         "bbeh": BuiltinGrader(grade_bbeh),
-        "dapo": BuiltinGrader(grade_dapo, boxed=grade_boxed_dapo),
+        "dapo": BuiltinGrader(grade_dapo, boxed=grade_boxed_dapo, keys=("acc", "score")),
         "deepscaler": BuiltinGrader(grade_deepscaler, boxed=grade_deepscaler),
         "exact": BuiltinGrader(grade_exact),
         "f1": BuiltinGrader(grade_f1),

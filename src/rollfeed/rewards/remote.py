@@ -160,8 +160,10 @@ class RemoteGrader:
         if value is None and details.get("outcome") in (Outcome.TIMEOUT.value, Outcome.ERROR.value):
             cause = str(details.get("detail", ""))[:500]
             return Verdict(reward=None, outcome=Outcome(details["outcome"]), detail=f"says the reward server: {cause}")
-        if isinstance(value, dict) and value and all(_is_number(each) for each in value.values()):
-            return Verdict(reward={name: float(each) for name, each in value.items()})
+        if isinstance(value, dict) and any(map(_is_number, value.values())):
+            verdict = to_verdict(value, reward_key=next(name for name, each in value.items() if _is_number(each)))
+            if verdict.outcome is Outcome.OK:
+                return verdict
         if not _is_number(value):
             raise RewardError(f"the reply has no finite number under {self._reply_key!r}: {json.dumps(reply):.200}")
         return to_verdict(value, reward_key=None)

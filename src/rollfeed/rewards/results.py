@@ -11,14 +11,24 @@ from typing import Any
 import numpy as np
 
 from rollfeed.errors import RewardError
-from rollfeed.types import Outcome, Reward, Verdict
+from rollfeed.types import Outcome, Verdict
+
+REWARD_KEY = "reward_key"
+"""Entry of the metadata that chooses among named rewards; where the prompt has none, the hub sets its own."""
+_ANSWER = "pred"
+"""Entry of named rewards with the answer that was graded, as a text."""
 
 
 def to_verdict(result: Any, *, reward_key: str | None) -> Verdict:
-    """Return ``result`` as a verdict: a number, a bool, named numbers or a verdict; anything else is an ERROR."""
+    """Return ``result`` as a verdict: a number, a bool, named numbers or a verdict; anything else is an ERROR.
+
+    Texts among named numbers are for people: ``pred`` becomes the answer that was graded, others are left out.
+    """
     try:
+        if isinstance(result, Mapping):
+            return _named(result, reward_key)
         if not isinstance(result, Verdict):
-            return Verdict(reward=_to_reward(result, reward_key))
+            return Verdict(reward=_to_number(result, "it returned"))
         if isinstance(result.reward, dict):
             _check_key(result.reward, reward_key)
         return result
@@ -31,14 +41,17 @@ def pick(verdict: Verdict, reward_key: str) -> Verdict:
     return replace(verdict, reward=verdict.reward[reward_key]) if isinstance(verdict.reward, dict) else verdict
 
 
-def _to_reward(result: Any, reward_key: str | None) -> Reward:
-    if not isinstance(result, Mapping):
-        return _to_number(result, "it returned")
+def _named(result: Mapping[Any, Any], reward_key: str | None) -> Verdict:
     if not result or not all(isinstance(name, str) for name in result):
         raise RewardError(f"it returned {result!r:.80}; a reward dictionary maps names to numbers")
-    reward = {name: _to_number(value, f"entry {name!r} of the reward is") for name, value in result.items()}
+    reward = {
+        name: _to_number(value, f"entry {name!r} of the reward is")
+        for name, value in result.items()
+        if name == reward_key or not (value is None or isinstance(value, str))
+    }
     _check_key(reward, reward_key)
-    return reward
+    answer = result.get(_ANSWER)
+    return Verdict(reward=reward, extracted=answer if isinstance(answer, str) else None)
 
 
 def _to_number(value: Any, what: str) -> float:

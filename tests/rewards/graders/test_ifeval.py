@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import BUILTIN_GRADERS
+from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
 from rollfeed.types import Outcome, Verdict
 
 
@@ -68,3 +68,18 @@ def test_loose_grader_forgives_what_surrounds_the_answer() -> None:
 def test_broken_instructions_are_an_error_not_a_zero(metadata: dict[str, Any]) -> None:
     verdict = BUILTIN_GRADERS["ifeval"]("Some text.", "", metadata)
     assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+
+
+async def test_ifbench_is_a_name_of_ifeval_wherever_a_grader_is_named() -> None:
+    names = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    for rm_type, response, reward in [
+        ("ifbench", "no comma", 1.0),
+        ("ifbench", "a, comma", 0.0),
+        ("boxed_ifbench", r"a, \boxed{none}", 1.0),
+        ("boxed_ifbench", r"\boxed{a, comma}", 0.0),
+    ]:
+        of_run = RewardHub(graders=BUILTIN_GRADERS, rm_type=rm_type, timeout_seconds=1.0)
+        assert (await of_run.grade(response, None, metadata=names)).reward == reward
+        of_row = RewardHub(graders=BUILTIN_GRADERS, timeout_seconds=1.0)
+        assert (await of_row.grade(response, None, metadata={**names, "rm_type": rm_type})).reward == reward
+        assert (await of_row.grade(response, None, rm_type=rm_type, metadata=names)).reward == reward

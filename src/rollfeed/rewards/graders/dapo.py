@@ -1,15 +1,22 @@
-"""Grader ``dapo``: the last "Answer:" line within the last 300 characters, +1 or -1."""
+"""Grader ``dapo``: the last "Answer:" line within the last 300 characters, +1 or -1.
+
+Where a ``reward_key`` is in force, that number is ``score``, beside ``acc``, 1 or 0. What others call ``pred`` is the
+verdict's extracted answer, as rewards are numbers.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rollfeed.answers import find_box, normalize
 from rollfeed.rewards.isolation import IsolatedCall
 from rollfeed.rewards.labels import undecidable
 from rollfeed.rewards.mathematics import grade_equality, math_labels, no_answer
+from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.types import Correct, Verdict
 
 TAIL_CHARS = 300
@@ -30,9 +37,10 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdic
     *before, rest = _ANSWER.split(normalize(response[-TAIL_CHARS:]))
     answer = rest.partition("\n")[0].strip().strip("*").strip() if before else ""
     if not answer:
-        return no_answer(f'no "Answer:" line in the last {TAIL_CHARS} characters', reward=-1.0)
+        return _keyed(metadata, no_answer(f'no "Answer:" line in the last {TAIL_CHARS} characters', reward=-1.0))
     box = find_box(answer)
-    return grade_equality(box or answer if box is not None else answer, labels, verdict=_plus_or_minus_one)
+    verdict = partial(_plus_or_minus_one, metadata)
+    return grade_equality(box or answer if box is not None else answer, labels, verdict=verdict)
 
 
 def grade_boxed_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
@@ -43,9 +51,16 @@ def grade_boxed_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> 
     text = normalize(response[-TAIL_CHARS:])
     box = find_box(text)
     if box is None or not box.strip() or text.rfind(box) + len(box) < len(text) - STRICT_TAIL_CHARS:
-        return no_answer(f"no boxed answer in the last {STRICT_TAIL_CHARS} characters", reward=-1.0)
-    return grade_equality(box, labels, verdict=_plus_or_minus_one)
+        return _keyed(metadata, no_answer(f"no boxed answer in the last {STRICT_TAIL_CHARS} characters", reward=-1.0))
+    return grade_equality(box, labels, verdict=partial(_plus_or_minus_one, metadata))
 
 
-def _plus_or_minus_one(right: bool, extracted: str) -> Verdict:
-    return Verdict(reward=1.0 if right else -1.0, correct=Correct.YES if right else Correct.NO, extracted=extracted)
+def _plus_or_minus_one(metadata: Mapping[str, Any], right: bool, extracted: str) -> Verdict:
+    correct = Correct.YES if right else Correct.NO
+    return _keyed(metadata, Verdict(reward=1.0 if right else -1.0, correct=correct, extracted=extracted))
+
+
+def _keyed(metadata: Mapping[str, Any], verdict: Verdict) -> Verdict:
+    if metadata.get(REWARD_KEY) is None or not isinstance(verdict.reward, float):
+        return verdict
+    return replace(verdict, reward={"score": verdict.reward, "acc": float(verdict.correct is Correct.YES)})
