@@ -47,11 +47,11 @@ def test_what_could_not_be_scored_has_no_reward_and_a_cause(make_set: Callable[.
     assert row["error"] == "prompt 0: engine closed"
 
 
-def test_text_that_utf8_cannot_carry_is_escaped(
+def test_text_that_utf8_cannot_carry_has_replacement_characters(
     make_set: Callable[..., EvalSet], result_of: Callable[..., Any]
 ) -> None:
     group = make_group([1.0])
     sample = replace(group.rollouts[0].samples[0], response="\ud800x")
     group = replace(group, rollouts=(replace(group.rollouts[0], samples=(sample,)),))
     (row,) = table_rows(summarise(make_set(num_prompts=1, n_samples_per_prompt=1), [result_of([], group=group)]))
-    assert row["response"] == "\\ud800x"
+    assert row["response"] == "\ufffdx"

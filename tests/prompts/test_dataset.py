@@ -94,6 +94,127 @@ async def test_parquet_rows_become_the_same_prompts_as_jsonl(
         )
 
 
+async def test_parquet_nulls_are_no_entries_of_tools_calls_labels_and_metadata(
+    make_source: Make, write_jsonl: Write, tmp_path: Path
+) -> None:
+    def row(name: str, key: str) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
+        call = {"function": {"name": name, "arguments": {key: "v"}}}
+        return {
+            "prompt": [{"role": "user", "content": [{"type": "text", key: "x", "text": name}]}],
+            "label": {key: [{key: 1}]},
+            "metadata": {"rm_type": "exact", key: {key: [1]}},
+            "tools": [{"type": "function", "function": {"name": name, "parameters": parameters}}],
+            "calls": [call],
+        }
+
+    rows = [row("weather", "city"), row("calc", "expr")]
+    for each in rows:
+        each["prompt"] += [{"role": "assistant", "tool_calls": each.pop("calls")}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    keys = {"label_key": "label", "metadata_key": "metadata", "tools_key": "tools"}
+    from_jsonl = await make_source(write_jsonl(rows), **keys).draw(2)
+    from_parquet = await make_source(str(tmp_path / "train.parquet"), **keys).draw(2)
+    for ours, theirs in zip(from_parquet, from_jsonl, strict=True):
+        assert (ours.text, ours.messages, ours.tools) == (theirs.text, theirs.messages, theirs.tools)
+        assert (ours.label, ours.metadata) == (theirs.label, theirs.metadata)
+
+
+async def test_maps_and_texts_of_json_in_parquet_are_objects(make_source: Make, tmp_path: Path) -> None:
+    messages = '[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\\ud83d"}]'
+    table = pa.table(
+        {
+            "prompt": [messages],
+            "meta": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
+            "tools": [['{"name": "search"}']],
+        }
+    )
+    parquet.write_table(table, tmp_path / "train.parquet")
+    source = make_source(str(tmp_path / "train.parquet"), metadata_key="meta", tools_key="tools")
+    (prompt,) = await source.draw(1)
+    assert prompt.text.startswith("<bos><turn>user\nhi</turn><turn>assistant\n\ufffd</turn>")
+    assert (prompt.metadata, prompt.tools) == ({"a": 1}, ({"name": "search"},))
+
+
+async def test_text_that_is_json_but_not_of_messages_is_a_question(make_source: Make, write_jsonl: Write) -> None:
+    texts = ['["role"]', '[{"role": 3}]', '[{"role": "user"', '{"role": "user", "content": "a"}']
+    prompts = await make_source(write_jsonl([{"prompt": text} for text in texts])).draw(len(texts))
+    assert [prompt.messages for prompt in prompts] == [({"role": "user", "content": text},) for text in texts]
+
+
+async def test_messages_as_json_text_stay_text_where_no_template_is_applied(
+    make_source: Make, write_jsonl: Write
+) -> None:
+    text = '[{"role": "user", "content": "hi"}]'
+    (prompt,) = await make_source(write_jsonl([{"prompt": text}]), apply_chat_template=False).draw(1)
+    assert prompt.text == text
+
+
+async def test_halves_of_surrogate_pairs_become_replacement_characters(make_source: Make, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(
+        rb'{"prompt": "cut \ud83d here", "label": ["\udc00"], "meta": {"k\uDBFF": "{"}, "tools": [{"name": "\ud800"}]}'
+        b'\n{"prompt": "\xed\xa0\xbd", "label": "\xf0\x9f\x98\x80", "meta": "{\\"a\\": \\"\\\\ud83d\\"}"}\n'
+    )
+    keys = {"label_key": "label", "metadata_key": "meta", "tools_key": "tools"}
+    first, second = await make_source(str(path), **keys).draw(2)
+    assert first.messages == ({"role": "user", "content": "cut \ufffd here"},)
+    assert (first.label, first.metadata, first.tools) == (["\ufffd"], {"k\ufffd": "{"}, ({"name": "\ufffd"},))
+    assert "cut \ufffd here" in first.text
+    assert "\ufffd" in second.text
+    assert (second.label, second.metadata) == ("\U0001f600", {"a": "\ufffd"})
+
+
+async def test_a_template_is_tried_with_the_rows_and_no_other_question(
+    make_source: Make, write_jsonl: Write, tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    template = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}x"
+    tokenizer = load_tokenizer(save_tokenizer(tmp_path / "model", chat_template=template))
+    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    path = write_jsonl([{"prompt": messages}] * 2)
+    assert len(make_source(path, renderer=renderer)) == 2
+    path = write_jsonl([{"prompt": messages}, {"prompt": "q"}])
+    assert "train.jsonl:2: the model's chat template refuses the messages: system first" in refusal(
+        make_source, path, renderer=renderer
+    )
+
+
+def test_an_image_in_a_message_is_named_with_its_row(make_source: Make, write_jsonl: Write) -> None:
+    part = {"type": "image_url", "image_url": {"url": "a.png"}}
+    path = write_jsonl([{"prompt": "a"}, {"prompt": [{"role": "user", "content": [part]}]}])
+    assert refusal(make_source, path).startswith(f"{path}:2: message 0 has a part of type 'image'")
+
+
+async def test_batches_of_a_parquet_file_that_are_too_large_to_join_are_read_in_smaller_ones(
+    make_source: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.Table.from_pylist(TEN), path, row_group_size=6)
+    read, sizes = parquet.ParquetFile.iter_batches, []
+
+    def refusing_large_ones(file: Any, *, batch_size: int, **settings: Any) -> Any:
+        sizes.append(batch_size)
+        for batch in read(file, batch_size=batch_size, **settings):
+            yield batch
+            if batch_size > 1:
+                raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", refusing_large_ones)
+    monkeypatch.setattr("rollfeed.prompts.files._MAX_BATCH_ROWS", 4)
+    source = make_source(f"{path}@[1:]", num_epoch=1)
+    assert await ids_of(source, 99) == [f"train/{row}@e0" for row in range(1, 10)]
+    assert sizes == [4, 1, 4]
+
+
+async def test_text_of_a_parquet_row_that_is_not_utf8_is_named(make_source: Make, tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    bad = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xff\xfe"))
+    parquet.write_table(pa.table({"prompt": bad}), path)
+    assert refusal(make_source, str(path)).startswith(f"{path}: row 1: a value cannot be read: 'utf-8' codec")
+    assert await ids_of(make_source(str(path), skip_bad_rows=True, num_epoch=1), 9) == ["train/0@e0"]
+
+
 async def test_blank_lines_and_a_byte_order_mark_are_no_rows(make_source: Make, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
@@ -261,6 +382,34 @@ def test_what_is_no_file_of_a_known_kind_is_refused(make_source: Make, tmp_path:
     assert "unknown kind of file '.csv'; use .jsonl or .parquet" in refusal(make_source, f"{tmp_path}/train.csv")
     assert "is not a regular file" in refusal(make_source, "/dev/null")
     assert "cannot be read" in refusal(make_source, "a" * 5_000 + ".jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("train.json", b"{}", "where each line is an object, rename it to .jsonl"),
+        ("train.jsonl.gz", b"", "unpack it first"),
+        ("train.jsonl", b"\x1f\x8b\x08", "is compressed; unpack it first"),
+        ("train.jsonl", '{"prompt": "a"}'.encode("utf-16"), "is UTF-16 or UTF-32 text; save it as UTF-8"),
+        ("train.jsonl", b'[{"prompt": "a"}, {"prompt": "b"}]', "is one JSON array; write one object a line"),
+        (
+            "train.jsonl",
+            b'[\n{"prompt": "a"},\n{"prompt": "b"}\n]',
+            "is JSON over several lines; write one object a line",
+        ),
+        ("train.jsonl", b'{\n"prompt": "a"\n}', "is JSON over several lines"),
+    ],
+)
+def test_a_file_of_another_form_is_told_from_one_with_a_bad_row(
+    make_source: Make, tmp_path: Path, name: str, content: bytes, what: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert what in refusal(make_source, str(path), skip_bad_rows=True)
+
+
+def test_the_kind_of_a_file_may_be_in_capitals(make_source: Make, write_jsonl: Write) -> None:
+    assert len(make_source(write_jsonl(TEN, "TRAIN.JSONL"))) == 10
 
 
 def test_empty_file_and_empty_slice_are_refused(make_source: Make, write_jsonl: Write, tmp_path: Path) -> None:

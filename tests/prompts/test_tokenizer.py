@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, processors
 
 from rollfeed.engine.checkpoint import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError
-from rollfeed.prompts import load_tokenizer
+from rollfeed.prompts import LocalTokenizer, load_tokenizer
 
 
 def test_encoding_and_decoding_keep_the_text(tokenizer_folder: Path) -> None:
@@ -49,6 +50,51 @@ def test_64_threads_encode_render_and_decode_at_once(tokenizer_folder: Path) -> 
 @pytest.mark.model
 def test_64_threads_use_the_tokenizer_of_a_real_model_at_once() -> None:
     assert_threads_agree(resolve_checkpoint(DEFAULT_MODEL))
+
+
+def with_post_processor(folder: Path, save_tokenizer: Callable[..., Path], template: str) -> LocalTokenizer:
+    """A tokenizer that puts special tokens around a text as ``template`` says."""
+    save_tokenizer(folder)
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = [name for name in ("<bos>", "<eos>", "<turn>") if name in template]
+    core.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(name, core.token_to_id(name)) for name in names]
+    )
+    core.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("text", ["hi", "<bos>hi"])
+@pytest.mark.parametrize("template", ["<bos> $A", "<bos> $A <eos>"])
+def test_raw_text_has_one_bos_and_nothing_that_ends_it(
+    tmp_path: Path, save_tokenizer: Callable[..., Path], template: str, text: str
+) -> None:
+    tokenizer = with_post_processor(tmp_path, save_tokenizer, template)
+    whole = tokenizer.encode("<bos>hi", add_special_tokens=False)
+    assert tokenizer.encode(text, add_special_tokens=True).tolist() == whole.tolist()
+
+
+def test_raw_text_that_begins_with_all_that_is_put_before_it_gets_nothing_more(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    tokenizer = with_post_processor(tmp_path, save_tokenizer, "<bos> <turn> $A")
+    whole = tokenizer.encode("<bos><turn>hi", add_special_tokens=False).tolist()
+    for text in ("hi", "<bos><turn>hi"):
+        assert tokenizer.encode(text, add_special_tokens=True).tolist() == whole
+
+
+def test_a_tokenizer_that_only_ends_a_text_adds_nothing_to_a_prompt(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    tokenizer = with_post_processor(tmp_path, save_tokenizer, "$A <eos>")
+    ids = tokenizer.encode("hi", add_special_tokens=True)
+    assert ids.tolist() == tokenizer.encode("hi", add_special_tokens=False).tolist()
+
+
+def test_half_of_a_surrogate_pair_is_encoded_as_a_replacement_character(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder)
+    cut, replaced = (tokenizer.encode(text, add_special_tokens=False) for text in ("a\ud83d", "a\ufffd"))
+    assert cut.tolist() == replaced.tolist()
 
 
 def test_end_ids_come_from_the_tokenizer_and_both_configurations(

@@ -79,10 +79,10 @@ def test_integers_of_any_size_survive(make_group, plain) -> None:
     assert decode_state(encode_state(state)).source == {"seed": 2**200}
 
 
-def test_lone_surrogates_survive() -> None:
+def test_lone_surrogates_become_replacement_characters() -> None:
     prompt = Prompt(prompt_id="p", source="s", text="\ud800", token_ids=np.zeros(0, np.int32), label={"a": "\udfff"})
     decoded = decode_draw(encode_draw(PromptDraw(0, prompt))).prompt
-    assert (decoded.text, decoded.label) == ("\ud800", {"a": "\udfff"})
+    assert (decoded.text, decoded.label) == ("\ufffd", {"a": "\ufffd"})
 
 
 def test_a_buffered_token_takes_at_most_16_bytes() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rollfeed.config import EngineSettings, ModelSettings, Purpose
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
@@ -21,20 +24,38 @@ class Model:
     checkpoint: Path
     """Folder in Hugging Face layout."""
     tokenizer: Tokenizer
+    template_date: str | None = None
+    """What the chat template is told of the date, as ``model.template_date``; None where it does not ask."""
 
 
-def load_model(checkpoint: str = DEFAULT_MODEL, *, trust_remote_code: bool = False) -> Model:
+def load_model(
+    checkpoint: str = DEFAULT_MODEL,
+    *,
+    trust_remote_code: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    template_date: datetime | None = None,
+) -> Model:
     """Find a checkpoint and load its tokenizer; the default model is converted on first use.
 
     Args:
         checkpoint: As ``model.checkpoint`` in a settings file.
         trust_remote_code: Let the tokenizer run code that comes with the checkpoint.
+        chat_template_kwargs: Variables of the chat template.
+        template_date: What a chat template is told that asks for the date; by default now.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.
+        ConfigError: If a variable of the chat template is not to be set.
     """
     folder = resolve_checkpoint(checkpoint)
-    return Model(checkpoint=folder, tokenizer=load_tokenizer(folder, trust_remote_code=trust_remote_code))
+    tokenizer = load_tokenizer(
+        folder,
+        trust_remote_code=trust_remote_code,
+        chat_template_kwargs=chat_template_kwargs,
+        template_date=template_date,
+    )
+    told = tokenizer.template_date
+    return Model(checkpoint=folder, tokenizer=tokenizer, template_date=None if told is None else told.isoformat())
 
 
 def load_settings_model(settings: ModelSettings, *, seed: int) -> Model:
@@ -53,7 +74,12 @@ def load_settings_model(settings: ModelSettings, *, seed: int) -> Model:
         from rollfeed.engine.tiny import tiny_checkpoint
 
         checkpoint = str(tiny_checkpoint(settings.tiny, seed=seed))
-    return load_model(checkpoint, trust_remote_code=settings.trust_remote_code)
+    return load_model(
+        checkpoint,
+        trust_remote_code=settings.trust_remote_code,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        template_date=settings.template_datetime,
+    )
 
 
 def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:

@@ -37,7 +37,7 @@ from rollfeed.protocols import (
 )
 from rollfeed.rewards import Takes
 from rollfeed.store import Rewind, RunDirectory, RunReader
-from rollfeed.store.layout import holds_training
+from rollfeed.store.layout import JOURNAL, holds_training
 from rollfeed.types import LedgerCounts, StepCommit
 
 _WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
@@ -68,19 +68,22 @@ class RunSummary:
     ledger: LedgerCounts
 
 
-def prepare(settings: Settings, *, folders: Sequence[Path] = ()) -> PreparedRun:
+def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | None = None) -> PreparedRun:
     """Make and check everything a run needs, without starting an engine or writing a file.
 
     Args:
         settings: The whole tree.
         folders: Where data files and plug-in modules are looked for, in this order.
+        out: A run directory; where it holds a run that is gone on with, chat templates are told that run's date.
 
     Raises:
         ConfigError: If anything is wrong that can be known before the engine starts.
     """
     config = build_config(settings, folders=folders)
     _check_combination(settings, config)
+    settings = _with_template_date(settings, None if out is None else _stored_template_date(settings, out))
     model = load_settings_model(settings.model, seed=settings.seed)
+    settings = _with_template_date(settings, model.template_date)
     source = build_source(settings, model.tokenizer, folders=folders)
     engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
     # Nothing is started by this: it shows that all parts fit together.
@@ -98,6 +101,28 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = ()) -> PreparedRun:
         tracker=tracker,
         folders=tuple(folders),
     )
+
+
+def _stored_template_date(settings: Settings, out: Path) -> str | None:
+    if not (out / JOURNAL).exists():
+        return None
+    with RunReader(out) as reader:
+        stored: str | None = reader.run().settings.get("model", {}).get("template_date")
+    given = settings.model.template_date
+    if stored is not None and given not in (stored, None):
+        raise ConfigError(
+            f"model.template_date = {given!r}: the run in {out} was begun with {stored!r}; leave it out, or choose "
+            "another --out"
+        )
+    return stored
+
+
+def _with_template_date(settings: Settings, date: str | None) -> Settings:
+    """Return settings with the date that chat templates are told, unless they name one."""
+    if date is None or settings.model.template_date is not None:
+        return settings
+    model = settings.model.model_copy(update={"template_date": date})
+    return settings.model_copy(update={"model": model})
 
 
 def stored_settings(directory: Path, overrides: Sequence[str] = ()) -> tuple[Settings, list[Path]]:

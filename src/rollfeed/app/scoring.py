@@ -18,6 +18,7 @@ from rollfeed.config import RewardSettings
 from rollfeed.errors import DataError, RunFailedError
 from rollfeed.rewards import RewardHub
 from rollfeed.types import Outcome, Verdict
+from rollfeed.types.text import well_formed_json
 
 _WINDOW_ROWS = 1_024
 """Rows that are under way or wait for an earlier one, so that results come in order."""
@@ -124,7 +125,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: not JSON ({error}); each line must be one JSON object") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: a {type(row).__name__}; each line must be one JSON object")
-    return row
+    return well_formed_json(row)  # type: ignore[no-any-return]
 
 
 class _Grading:

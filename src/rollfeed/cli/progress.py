@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rollfeed.config import RolloutSettings
 from rollfeed.types import Drop, FilterDecision, Group, PromptDraw, Rollout, StepCommit
+from rollfeed.types.text import text_of
 
 _PLAIN_LINE_SECONDS = 10.0
 _SHOWN_CHARACTERS = 160
@@ -125,7 +126,7 @@ class ProgressReporter:
 def _question(group: Group) -> str:
     """Return the last message of the prompt, or its text."""
     messages = group.prompt.messages
-    return str(messages[-1].get("content")) if messages else group.prompt.text
+    return text_of(messages[-1].get("content")) if messages else group.prompt.text
 
 
 def _shown(text: str) -> str:

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.resume or arguments.out or default_directory(arguments.file)
     if problem := app.run_problem(settings, out, overwrite=arguments.overwrite, step=arguments.step):
         raise RunDirectoryError(problem)
-    prepared = app.prepare(settings, folders=folders)
+    prepared = app.prepare(settings, folders=folders, out=None if arguments.overwrite else out)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     reporter = ProgressReporter(console, settings.rollout, reward_key=settings.reward.reward_key)
     console.print(f"run directory: {out}")

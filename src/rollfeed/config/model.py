@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from datetime import date, datetime
+from typing import Any
+
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rollfeed.config.section import Section
 
@@ -46,5 +49,28 @@ class ModelSettings(Section):
     """
     trust_remote_code: bool = False
     """Let the tokenizer run code that comes with the checkpoint."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default={})
+    """Variables of the chat template, such as `{enable_thinking = false}`, for every prompt that is rendered."""
+    template_date: str | None = None
+    """What a chat template is told that asks for the date, such as `2026-01-31` or `2026-01-31T12:00:00`; by default
+    when the run began, also when it is gone on with. Set it for runs that are to have the same prompts on any day.
+    """
     tiny: TinyModelSettings = TinyModelSettings()
     """Used with `checkpoint = "tiny"` only."""
+
+    @field_validator("template_date", mode="before")
+    @classmethod
+    def _is_date(cls, value: Any) -> Any:
+        if isinstance(value, date):  # TOML has dates of its own
+            return value.isoformat()
+        if isinstance(value, str):
+            try:
+                datetime.fromisoformat(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is no date: write it as 2026-01-31 or 2026-01-31T12:00:00") from None
+        return value
+
+    @property
+    def template_datetime(self) -> datetime | None:
+        """``template_date`` as a point in time."""
+        return None if self.template_date is None else datetime.fromisoformat(self.template_date)

@@ -26,6 +26,7 @@ from rollfeed.config.weights import WeightSettings
 _THREADS = ("engine.threads", "train.threads")
 FREE_TO_CHANGE = (
     *_THREADS,
+    "model.template_date",
     "rollout.num_rollout",
     "rollout.watchdog_seconds",
     "rollout.abort_grace_seconds",
@@ -50,7 +51,8 @@ FREE_TO_CHANGE = (
 )
 """Settings that may differ when an unfinished run is continued; all others decide what a run is.
 
-The numbers of threads change the rounding, and so count in a deterministic run.
+The numbers of threads change the rounding, and so count in a deterministic run. The date is compared where it is known
+what the run was told.
 """
 
 SERVERS = ("engine.sglang.", "engine.openai.")

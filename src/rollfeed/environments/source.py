@@ -128,7 +128,10 @@ class EnvironmentSource:
         )
 
     def _render(self, task: Task, index: int) -> Prompt:
-        text, token_ids = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template)
+        try:
+            text, token_ids = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template)
+        except ConfigError as error:
+            raise ConfigError(f"environment {self.name}: {error}") from None
         return Prompt(
             prompt_id=f"{self.name}/{self._split}/{index}",
             source=self.name,

@@ -14,6 +14,7 @@ from rollfeed.environments.variants import for_split
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Environment, Task
 from rollfeed.seeds import derive_seed
+from rollfeed.types.text import well_formed, well_formed_json
 
 
 def make_task(environment: Environment, *, level: int, index: int, run_seed: int, split: str = "train") -> Task:
@@ -31,9 +32,9 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
         version=environment.version,
         level=level,
         seed=seed,
-        question=question,
+        question=well_formed(question),
         params=stored(params),
-        answer=answer,
+        answer=None if answer is None else well_formed(answer),
     )
 
 
@@ -43,7 +44,7 @@ def stored(params: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: If they cannot be; or TypeError.
     """
-    read: dict[str, Any] = json.loads(json.dumps(params, allow_nan=False))
+    read: dict[str, Any] = well_formed_json(json.loads(json.dumps(params, allow_nan=False)))
     return read
 
 

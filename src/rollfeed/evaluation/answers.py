@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from rollfeed.evaluation.results import EvalResult, SetResult, is_right
 from rollfeed.types import Group, Rollout, SampleStatus
+from rollfeed.types.text import well_formed
 
 ANSWERS_SCHEMA = pa.schema(
     [
@@ -41,11 +42,11 @@ def _rows(found: SetResult, group: Group) -> Iterator[dict[str, Any]]:
     prompt = group.prompt
     for number, rollout in enumerate(group.rollouts):
         yield {
-            "set": _utf8(found.name),
+            "set": well_formed(found.name),
             "index": group.group_index,
             "answer": number,
-            "prompt_id": _utf8(prompt.prompt_id),
-            "prompt": _utf8(prompt.text),
+            "prompt_id": well_formed(prompt.prompt_id),
+            "prompt": well_formed(prompt.text),
             "label": json.dumps(prompt.label),
             **_answer(found, rollout),
         }
@@ -57,16 +58,11 @@ def _answer(found: SetResult, rollout: Rollout) -> dict[str, Any]:
     extracted = rollout.verdict.extracted if rollout.verdict is not None else None
     correct = is_scored and is_right(rollout, reward_key=found.reward_key, threshold=found.correct_threshold)
     return {
-        "response": None if sample is None else _utf8(sample.response),
+        "response": None if sample is None else well_formed(sample.response),
         "status": (SampleStatus.FAILED if sample is None else sample.status).value,
         "response_length": rollout.response_tokens,
         "reward": sample.get_reward_value(found.reward_key) if sample is not None and is_scored else None,
         "correct": correct if is_scored else None,
-        "extracted": None if extracted is None else _utf8(extracted),
-        "error": None if rollout.error is None else _utf8(rollout.error),
+        "extracted": None if extracted is None else well_formed(extracted),
+        "error": None if rollout.error is None else well_formed(rollout.error),
     }
-
-
-def _utf8(text: str) -> str:
-    """Return text that a file can hold; a lone surrogate becomes its escape."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -103,12 +103,19 @@ class DatasetSource:
         Raises:
             ConfigError: If the prompts or their order are not those of the run that returned it.
         """
-        for key, ours in self._identity().items():
-            if state.get(key) != ours:
+        ours = self._identity()
+        for key in ("num_rows", "shuffle_seed"):
+            if state.get(key) != ours[key]:
                 raise ConfigError(
-                    f"data set {self.name}: {key} is {ours!r}, but the run began with {state.get(key)!r}: "
+                    f"data set {self.name}: {key} is {ours[key]!r}, but the run began with {state.get(key)!r}: "
                     "restore the file and the settings, or start a new run"
                 )
+        if state.get("content_digest") != ours["content_digest"]:
+            raise ConfigError(
+                f"data set {self.name}: content_digest is {ours['content_digest']!r}, but the run began with "
+                f"{state.get('content_digest')!r}: the file, or the model's tokenizer or chat template, has changed: "
+                "restore the file and the settings, or start a new run"
+            )
         self._go_to(state["epoch"], state["cursor"])
 
     def _go_to(self, epoch: int, cursor: int) -> None:

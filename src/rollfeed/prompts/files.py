@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed.errors import DataError, suggestion
+from rollfeed.types.text import well_formed_json
 
 _BOUND = "(?:-?[0-9]{1,18})?"
 _SLICE = re.compile(rf"(?P<path>.*)@\[(?P<start>{_BOUND}):(?P<stop>{_BOUND})\]", re.DOTALL)
 _SUFFIXES = (".jsonl", ".parquet")
+_REMEDIES = {
+    ".json": ": where each line is an object, rename it to .jsonl",
+    ".gz": ": unpack it first",
+    ".zst": ": unpack it first",
+    ".xz": ": unpack it first",
+    ".bz2": ": unpack it first",
+    ".zip": ": unpack it first",
+}
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""What may be half of a pair, in a JSON line."""
+_BATCH_BYTES = 32 * 1024**2
+_MAX_BATCH_ROWS = 8_192
 
 
 class RawRow(NamedTuple):
@@ -23,12 +35,24 @@ class RawRow(NamedTuple):
     """Counted from 0 over the whole file, whatever the slice; blank lines do not count."""
     where: str
     """File and line, for errors."""
-    content: bytes | dict[str, Any]
-    """A JSON line, or the columns of a Parquet row."""
+    content: bytes | dict[str, Any] | ValueError
+    """A JSON line, the columns of a Parquet row, or why they cannot be read."""
+
+    def read(self) -> dict[str, Any]:
+        """Return the row by column.
+
+        Raises:
+            ValueError: If it is none; says what is wrong.
+        """
+        if isinstance(self.content, bytes):
+            return parse_json_row(self.content)
+        if isinstance(self.content, ValueError):
+            raise self.content
+        return self.content
 
 
 class PromptFile(NamedTuple):
-    """The wanted rows of a file."""
+    """The wanted rows of a file, read as they are asked for; what cannot be read then is a DataError."""
 
     path: Path
     columns: tuple[str, ...] | None
@@ -49,7 +73,7 @@ def open_prompt_file(path: str, *, columns: Collection[str]) -> PromptFile:
     """
     file, start, stop = _split_slice(path)
     _check_file(file)
-    if file.suffix == ".jsonl":
+    if file.suffix.lower() == ".jsonl":
         lines = _read_lines(file)
         chosen = _select(range(len(lines)), start, stop, file)
         rows = (RawRow(number, f"{file}:{lines[number][0]}", lines[number][1]) for number in chosen)
@@ -73,7 +97,7 @@ def parse_json_row(content: bytes) -> dict[str, Any]:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise ValueError(f"must be a JSON object, is a {type(record).__name__}")
-    return record
+    return well_formed_json(record) if _SURROGATE.search(content) else record
 
 
 def missing_column(path: Path, key: str, value: str, columns: Sequence[str]) -> DataError:
@@ -110,8 +134,9 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{path}: is a folder; give the path of a {' or '.join(_SUFFIXES)} file in it")
     if not path.is_file():
         raise DataError(f"{path}: is not a regular file; give the path of a {' or '.join(_SUFFIXES)} file")
-    if path.suffix not in _SUFFIXES:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use {' or '.join(_SUFFIXES)}")
+    if path.suffix.lower() not in _SUFFIXES:
+        remedy = _REMEDIES.get(path.suffix.lower(), "")
+        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use {' or '.join(_SUFFIXES)}{remedy}")
 
 
 def _missing_file_remedy(path: Path) -> str:
@@ -129,8 +154,25 @@ def _read_lines(path: Path) -> list[tuple[int, bytes]]:
         content = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
+    if problem := _form_problem(content):
+        raise DataError(f"{path}: {problem}")
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    first = found[0][1].strip() if found else b""
+    if first in (b"{", b"[") and len(found) > 2:
+        raise DataError(f"{path}: is JSON over several lines; write one object a line, without commas between them")
+    if len(found) == 1 and first.startswith(b"[") and first.endswith(b"]"):
+        raise DataError(f"{path}: is one JSON array; write one object a line, without commas between them")
+    return found
+
+
+def _form_problem(content: bytes) -> str | None:
+    """Return why a file is no text that JSON can be read from."""
+    if content.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")):
+        return "is compressed; unpack it first"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content[:4]:
+        return "is UTF-16 or UTF-32 text; save it as UTF-8"
+    return None
 
 
 def _open_parquet(path: Path, start: int | None, stop: int | None, columns: Collection[str]) -> PromptFile:
@@ -139,16 +181,78 @@ def _open_parquet(path: Path, start: int | None, stop: int | None, columns: Coll
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(path)
-        known = tuple(file.schema_arrow.names)
-        chosen = _select(range(file.metadata.num_rows), start, stop, path)
-        batches = file.iter_batches(columns=[name for name in known if name in columns])
-        records = (record for batch in batches for record in batch.to_pylist())
-        kept = list(islice(records, chosen.start, chosen.stop))
+        file = parquet.ParquetFile(path, buffer_size=_BATCH_BYTES)
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
-    rows = (RawRow(number, f"{path}: row {number}", record) for number, record in zip(chosen, kept, strict=True))
+    known = tuple(file.schema_arrow.names)
+    chosen = _select(range(file.metadata.num_rows), start, stop, path)
+    records = _parquet_records(file, chosen, [name for name in known if name in columns], path)
+    rows = (RawRow(number, f"{path}: row {number}", record) for number, record in zip(chosen, records, strict=True))
     return PromptFile(path, known, rows)
+
+
+def _parquet_records(file: Any, chosen: range, columns: list[str], path: Path) -> Iterator[dict[str, Any] | ValueError]:
+    import pyarrow
+
+    first = 0
+    try:
+        for group in range(file.num_row_groups):
+            num_rows = file.metadata.row_group(group).num_rows
+            start, stop = max(chosen.start - first, 0), min(chosen.stop - first, num_rows)
+            if start < stop:
+                for batch in _group_batches(file, group, start, stop, columns):
+                    yield from _records_of(batch)
+            first += num_rows
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def _group_batches(file: Any, group: int, start: int, stop: int, columns: list[str]) -> Iterator[Any]:
+    """Yield rows of a row group, so few at a time that their size is bounded and that pyarrow can join them."""
+    import pyarrow
+
+    about = file.metadata.row_group(group)
+    bytes_per_row = max(1, about.total_byte_size // about.num_rows)
+    size = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // bytes_per_row))
+    while start < stop:
+        position = 0
+        try:
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=columns):
+                begin, position = position, position + batch.num_rows
+                if position <= start:
+                    continue
+                yield batch.slice(start - begin, min(stop, position) - start)
+                start = min(stop, position)
+                if start == stop:
+                    return
+        except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowCapacityError):
+            # Nested text of more than 2 GiB; the sizes in the file are those of its encoding.
+            if size == 1:
+                raise
+            size = max(1, size // 8)
+
+
+def _records_of(batch: Any) -> Iterator[dict[str, Any] | ValueError]:
+    try:
+        records: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+    except (ValueError, KeyError) as error:
+        if batch.num_rows > 1:
+            for row in range(batch.num_rows):
+                yield from _records_of(batch.slice(row, 1))
+        else:
+            yield ValueError(f"a value cannot be read: {error}")
+        return
+    for record in records:
+        yield {name: _without_nulls(value) for name, value in record.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without what Parquet fills in: it gives every object the keys of all others, with null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 def _select(rows: range, start: int | None, stop: int | None, path: Path) -> range:
@@ -162,5 +266,7 @@ def _select(rows: range, start: int | None, stop: int | None, path: Path) -> ran
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, OSError) and error.strerror:
+        return DataError(f"{path}: cannot be read: {error.strerror}; give a {path.suffix} file that can be")
     message = " ".join(str(error).split())[:300]
-    return DataError(f"{path}: cannot be read ({message}): check its permissions, and that it is a {path.suffix} file")
+    return DataError(f"{path}: cannot be read ({message}): it is damaged, or no {path.suffix} file")

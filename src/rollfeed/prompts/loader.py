@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import DataError
-from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file, parse_json_row
+from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
 from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
 from rollfeed.protocols import PromptRenderer
 from rollfeed.types import Prompt
@@ -47,33 +47,35 @@ class PromptLoader:
             DataError: If the file or a row cannot be used, or no prompt is left.
             ConfigError: If the model has no chat template but one is to be applied.
         """
-        # A missing chat template is no fault of a row.
-        self._renderer.render("?", apply_chat_template=self._apply_chat_template)
+        if self._apply_chat_template:
+            self._renderer.check_template()  # a missing one is no fault of a row
         file = open_prompt_file(path, columns=self._keys.named().values())
         loaded = LoadedPrompts(name=name or file.path.stem)
-        records = self._parse(file.rows, loaded)
-        columns = file.columns or list(dict.fromkeys(column for _, record in records for column in record))
-        if records:
+        records: Iterable[tuple[RawRow, Mapping[str, Any]]] = self._parse(file.rows, loaded)
+        columns = file.columns
+        if columns is None:
+            records = list(records)
+            columns = tuple(dict.fromkeys(column for _, record in records for column in record))
+        if columns:
             self._check_columns(file.path, columns)
         for raw, record in records:
             self._add(raw, record, loaded)
         self._check_not_empty(file.path, loaded)
         return loaded
 
-    def _parse(self, rows: Iterable[RawRow], loaded: LoadedPrompts) -> list[tuple[RawRow, Mapping[str, Any]]]:
-        records: list[tuple[RawRow, Mapping[str, Any]]] = []
+    def _parse(self, rows: Iterable[RawRow], loaded: LoadedPrompts) -> Iterator[tuple[RawRow, Mapping[str, Any]]]:
         for raw in rows:
             try:
-                record = parse_json_row(raw.content) if isinstance(raw.content, bytes) else raw.content
+                record = raw.read()
             except ValueError as error:
                 self._refuse(raw, error, loaded)
                 continue
-            records.append((raw, record))
-        return records
+            yield raw, record
 
     def _add(self, raw: RawRow, record: Mapping[str, Any], loaded: LoadedPrompts) -> None:
         try:
-            prompt = self._make_prompt(read_fields(record, self._keys), name=loaded.name, number=raw.number)
+            fields = read_fields(record, self._keys, is_chat=self._apply_chat_template)
+            prompt = self._make_prompt(fields, name=loaded.name, number=raw.number)
         except ValueError as error:
             self._refuse(raw, error, loaded)
             return
@@ -86,7 +88,10 @@ class PromptLoader:
 
     def _make_prompt(self, row: RowFields, *, name: str, number: int) -> Prompt:
         text, token_ids = self._renderer.render(
-            row.content, apply_chat_template=self._apply_chat_template, tools=row.tools
+            row.content,
+            apply_chat_template=self._apply_chat_template,
+            tools=row.tools,
+            num_images=len(row.images),
         )
         messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
         return Prompt(

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollfeed.prompts.messages import kind_of, read_message, read_tools
 from rollfeed.types import Message
+from rollfeed.types.text import well_formed_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +43,19 @@ class RowFields:
     images: tuple[str, ...]
 
 
-def read_fields(record: Mapping[str, Any], keys: ColumnKeys) -> RowFields:
+def read_fields(record: Mapping[str, Any], keys: ColumnKeys, *, is_chat: bool) -> RowFields:
     """Return the fields of a row.
+
+    Args:
+        record: The row by column.
+        keys: Which column holds what.
+        is_chat: Whether text that is the JSON of messages stands for them.
 
     Raises:
         ValueError: If a column is missing or holds something else; says which and what.
     """
     return RowFields(
-        content=_read_content(_require(record, "input_key", keys.input_key), keys.input_key),
+        content=_read_content(_require(record, "input_key", keys.input_key), keys.input_key, is_chat=is_chat),
         label=None if keys.label_key is None else _read_label(record, keys.label_key),
         metadata=_read_metadata(record, keys.metadata_key),
         tools=_read_tools(record, keys.tools_key),
@@ -64,26 +71,28 @@ def _require(record: Mapping[str, Any], setting: str, key: str) -> Any:
     return record[key]
 
 
-def _read_content(value: Any, key: str) -> str | tuple[Message, ...]:
+def _read_content(value: Any, key: str, *, is_chat: bool) -> str | tuple[Message, ...]:
+    if isinstance(value, str) and is_chat:
+        value = _messages_in(value)
     if isinstance(value, str):
         if not value:
             raise ValueError(f"column {key!r} is empty")
         return value
     if not isinstance(value, list) or not value:
-        raise ValueError(f"column {key!r} must be a text or a list of messages, is {_kind(value)}")
-    return tuple(_read_message(message, f"message {index} of column {key!r}") for index, message in enumerate(value))
+        raise ValueError(f"column {key!r} must be a text or a list of messages, is {kind_of(value)}")
+    return tuple(read_message(message, f"message {index} of column {key!r}") for index, message in enumerate(value))
 
 
-def _read_message(message: Any, where: str) -> Message:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ValueError(f"{where} must be an object with a role and a content, is {_kind(message)}")
-    # Parquet gives every message the keys of all others, with null in them.
-    kept = {name: value for name, value in message.items() if value is not None}
-    if not isinstance(kept.get("content", ""), str | list):
-        raise ValueError(f"content of {where} must be a text or a list of parts, is {_kind(message['content'])}")
-    if "content" not in kept and "tool_calls" not in kept:
-        raise ValueError(f"{where} has no content")
-    return {"content": "", **kept}
+def _messages_in(text: str) -> Any:
+    """Return the messages that a text is the JSON of; any other text as it is."""
+    if not text.lstrip().startswith("[") or '"role"' not in text:
+        return text
+    try:
+        found = _loaded(text)
+    except (ValueError, RecursionError):
+        return text
+    is_messages = bool(found) and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in found)
+    return found if is_messages else text
 
 
 def _read_label(record: Mapping[str, Any], key: str) -> Any:
@@ -97,7 +106,7 @@ def _read_metadata(record: Mapping[str, Any], key: str | None) -> Mapping[str, A
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"column {key!r} must be an object or its JSON text, is {_kind(value)}")
+        raise ValueError(f"column {key!r} must be an object or its JSON text, is {kind_of(value)}")
     _check_json(value, key)
     return value
 
@@ -106,17 +115,22 @@ def _read_tools(record: Mapping[str, Any], key: str | None) -> tuple[Mapping[str
     value = _decode(record.get(key) if key is not None else None, key)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise ValueError(f"column {key!r} must be a list of tool objects or its JSON text, is {_kind(value)}")
-    _check_json(value, key)
-    return tuple(value) or None
+    must_be = f"column {key!r} must be a list of tool objects or its JSON text"
+    if not isinstance(value, list):
+        raise ValueError(f"{must_be}, is {kind_of(value)}")
+    try:
+        tools = tuple(read_tools(value))
+    except ValueError as error:
+        raise ValueError(f"{must_be}: {error}") from None
+    _check_json(tools, key)
+    return tools or None
 
 
 def _read_images(record: Mapping[str, Any], key: str | None) -> tuple[str, ...]:
     value = record.get(key) if key is not None else None
     images = [value] if isinstance(value, str) else value or []
     if not isinstance(images, Sequence) or not all(isinstance(image, str) for image in images):
-        raise ValueError(f"column {key!r} must be a path or URL, or a list of them, is {_kind(value)}")
+        raise ValueError(f"column {key!r} must be a path or URL, or a list of them, is {kind_of(value)}")
     return tuple(images)
 
 
@@ -125,9 +139,14 @@ def _decode(value: Any, key: str | None) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value.strip() else None
+        return _loaded(value) if value.strip() else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"column {key!r} is a text that is not JSON: {error}") from None
+
+
+def _loaded(text: str) -> Any:
+    value = json.loads(text)
+    return well_formed_json(value) if "\\ud" in text.lower() else value
 
 
 def _check_json(value: Any, key: str | None) -> None:
@@ -135,7 +154,3 @@ def _check_json(value: Any, key: str | None) -> None:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"column {key!r} has a value that JSON cannot hold: {error}") from None
-
-
-def _kind(value: Any) -> str:
-    return f"an empty {type(value).__name__}" if value in ("", [], {}) else f"a {type(value).__name__}"

@@ -5,30 +5,44 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 
-from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.errors import CheckpointError
+from rollfeed.prompts.chat_template import ChatTemplate
 from rollfeed.types import Message
+from rollfeed.types.text import well_formed
 
 _WHOLE_IN_ONE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of ``tokenizer_config.json`` that add nothing to ``tokenizer.json``."""
+_PROBES = ("a", "0", " ", "=")
+"""Texts of which a tokenizer knows one."""
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> LocalTokenizer:
+def load_tokenizer(
+    folder: Path,
+    *,
+    trust_remote_code: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    template_date: datetime | None = None,
+) -> LocalTokenizer:
     """Load the tokenizer of a checkpoint folder; nothing is fetched.
 
     Args:
         folder: With ``tokenizer.json`` or what the tokenizer's class needs, and optionally ``config.json`` and
             ``generation_config.json``.
         trust_remote_code: Run Python code that lies in the folder, where the tokenizer is defined by it.
+        chat_template_kwargs: Variables of the chat template, such as ``enable_thinking``.
+        template_date: What a chat template is told that asks for the date; by default now. It never changes after.
 
     Raises:
-        CheckpointError: If the folder has no tokenizer that can be loaded, or only one that needs code of its own.
+        CheckpointError: If the folder has no tokenizer that can be loaded, or only one that needs code of its own, or
+            its chat template cannot be read.
+        ConfigError: If a variable of the template is not to be set.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give the folder of a checkpoint with its tokenizer")
@@ -44,7 +58,15 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> LocalTok
             ) from error
         message = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: cannot load a tokenizer from it: {message}") from error
-    return LocalTokenizer(tokenizer, eos_token_ids=_eos_token_ids(folder, tokenizer.eos_token_id))
+    return LocalTokenizer(
+        tokenizer,
+        eos_token_ids=_eos_token_ids(folder, tokenizer.eos_token_id),
+        chat_template=ChatTemplate(
+            tokenizer,
+            arguments=chat_template_kwargs or {},
+            date=template_date or datetime.now().replace(microsecond=0),
+        ),
+    )
 
 
 def _loader(folder: Path) -> Any:
@@ -67,9 +89,11 @@ def _loader(folder: Path) -> Any:
 class LocalTokenizer:
     """A transformers tokenizer that several threads may use at once."""
 
-    def __init__(self, tokenizer: Any, *, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: Any, *, eos_token_ids: tuple[int, ...], chat_template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
+        self._chat_template = chat_template
+        self._prefix = _what_comes_before(tokenizer)
         # Fast tokenizers raise "Already borrowed" when two threads meet inside.
         self._lock = threading.Lock()
 
@@ -81,13 +105,24 @@ class LocalTokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`render_chat` can be used."""
-        return bool(self._tokenizer.chat_template)
+        return bool(self._chat_template)
+
+    @property
+    def template_date(self) -> datetime | None:
+        """What the chat template is told of the date; None where it does not ask."""
+        return self._chat_template.date if self._chat_template.asks_for_the_date else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
-        """Return token ids ``(P,)``. Rendered chat text takes ``add_special_tokens=False``."""
+        """Return token ids ``(P,)``. Rendered chat text takes ``add_special_tokens=False``.
+
+        Special tokens are those that the tokenizer puts before a text, unless it begins with them; what ends a text
+        does not belong behind one that is to be gone on with.
+        """
         with self._lock:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
-        return np.asarray(ids, dtype=np.int32)
+            ids = self._tokenizer.encode(well_formed(text), add_special_tokens=False, verbose=False)
+        prefix = self._prefix if add_special_tokens else []
+        begins_with_it = bool(prefix) and ids[: len(prefix)] == prefix
+        return np.asarray(ids if begins_with_it else prefix + ids, dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
         """Return text; bytes that are not complete UTF-8 become U+FFFD."""
@@ -98,25 +133,33 @@ class LocalTokenizer:
             )
         return str(text)
 
-    def render_chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        num_images: int = 0,
+    ) -> str:
         """Return the chat template's text, the assistant's opening included.
+
+        Messages and tools may be as people have them; see :mod:`rollfeed.prompts.messages`.
 
         Raises:
             ConfigError: If there is no chat template, or it refuses the messages.
         """
-        if not self.has_chat_template:
-            raise ConfigError("the model has no chat template: set apply_chat_template = false, or use a chat model")
-        try:
-            with self._lock:
-                text = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=None if tools is None else [dict(tool) for tool in tools],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"the model's chat template refuses the messages: {error}") from error
-        return str(text)
+        with self._lock:
+            return self._chat_template.render(messages, tools=tools, arguments=template_kwargs, num_images=num_images)
+
+
+def _what_comes_before(tokenizer: Any) -> list[int]:
+    """Return the special tokens that a tokenizer puts before a text, such as BOS."""
+    for text in _PROBES:
+        plain, whole = (tokenizer.encode(text, add_special_tokens=special, verbose=False) for special in (False, True))
+        for start in range(len(whole) - len(plain) + 1) if plain else ():
+            if whole[start : start + len(plain)] == plain:
+                return list(whole[:start])
+    return []
 
 
 def _eos_token_ids(folder: Path, own: int | None) -> tuple[int, ...]:

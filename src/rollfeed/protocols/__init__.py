@@ -16,6 +16,7 @@ from rollfeed.protocols.execution import (
     SandboxProvider,
     Workers,
 )
+from rollfeed.protocols.prompts import PromptRenderer, Tokenizer
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
     BatchedRewardFn,
@@ -26,7 +27,6 @@ from rollfeed.protocols.rollouts import (
     Grader,
     GroupFilter,
     GroupRewardFn,
-    PromptRenderer,
     PromptSource,
     RewardFn,
     RolloutObserver,
@@ -34,7 +34,6 @@ from rollfeed.protocols.rollouts import (
     SampleHook,
     Scorer,
     Task,
-    Tokenizer,
     Tracker,
 )
 from rollfeed.protocols.steps import BatchCutter, BatchFilter, RolloutContext, RolloutFn, Running

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.protocols.prompts import Tokenizer
 from rollfeed.types import (
     Completion,
     EngineLoad,
     FilterDecision,
     Group,
-    Message,
     Prompt,
     PromptDraw,
     Reward,
@@ -26,27 +26,6 @@ from rollfeed.types import (
     StepCommit,
     Verdict,
 )
-
-
-class Tokenizer(Protocol):
-    """Text to ids and back. Safe to call from several threads at once."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether :meth:`render_chat` can be used."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
-        """Return token ids. Rendered chat text takes ``add_special_tokens=False``."""
-
-    def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
-        """Return text; bytes that are not complete UTF-8 become U+FFFD."""
-
-    def render_chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """Return the chat template's text, the assistant's opening included."""
 
 
 class Endpoint(Protocol):
@@ -124,22 +103,6 @@ class Engine(Endpoint, Protocol):
         Raises:
             EngineUnavailableError: If it cannot.
         """
-
-
-class PromptRenderer(Protocol):
-    """Makes a prompt ready: renders it, tokenises it once, and holds the length limit."""
-
-    def render(
-        self,
-        content: str | Sequence[Message],
-        *,
-        apply_chat_template: bool,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> tuple[str, NDArray[np.int32]]:
-        """Return the text and its token ids ``(P,)``."""
-
-    def fits(self, token_ids: NDArray[np.int32]) -> bool:
-        """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""
 
 
 class PromptSource(Protocol):

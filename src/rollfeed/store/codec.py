@@ -34,6 +34,7 @@ from rollfeed.types import (
     Verdict,
     VersionSpan,
 )
+from rollfeed.types.text import well_formed
 
 VERSION = 4
 """Raised when the layout changes."""
@@ -389,10 +390,9 @@ def _float32(encoded: bytes) -> NDArray[np.float32]:
     return np.frombuffer(encoded, "<f4").astype(np.float32)
 
 
-# Prompts may carry lone surrogates ("\ud800" in a JSON file), which plain UTF-8 refuses.
 def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+    return well_formed(text).encode()
 
 
 def _str(encoded: bytes) -> str:
-    return encoded.decode("utf-8", "surrogatepass")
+    return encoded.decode()

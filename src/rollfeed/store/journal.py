@@ -19,7 +19,7 @@ from typing import Any
 
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.atomic import sync_folder
-from rollfeed.store.json_text import to_json
+from rollfeed.types.text import well_formed
 
 APPLICATION_ID = 0x726F6C66
 """Stands in the file's header and says whose it is: "rolf"."""
@@ -111,7 +111,7 @@ class Journal:
             connection.executescript(_SCHEMA)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            row = (to_json(dict(settings), "settings"), to_json(dict(identity), "identity"), RunStatus.RUNNING.value)
+            row = (json.dumps(dict(settings)), json.dumps(dict(identity)), RunStatus.RUNNING.value)
             connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, NULL, '[]')", row)
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class Journal:
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE run SET settings = ?, status = ?, cause = NULL, folders = ?",
-                (to_json(dict(settings), "settings"), RunStatus.RUNNING.value, to_json(list(folders), "folders")),
+                (json.dumps(dict(settings)), RunStatus.RUNNING.value, json.dumps(list(folders))),
             )
             if forget_from is not None:
                 connection.execute("DELETE FROM steps WHERE step >= ?", (forget_from,))
@@ -156,7 +156,9 @@ class Journal:
     def end(self, status: RunStatus, *, cause: str | None = None) -> None:
         """Say how the run ended."""
         with self._transaction() as connection:
-            connection.execute("UPDATE run SET status = ?, cause = ?", (status.value, cause))
+            connection.execute(
+                "UPDATE run SET status = ?, cause = ?", (status.value, None if cause is None else well_formed(cause))
+            )
 
     def commit(self, entry: StepEntry) -> None:
         """Add a step."""

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunFailedError
+from rollfeed.types.text import well_formed
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def to_json(value: Any, what: str) -> str:
-    """Return JSON text that is valid UTF-8, keys in their order.
+    """Return JSON text, keys in their order; a lone surrogate becomes U+FFFD.
 
     Raises:
         RunFailedError: If the value is not JSON; the message says ``what`` it is.
@@ -26,7 +27,7 @@ def to_json(value: Any, what: str) -> str:
         raise RunFailedError(
             f"{what} cannot be stored: {error}; use JSON values (text, numbers, lists, dicts)"
         ) from None
-    return printable_utf8(text)
+    return well_formed(text)
 
 
 def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
@@ -55,8 +56,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             records.append(json.loads(line))
     return records
-
-
-def printable_utf8(text: str) -> str:
-    r"""Return text that UTF-8 can carry; a lone surrogate becomes ``\udXXX``, as JSON escapes it."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -29,7 +29,14 @@ class CharTokenizer:
         """Return the characters; the end of the turn is left out when special tokens are."""
         return "".join(chr(token) for token in token_ids if not (skip_special_tokens and token == END_OF_TURN))
 
-    def render_chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        num_images: int = 0,
+    ) -> str:
         """Return one line a message, and the assistant's opening."""
-        del tools
+        del tools, template_kwargs, num_images
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "

@@ -146,12 +146,12 @@ def test_reward_is_the_number_under_the_key_and_rewards_the_dictionary(make_grou
     assert columns("missing") == {"reward": None, "rewards": '{"score":0.25,"format":1.0}'}
 
 
-def test_a_lone_surrogate_is_spelled_out(tmp_path) -> None:
+def test_a_lone_surrogate_is_stored_as_a_replacement_character(tmp_path) -> None:
     prompt = Prompt(prompt_id="p", source="s", text="a\ud800", token_ids=np.zeros(0, np.int32), label="\udfff")
     dropped = [DroppedGroup(group=Group(group_index=0, prompt=prompt, rollouts=()), reason="failed")]
     path = put(tmp_path / "d.parquet", dropped_table(dropped, step=1, policy_version=0, reward_key=None))
     (read,) = read_dropped(path, timings={})
-    assert (read.group.prompt.text, read.group.prompt.label) == ("a\\ud800", "\udfff")
+    assert (read.group.prompt.text, read.group.prompt.label) == ("a\ufffd", "\ufffd")
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or default_directory(arguments.file)
     if problem := app.directory_problem(settings, out, overwrite=arguments.overwrite):
         raise RunDirectoryError(problem)
-    prepared = app.prepare(settings, folders=folders)
+    prepared = app.prepare(settings, folders=folders, out=None if arguments.overwrite else out)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     console.print(f"run directory: {out}")
     if not arguments.overwrite and (begins := where_it_goes_on(out)) is not None:

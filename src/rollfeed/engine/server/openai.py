@@ -182,18 +182,7 @@ def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> NDArray[np.in
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list of at least one message")
-    text = tokenizer.render_chat([_message(each) for each in messages])
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
-def _message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestError("each message must be an object with a role")
-    content = message.get("content")
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise RequestError("content may hold text only: images and audio are not supported")
-        content = "".join(part["text"] for part in content)
-    if content is not None and not isinstance(content, str):
-        raise RequestError("the content of a message must be a string, or a list of text parts")
-    return {**message, "content": content or ""}
+    kwargs = body.get("chat_template_kwargs")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise RequestError("chat_template_kwargs must be an object")
+    return tokenizer.encode(tokenizer.render_chat(messages, template_kwargs=kwargs), add_special_tokens=False)

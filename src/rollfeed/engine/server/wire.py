@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ _LARGE_BYTES = 1 << 16
 """Bodies beyond this are decoded in a thread, so that the event loop goes on."""
 _LARGE_REPLY_TOKENS = 1 << 12
 _CLIENT_LEFT = 499
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]"
+)
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
@@ -39,7 +43,8 @@ async def read_json(request: web.Request, *, optional: bool = False) -> dict[str
     try:
         decoded = await asyncio.to_thread(_decoder.decode, body) if len(body) > _LARGE_BYTES else _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+        cause = "half of a surrogate pair in a text" if _LONE_SURROGATE.search(body) else error
+        raise RequestError(f"the body is not JSON: {cause}") from None
     if not isinstance(decoded, dict):
         raise RequestError("the body must be a JSON object")
     return decoded

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.json_text import printable_utf8, to_json
+from rollfeed.store.json_text import to_json
 from rollfeed.store.tables.columns import is_numbers, table_of
 from rollfeed.store.tables.schema import BATCH_SCHEMA, DROPPED_SCHEMA, SCHEMA_VERSION, TIMINGS_SCHEMA
 from rollfeed.types import (
@@ -36,6 +36,7 @@ from rollfeed.types import (
     Verdict,
     VersionSpan,
 )
+from rollfeed.types.text import well_formed
 
 Timings = Mapping[tuple[int, int | None, int | None], tuple[float, float, int]]
 """By (group index, rollout id, index): seconds, seconds outside generation, cached tokens."""
@@ -65,7 +66,7 @@ def dropped_table(
     """
     common = {"step": step, "policy_version": policy_version}
     rows = [
-        {**common, **row, "advantage": None, "drop_reason": printable_utf8(drop.reason)}
+        {**common, **row, "advantage": None, "drop_reason": well_formed(drop.reason)}
         for drop in dropped
         for row in _rows(drop.group, reward_key)
     ]
@@ -184,15 +185,15 @@ def _prompt_values(prompt: Prompt) -> dict[str, Any]:
     what = f"prompt {prompt.prompt_id}"
     messages, tools = prompt.messages, prompt.tools
     return {
-        "prompt_id": printable_utf8(prompt.prompt_id),
-        "source": printable_utf8(prompt.source),
-        "prompt": printable_utf8(prompt.text),
+        "prompt_id": well_formed(prompt.prompt_id),
+        "source": well_formed(prompt.source),
+        "prompt": well_formed(prompt.text),
         "prompt_token_ids": prompt.token_ids,
         "messages": None if messages is None else to_json([dict(m) for m in messages], f"{what}: messages"),
         "prompt_label": to_json(prompt.label, f"{what}: label"),
         "prompt_metadata": to_json(dict(prompt.metadata), f"{what}: metadata"),
         "tools": None if tools is None else to_json([dict(tool) for tool in tools], f"{what}: tools"),
-        "prompt_images": [printable_utf8(image) for image in prompt.images],
+        "prompt_images": [well_formed(image) for image in prompt.images],
     }
 
 
@@ -204,10 +205,10 @@ def _rollout_values(rollout: Rollout | None) -> dict[str, Any]:
         "rollout_id": rollout.rollout_id if rollout else None,
         "correct": verdict.correct.value if verdict else None,
         "format_ok": verdict.format_ok if verdict else None,
-        "extracted": None if extracted is None else printable_utf8(extracted),
+        "extracted": None if extracted is None else well_formed(extracted),
         "outcome": verdict.outcome.value if verdict else None,
-        "detail": printable_utf8(verdict.detail) if verdict else None,
-        "error": None if error is None else printable_utf8(error),
+        "detail": well_formed(verdict.detail) if verdict else None,
+        "error": None if error is None else well_formed(error),
     }
 
 
@@ -231,10 +232,10 @@ def _sample_values(sample: Sample | None, reward_key: str | None) -> dict[str, A
         "status": sample.status.value,
         "reward": _reward_number(reward, reward_key),
         "rewards": to_json(reward, f"{what}: reward") if isinstance(reward, dict) else None,
-        "response": printable_utf8(sample.response),
+        "response": well_formed(sample.response),
         "label": to_json(sample.label, f"{what}: label"),
         "metadata": to_json(dict(sample.metadata), f"{what}: metadata"),
-        "images": [printable_utf8(image) for image in sample.images],
+        "images": [well_formed(image) for image in sample.images],
         "precision": sample.precision,
         "remove_sample": sample.remove_sample,
         "extra": to_json(dict(sample.extra), f"{what}: unknown keys") if sample.extra else None,

@@ -1,0 +1,77 @@
+"""What makes token ids of a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.types import Message
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Safe to call from several threads at once."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a response."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`render_chat` can be used."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
+        """Return token ids. Rendered chat text takes ``add_special_tokens=False``."""
+
+    def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
+        """Return text; bytes that are not complete UTF-8 become U+FFFD."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        num_images: int = 0,
+    ) -> str:
+        """Return the chat template's text, the assistant's opening included.
+
+        Args:
+            messages: As people have them: contents as text or parts, arguments of calls as objects or JSON text.
+            tools: Definitions of tools, where there are any.
+            template_kwargs: Variables of the template, before those that the tokenizer was made with.
+            num_images: Images that come with the messages; parts of other kinds than text are refused beyond them.
+
+        Raises:
+            ConfigError: If there is no chat template, or it refuses the messages.
+        """
+
+
+class PromptRenderer(Protocol):
+    """Makes a prompt ready: renders it, tokenises it once, and holds the length limit."""
+
+    def render(
+        self,
+        content: str | Sequence[Message],
+        *,
+        apply_chat_template: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        num_images: int = 0,
+    ) -> tuple[str, NDArray[np.int32]]:
+        """Return the text and its token ids ``(P,)``.
+
+        Raises:
+            ConfigError: If it cannot be rendered.
+        """
+
+    def check_template(self) -> None:
+        """Return when there is a chat template.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+
+    def fits(self, token_ids: NDArray[np.int32]) -> bool:
+        """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""

@@ -1,0 +1,39 @@
+r"""Text that every file, pipe and tokenizer takes.
+
+A lone surrogate is half of a character beyond U+FFFF, as ``"\ud83d"`` alone in a JSON file: UTF-8 has no form for it.
+It becomes U+FFFD, the replacement character, wherever text comes in and wherever it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def well_formed(text: str) -> str:
+    """Return the text with U+FFFD in place of every lone surrogate."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def well_formed_json(value: Any) -> Any:
+    """Return a JSON value whose texts, keys included, are :func:`well_formed`."""
+    if isinstance(value, str):
+        return well_formed(value)
+    if isinstance(value, Mapping):
+        return {well_formed_json(key): well_formed_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(well_formed_json(each) for each in value)
+    return value
+
+
+def text_of(content: Any) -> str:
+    """Return the content of a message as one text: that of its parts, joined as they are."""
+    if not isinstance(content, list | tuple):
+        return "" if content is None else str(content)
+    return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
