@@ -15,7 +15,8 @@ RollfeedError
 │   ├── WorkerDiedError          its process died, or could not be started
 │   └── WorkerCallError          the function raised, or took or returned what cannot cross the process boundary
 ├── SandboxError               a sandbox could not run a program; says nothing about the program
-└── RunFailedError             the run cannot go on: failure budget spent, nothing left to draw, stalled
+└── RunFailedError             the run cannot go on: failure budget spent, too many draws for a batch, stalled
+    └── PromptsEndedError        the prompt source has ended and what is left fills no batch
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = [
     "EngineProtocolError",
     "EngineUnavailableError",
     "PluginError",
+    "PromptsEndedError",
     "RewardError",
     "RollfeedError",
     "RunDirectoryError",
@@ -106,6 +108,10 @@ class SandboxError(RollfeedError):
 
 class RunFailedError(RollfeedError):
     """The run cannot go on; what was committed stays readable and can be resumed."""
+
+
+class PromptsEndedError(RunFailedError):
+    """The prompt source has ended, and what is left of it fills no batch; the batches before are whole."""
 
 
 def suggestion(word: str, known: Iterable[str], *, otherwise: str | None = None) -> str:

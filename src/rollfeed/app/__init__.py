@@ -5,6 +5,7 @@ a run, by error or by signal, leaves no task, thread, socket or half-written fil
 """
 
 from rollfeed.app.calibration import Calibration, LevelResult, calibrate_environment
+from rollfeed.app.end_of_data import DataLimit
 from rollfeed.app.evaluation import (
     EvalProgress,
     PreparedEvaluation,
@@ -23,6 +24,7 @@ from rollfeed.app.training import TrainedStep, check_training, directory_problem
 
 __all__ = [
     "Calibration",
+    "DataLimit",
     "EvalProgress",
     "LevelResult",
     "Model",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
+from rollfeed.app.end_of_data import DataLimit, data_limit, early_end
 from rollfeed.app.model import Model, build_engine, load_settings_model
 from rollfeed.app.reward_keys import check_reward_key
 from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_reward_function
@@ -16,7 +17,7 @@ from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
 from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
-from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError
+from rollfeed.errors import ConfigError, PromptsEndedError, RollfeedError, RunDirectoryError
 from rollfeed.filters import build_batch_filter, build_filter
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import (
@@ -53,8 +54,16 @@ class PreparedRun:
     engine: Engine
     model: Model
     tracker: Tracker | None
+    data_limit: DataLimit | None = None
+    """How many batches there are, where the data ends."""
     folders: tuple[Path, ...] = ()
     """Where data files and plug-in modules were looked for."""
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches there will be, as far as it is known."""
+        num_rollout = self.settings.rollout.num_rollout
+        return num_rollout if self.data_limit is None else min(num_rollout, self.data_limit.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,8 @@ class RunSummary:
     num_resumed_steps: int
     """Of these, how many an earlier process had done."""
     ledger: LedgerCounts
+    early_end: str | None = None
+    """Why there are fewer steps than were asked for."""
 
 
 def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | None = None) -> PreparedRun:
@@ -99,6 +110,7 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | Non
         engine=engine,
         model=model,
         tracker=tracker,
+        data_limit=data_limit(source, settings, config),
         folders=tuple(folders),
     )
 
@@ -186,9 +198,15 @@ async def run(
     if problem := run_problem(prepared.settings, out, overwrite=overwrite, step=step):
         raise RunDirectoryError(problem)
 
-    async def body(rollouts: Rollouts) -> None:
-        while rollouts.next_step < prepared.settings.rollout.num_rollout:
-            await rollouts.generate_batch()
+    num_rollout = prepared.settings.rollout.num_rollout
+
+    async def body(rollouts: Rollouts) -> str | None:
+        try:
+            while rollouts.next_step < num_rollout:
+                await rollouts.generate_batch()
+        except PromptsEndedError as ended:
+            return early_end(ended, rollouts, num_rollout=num_rollout)
+        return None
 
     with open_directory(prepared, out, overwrite=overwrite, step=step) as directory:
         return await make_steps(directory, prepared, observers, body)
@@ -221,9 +239,11 @@ async def make_steps(
     directory: RunDirectory,
     prepared: PreparedRun,
     observers: Sequence[RolloutObserver],
-    body: Callable[[Rollouts], Awaitable[None]],
+    body: Callable[[Rollouts], Awaitable[str | None]],
 ) -> RunSummary:
     """Have ``body`` make the steps of a run with a manager that goes on from there, and store how the run ended.
+
+    ``body`` returns why it made fewer steps than it was asked for, if it did.
 
     Raises:
         RollfeedError: If the run fails; the cause is stored.
@@ -233,8 +253,8 @@ async def make_steps(
         resumed = rollouts.next_step
         try:
             async with rollouts:
-                await body(rollouts)
-            directory.finish()
+                ended = await body(rollouts)
+            directory.finish(ended)
         finally:
             close()
     except RollfeedError as error:
@@ -245,6 +265,7 @@ async def make_steps(
         num_steps=rollouts.next_step,
         num_resumed_steps=resumed,
         ledger=rollouts.ledger,
+        early_end=ended,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         if problem is not None:
             raise RunDirectoryError(problem)
     sources = app.source_names(settings)
-    model, config = (_check_run if sources else _check_engine)(settings, folders)
+    model, config, limit = (_check_run if sources else _check_engine)(settings, folders)
     eval_sets = _check_evaluation(settings, model, config, folders) if settings.eval.has_sets else []
     rollout = settings.rollout
     plan = {
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         "sources": sources,
         "eval_sets": eval_sets,
         "num_rollout": rollout.num_rollout if sources else 0,
+        "data_limit": None if limit is None else {**asdict(limit), "most": limit.most},
         "rollout_batch_size": rollout.rollout_batch_size,
         "n_samples_per_prompt": rollout.n_samples_per_prompt,
         "deterministic": rollout.deterministic,
@@ -74,28 +76,36 @@ def run(arguments: argparse.Namespace) -> int:
             f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
             f"rollouts, {rollout.first_submission} prompts submitted at first"
         )
+        if limit is not None:
+            print(f"data     {limit.describe(rollout.num_rollout)}")
     else:
         print("steps    none: without prompts there is only rollfeed eval")
     return 0
+
+
+class _Checked(NamedTuple):
+    model: app.Model
+    config: RolloutConfig
+    limit: app.DataLimit | None
 
 
 def _trains(settings: Settings) -> bool:
     return "train" in settings.model_fields_set
 
 
-def _check_run(settings: Settings, folders: list[Path]) -> tuple[app.Model, RolloutConfig]:
+def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
     prepared = app.prepare(settings, folders=folders)
     if _trains(settings):
         app.check_training(settings)
         asyncio.run(app.prepare_warm_up(prepared))
-    return prepared.model, prepared.config
+    return _Checked(prepared.model, prepared.config, prepared.data_limit)
 
 
-def _check_engine(settings: Settings, folders: list[Path]) -> tuple[app.Model, RolloutConfig]:
+def _check_engine(settings: Settings, folders: list[Path]) -> _Checked:
     model = app.load_settings_model(settings.model, seed=settings.seed)
     app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
-    return model, app.build_config(settings, folders=folders)
+    return _Checked(model, app.build_config(settings, folders=folders), None)
 
 
 def _check_evaluation(settings: Settings, model: app.Model, config: RolloutConfig, folders: list[Path]) -> list[str]:

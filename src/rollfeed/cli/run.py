@@ -82,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         record = {**asdict(summary), "directory": str(summary.directory)}
         print(json.dumps(record))
     else:
+        if summary.early_end is not None:
+            print(summary.early_end)
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
         print(
             f"{summary.num_steps} steps{resumed} in {summary.directory}; look with: rollfeed show {summary.directory}"

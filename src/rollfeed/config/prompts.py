@@ -64,7 +64,9 @@ class PromptSettings(Section):
     rollout_shuffle: bool = False
     """Shuffle every data set anew each epoch, by (seed, epoch)."""
     num_epoch: int | None = Field(default=None, ge=1, le=1_000_000)
-    """End a data set after this many epochs; by default it starts over for ever."""
+    """End a data set after this many epochs; by default it starts over for ever. When all sources have ended, the run
+    ends with the batches that it has. May be raised to go on.
+    """
     skip_bad_rows: bool = False
     """Count and skip rows that cannot be read, instead of refusing the file."""
     datasets: tuple[DatasetSettings, ...] = Field(default=(), strict=False)

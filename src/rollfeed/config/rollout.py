@@ -66,7 +66,7 @@ class RolloutSettings(Section):
     """The scheduler."""
 
     num_rollout: int = Field(default=10, ge=1, le=100_000_000)
-    """Steps in the run; each delivers one batch."""
+    """Steps in the run; each delivers one batch. There are fewer where the data ends before (`prompts.num_epoch`)."""
     rollout_batch_size: int = Field(default=4, ge=1, le=1_000_000)
     """Groups in a batch."""
     n_samples_per_prompt: int = Field(default=4, ge=1, le=100_000)

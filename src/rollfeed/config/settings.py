@@ -28,6 +28,7 @@ FREE_TO_CHANGE = (
     *_THREADS,
     "model.template_date",
     "rollout.num_rollout",
+    "prompts.num_epoch",
     "rollout.watchdog_seconds",
     "rollout.abort_grace_seconds",
     "rollout.group_failure",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+from rollfeed.errors import PromptsEndedError
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.group_runner import GroupRunner
 from rollfeed.pipeline.groups.in_flight import Draft, InFlight
@@ -48,6 +49,10 @@ class StepContext:
         self.is_wanted = False
         self.is_ended = False
         """Whether everything under way has been stopped."""
+        self.source_ended = False
+        """Whether the newest draw gave fewer prompts than were asked for."""
+        self._is_exhausted = False
+        """Whether it gave none, and no group was under way that could still fill the batch."""
         self._supply = supply
         self._ledger = ledger
         self._runner = runner
@@ -81,8 +86,12 @@ class StepContext:
 
     async def draw(self, count: int) -> list[PromptDraw]:
         """As :meth:`rollfeed.protocols.RolloutContext.draw`."""
+        if self._is_exhausted:
+            raise PromptsEndedError(f"step {self.step} drew again after the prompt source has ended")
         draws = await self._supply.draw(count, policy_version=self.policy_version)
         self.draws |= {draw.group_index: draw for draw in draws}
+        self.source_ended = len(draws) < count
+        self._is_exhausted = self.source_ended and not draws and not self._pending()
         return draws
 
     def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:

@@ -171,6 +171,7 @@ class Rollouts:
         """Make, store and return the next batch.
 
         Raises:
+            PromptsEndedError: If the source has ended and what is left fills no batch.
             RunFailedError: If the step cannot be completed; its prompts are requeued and nothing is stored.
                 An error from storing it leaves the manager unusable: make a new one from the last stored state.
         """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, StalenessPolicy, SurplusPolicy
-from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.errors import ConfigError, PromptsEndedError, RunFailedError
 from rollfeed.pipeline.groups.group_runner import without_versions_before
 from rollfeed.pipeline.staleness import StalenessClock, oldest_trained_version
 from rollfeed.protocols import BatchFilter, RolloutContext, Running
@@ -109,7 +109,8 @@ class Scheduler:
         """Make one step's batch.
 
         Raises:
-            RunFailedError: If the source ends, or too many prompts have been drawn, before the batch is full.
+            PromptsEndedError: If the source ends before the batch is full.
+            RunFailedError: If too many prompts have been drawn before.
         """
         step = _Step(context, ready=list(context.surplus), pending=dict(context.running))
         while not self._is_complete(step):
@@ -142,7 +143,7 @@ class Scheduler:
         if len(step.ready) < step.context.rollout_batch_size:
             step.use_fallback()
         if len(step.ready) < step.context.rollout_batch_size:
-            raise RunFailedError(step.shortage())
+            raise (PromptsEndedError if step.source_ended else RunFailedError)(step.shortage())
 
     async def _submit_due(self, step: _Step) -> None:
         """Submit what the refill rule and the limits ask for now."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rollfeed.errors import RunFailedError
+from rollfeed.errors import PromptsEndedError, RunFailedError
 from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID
 from rollfeed.pipeline.groups.in_flight import InFlight
@@ -21,10 +21,16 @@ def check_output(output: RolloutOutput, context: StepContext) -> None:
     """Refuse an output that would lose, double or invent a group.
 
     Raises:
+        PromptsEndedError: If the batch is short because the source has ended.
         RunFailedError: If it does not hold exactly one batch of this step's groups, each once.
     """
     if not isinstance(output, RolloutOutput):
         raise RunFailedError(f"the rollout function returned {type(output).__name__}; it must return a RolloutOutput")
+    if len(output.groups) < context.rollout_batch_size and context.source_ended:
+        raise PromptsEndedError(
+            f"step {context.step} has {len(output.groups)} of {context.rollout_batch_size} groups and the prompt "
+            "source has ended"
+        )
     if len(output.groups) != context.rollout_batch_size:
         raise RunFailedError(
             f"the rollout function returned {len(output.groups)} groups; a batch has {context.rollout_batch_size}"

@@ -81,6 +81,11 @@ class DatasetSource:
         """Return the number of prompts in an epoch."""
         return len(self._prompts)
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether it starts over for ever."""
+        return self._num_epoch is None
+
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts, over the epoch's end where needed; fewer only after the last epoch."""
         drawn: list[Prompt] = []

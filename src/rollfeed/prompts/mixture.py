@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollfeed.errors import ConfigError
+from rollfeed.prompts.dataset import DatasetSource
 from rollfeed.protocols import PromptSource
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
@@ -42,6 +43,14 @@ class MixtureSource:
         self._seed = seed
         self._num_draws = 0
         self._ended: set[str] = set()
+
+    @property
+    def num_prompts(self) -> int | None:
+        """Prompts of an epoch; None where a source does not end, or does not say."""
+        datasets = [source for source in self._sources.values() if isinstance(source, DatasetSource)]
+        if len(datasets) < len(self._sources) or any(dataset.is_endless for dataset in datasets):
+            return None
+        return sum(map(len, datasets))
 
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts; fewer only when every source has ended."""

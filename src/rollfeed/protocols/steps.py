@@ -62,7 +62,13 @@ class RolloutContext(Protocol):
         """Return when a submitted group has ended or the batch has become wanted, since the last call."""
 
     async def draw(self, count: int) -> Sequence[PromptDraw]:
-        """Take prompts: requeued ones first, then new ones; fewer only when the source has ended."""
+        """Take prompts: requeued ones first, then new ones; fewer only when the source has ended.
+
+        A function whose batch is then short returns what it has: the run ends there, with the batches before.
+
+        Raises:
+            PromptsEndedError: If nothing was left the last time, and no group is under way.
+        """
 
     def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
         """Start generating and scoring one group; the task never raises but for cancellation or a spent budget."""

@@ -66,7 +66,7 @@ class RunRecord:
     """The settings that a resumed run must share."""
     status: RunStatus
     cause: str | None
-    """Why it failed, if it did."""
+    """Why it failed, or has fewer steps than were asked for, if so."""
     folders: tuple[str, ...]
     """Where its data files and plug-in modules are looked for."""
 

@@ -225,10 +225,10 @@ class RunDirectory:
         with self._explained("the isolation level cannot be stored"):
             replace_file(self.path / ISOLATION, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
-    def finish(self) -> None:
-        """Say that the run has come to its end; it will not be resumed."""
+    def finish(self, cause: str | None = None) -> None:
+        """Say that the run has come to its end, and why if that is an early one; it will not be resumed."""
         with self._explained("the end of the run cannot be stored"):
-            self._journal.end(RunStatus.FINISHED)
+            self._journal.end(RunStatus.FINISHED, cause=cause)
 
     def fail(self, cause: str) -> None:
         """Say why the run stopped; it can be resumed."""
@@ -322,8 +322,8 @@ def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, 
     is_finished = run.status is RunStatus.FINISHED
     if is_finished and step is None:
         return (
-            f"{path}: holds a finished run; choose another --out, or replace it with --overwrite, or go on after "
-            f"one of its steps with --resume {path} --step N"
+            f"{path}: holds a finished run{f' ({run.cause})' if run.cause else ''}; choose another --out, or replace "
+            f"it with --overwrite, or go on after one of its steps with --resume {path} --step N"
         )
     # As this version reads the settings, if it can: it knows more of them than the version that stored the identity.
     if differences := _differences(stored_identity(run.settings) or run.identity, identity):

@@ -18,23 +18,32 @@ def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str 
     A finished training goes on when ``rollout.num_rollout`` is larger than it was.
     """
     newest = None if overwrite else newest_checkpoint(out)
-    has_more = newest is not None and newest + 1 < settings.rollout.num_rollout
-    step = newest if has_more else None
+    if newest is not None and (problem := _finished_problem(settings, out, newest)):
+        return problem
+    step = newest if newest is not None and newest + 1 < settings.rollout.num_rollout else None
     problem = RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step)
     if problem is None and not overwrite and not holds_training(out) and has_steps(out):
         return (
             f"{out}: holds a run that was not trained on; go on with rollfeed run --resume {out}, choose another "
             "--out, or replace it with --overwrite"
         )
-    if problem is None or newest is None or has_more:
-        return problem
+    return problem
+
+
+def _finished_problem(settings: Settings, out: Path, newest: int) -> str | None:
+    """Return why a training whose newest checkpoint is that after batch ``newest`` has nothing left to do."""
     with RunReader(out) as reader:
-        if reader.run().status is not RunStatus.FINISHED:
-            return problem
-    return (
-        f"{out}: holds a finished training of {newest + 1} batches; raise rollout.num_rollout to train on, choose "
-        "another --out, or replace it with --overwrite"
-    )
+        run = reader.run()
+    if run.status is not RunStatus.FINISHED:
+        return None
+    has, remedy = f"{out}: holds a finished training of {newest + 1} batches", "rollout.num_rollout"
+    if newest + 1 < settings.rollout.num_rollout:
+        # Of a prompt source of the user's nobody knows whether there is more by now.
+        stored = run.settings.get("prompts", {}).get("num_epoch")
+        if not run.cause or settings.plugins.prompt_source or stored != settings.prompts.num_epoch:
+            return None
+        has, remedy = f"{has} ({run.cause})", "prompts.num_epoch"
+    return f"{has}; raise {remedy} to train on, choose another --out, or replace it with --overwrite"
 
 
 def check_training(settings: Settings) -> None:

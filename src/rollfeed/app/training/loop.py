@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rollfeed.app.end_of_data import early_end
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
 from rollfeed.app.runs import PreparedRun, RunSummary, make_steps, open_directory
 from rollfeed.app.training.checkpoints import (
@@ -30,7 +31,7 @@ from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.config.train import AdvantageEstimator
-from rollfeed.errors import CheckpointError, ConfigError, RunDirectoryError, RunFailedError
+from rollfeed.errors import CheckpointError, ConfigError, PromptsEndedError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
@@ -133,7 +134,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
         prepared.model.checkpoint,
         settings=settings.train,
         temperature=settings.sampling.rollout_temperature,
-        num_batches=settings.rollout.num_rollout,
+        num_batches=prepared.num_batches,
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
     )
@@ -177,7 +178,7 @@ class _Loop:
         self._out = out
         self._hooks = hooks
         self._is_restored = is_restored
-        self._num_batches = prepared.settings.rollout.num_rollout
+        self._num_batches = prepared.num_batches
         self._curve_files = CurveFiles(
             out,
             settings=prepared.settings.model_dump(mode="json"),
@@ -189,26 +190,37 @@ class _Loop:
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
-    async def run(self, rollouts: Rollouts) -> None:
-        """Make all batches that are left, and the trained model."""
+    async def run(self, rollouts: Rollouts) -> str | None:
+        """Make all batches that are left, and the trained model; return why there are fewer than were asked for."""
         if self._is_restored:
             await self._publish(rollouts)
         elif self._warm_up is not None:
             await self._run_warm_up(self._warm_up, rollouts)
         try:
-            await self._make_batches(rollouts)
+            ended = await self._make_batches(rollouts)
         except (asyncio.CancelledError, Exception):
             # Whatever stops a training: what was trained on need not be trained on again.
             await self._save_stopped()
             raise
         await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=self._prepared.model.checkpoint)
+        return ended
 
-    async def _make_batches(self, rollouts: Rollouts) -> None:
+    async def _make_batches(self, rollouts: Rollouts) -> str | None:
         # An evaluation that an earlier process was stopped before, or the first one.
         if not self._eval_log.records or (self._is_evaluation_due() and not self._is_evaluated()):
             await self._evaluate()
-        while rollouts.next_step < self._num_batches:
-            await self._train_once(rollouts)
+        num_rollout = self._prepared.settings.rollout.num_rollout
+        while rollouts.next_step < num_rollout:
+            try:
+                batch = await rollouts.generate_batch()
+            except PromptsEndedError as error:
+                ended = early_end(error, rollouts, num_rollout=num_rollout)
+                if not self._is_evaluated():
+                    await self._evaluate()
+                await asyncio.to_thread(save_step, self._trainer, self._out, self._trainer.step - 1)
+                return ended
+            await self._train_once(batch, rollouts)
+        return None
 
     async def _save_stopped(self) -> None:
         """Write the state after the last batch, where there is one that is whole."""
@@ -246,10 +258,9 @@ class _Loop:
         self._trainer.take_as_reference()
         await asyncio.to_thread(save_warm_up, self._trainer, self._out)
 
-    async def _train_once(self, rollouts: Rollouts) -> None:
+    async def _train_once(self, batch: TrainBatch, rollouts: Rollouts) -> None:
         trainer = self._trainer
-        batch = _with_advantages(await rollouts.generate_batch(), self._prepared)
-        step = await self._train_on(batch)
+        step = await self._train_on(_with_advantages(batch, self._prepared))
         await self._publish(rollouts)
         if self._hooks.on_step is not None:
             self._hooks.on_step(step)

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     view = TrainingView(
         console,
         name=str(out),
-        num_batches=settings.rollout.num_rollout,
+        num_batches=prepared.num_batches,
         rollout_batch_size=settings.rollout.rollout_batch_size,
         read_curves=lambda: run_curves(out),
         is_live=not arguments.json,
@@ -82,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**asdict(summary), "directory": str(summary.directory)}))
     else:
         view.print_result()
+        if summary.early_end is not None:
+            print(summary.early_end)
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
         print(f"{summary.num_steps} batches{resumed} in {summary.directory}; curve: {summary.directory / CURVE_PAGE}")
     return 0
