@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.protocols import Endpoint, GenerateFn, RolloutContext, RolloutRequest, Tokenizer
-from rollfeed.types import Drop, GroupStatus, Keep, Prompt, RolloutOutput, Sample
+from rollfeed.types import Drop, Group, GroupStatus, Keep, Prompt, PromptDraw, RolloutOutput, Sample
 
 COUNTRIES = ("France", "Italy", "Japan", "Egypt", "Peru", "Kenya")
 
@@ -77,6 +77,17 @@ def rank_by_length(samples: Sequence[Sample], prompt: Prompt) -> list[float]:
 def distinct_answers(samples: Sequence[Sample]) -> Keep | Drop:
     """A group filter: keep a group only when its answers differ."""
     return Keep() if len({sample.response for sample in samples}) > 1 else Drop("same_answers")
+
+
+def least_alike(groups: Sequence[Group]) -> list[int]:
+    """A batch filter: those groups first whose answers are least alike; what makes no batch is dropped."""
+    num_different = [len({sample.response for sample in group.samples}) for group in groups]
+    return sorted(range(len(groups)), key=lambda index: -num_different[index])
+
+
+def longest_first(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> list[int]:
+    """A buffer policy: those prompts leave first that have the most tokens already; equal ones in their order."""
+    return sorted(range(len(entries)), key=lambda index: -entries[index].response_tokens)[:count]
 
 
 def strip_response(sample: Sample, prompt: Prompt) -> Sample:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.batch import batch_metrics, cut_batch, group_advantages
+from rollfeed.batch import AgeLimit, batch_metrics, cut_batch, group_advantages
+from rollfeed.config import StalenessPolicy
 from rollfeed.errors import RunFailedError
 from rollfeed.testing.contracts import check_advantage, make_group, make_sample
 from rollfeed.types import Correct, Rollout, SampleStatus, Verdict, VersionSpan
@@ -36,7 +37,8 @@ def test_advantage_functions_keep_their_contract() -> None:
 
 
 def cut(groups, advantage_fn=group_advantages):
-    return cut_batch(groups, step=3, policy_version=2, reward_key=None, advantage_fn=advantage_fn)
+    rule = AgeLimit(max_staleness=None, policy=StalenessPolicy.REQUEUE)
+    return cut_batch(groups, step=3, policy_version=2, age_rule=rule, reward_key=None, advantage_fn=advantage_fn).batch
 
 
 def test_a_batch_is_ordered_by_index_with_one_advantage_a_sample() -> None:
@@ -73,6 +75,8 @@ def test_every_number_of_a_batch() -> None:
         ),
     )
     group = replace(make_group([0.0, 1.0, 1.0, 4.0]), rollouts=rollouts)
+    untrained = make_group([1.0, 1.0, 1.0, 1.0]).without_versions_before(1)
+    assert batch_metrics([group, untrained], reward_key=None, policy_version=4)["rollout/groups_untrained"] == 1
     metrics = batch_metrics([group, make_group([1.0, 1.0, 1.0, 1.0])], reward_key=None, policy_version=4)
     assert metrics == {
         "rollout/reward_mean": 1.25,
@@ -83,6 +87,7 @@ def test_every_number_of_a_batch() -> None:
         "rollout/response_length_max": 4.0,
         "rollout/truncated_ratio": 1 / 8,
         "rollout/empty_ratio": 1 / 8,
+        "rollout/groups_untrained": 0.0,
         "rollout/trained_tokens": 12.5,
         "rollout/staleness_max": 4.0,
         "rollout/staleness_mean": (6 * 4 + 1) / 7,  # an empty response has no age

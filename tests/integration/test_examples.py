@@ -10,7 +10,9 @@ import pytest
 from rollfeed.testing import (
     CharTokenizer,
     check_advantage,
+    check_batch_filter,
     check_batched_reward,
+    check_buffer_policy,
     check_generate,
     check_group_filter,
     check_group_reward,
@@ -101,6 +103,8 @@ async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
     await check_batched_reward(plugins("brevity_batched"))
     await check_group_reward(plugins("rank_by_length"))
     check_group_filter(plugins("distinct_answers"))
+    check_batch_filter(plugins("least_alike"))
+    check_buffer_policy(plugins("longest_first"))
     check_sample_hook(plugins("strip_response"))
     check_advantage(plugins("rank_advantages"))
     check_tracker(plugins("PrintTracker")())

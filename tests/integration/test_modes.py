@@ -64,7 +64,7 @@ def test_weights_of_an_outside_trainer_are_followed(
     for step, table in enumerate(versions):
         version = table.column("policy_version").to_pylist()[0]
         assert version == step if mode != "async" else step - 1 <= version <= step
-        assert steps[step]["rollout/staleness_max"] <= 1  # surplus of the step before, in sync mode
+        assert steps[step]["rollout/staleness_max"] <= 1
 
 
 def test_a_trainer_that_never_comes_ends_the_run_with_what_was_waited_for(

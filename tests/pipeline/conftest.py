@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.batch import cut_batch, group_advantages
+from rollfeed.batch import AgeLimit, cut_batch, group_advantages
 from rollfeed.buffer import Buffer, fifo
-from rollfeed.config import RolloutSettings
+from rollfeed.config import RolloutMode, RolloutSettings, StalenessPolicy
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
 from rollfeed.protocols import Engine, PromptSource, RolloutObserver
@@ -85,12 +85,14 @@ def make_rollouts() -> Callable[..., Rollouts]:
         )
         parts = {name: overrides.pop(name) for name in part_names if name in overrides}
         settings = RolloutSettings(**{"rollout_batch_size": 4, "n_samples_per_prompt": 2, **overrides})
+        age_rule = AgeLimit(max_staleness=settings.max_staleness, policy=settings.staleness_policy)
+        clock = None
+        if settings.mode is RolloutMode.ASYNC:
+            clock = StalenessClock(max_staleness=settings.max_staleness, groups_per_batch=settings.rollout_batch_size)
         scheduler = Scheduler(
             mode=settings.mode,
-            staleness=StalenessClock(
-                max_staleness=settings.max_staleness, rollout_batch_size=settings.rollout_batch_size
-            ),
-            staleness_policy=settings.staleness_policy,
+            age_rule=age_rule,
+            clock=clock,
             refill=settings.refill,
             deterministic=settings.deterministic,
             surplus=settings.surplus,
@@ -104,6 +106,9 @@ def make_rollouts() -> Callable[..., Rollouts]:
             "scorer": DigitScorer(),
             "group_filter": keep_all,
             "sample_hook": None,
+            "surplus_rule": AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)
+            if settings.mask_offpolicy_in_partial_rollout and settings.mode is not RolloutMode.ASYNC
+            else age_rule,
             "buffer": Buffer(fifo, n_samples_per_prompt=settings.n_samples_per_prompt, max_bytes=1 << 30),
         }
         return Rollouts(
@@ -117,10 +122,11 @@ def make_rollouts() -> Callable[..., Rollouts]:
                 failure_policy=settings.group_failure,
                 failure_retries=settings.failure_retries,
                 mask_offpolicy=settings.mask_offpolicy_in_partial_rollout,
+                mask_finished_members=settings.mask_offpolicy_finished_members,
             ),
             parts=RolloutParts(
                 default_generate_fn=single_turn,
-                cut_batch=partial(cut_batch, reward_key=None, advantage_fn=group_advantages),
+                cut_batch=partial(cut_batch, age_rule=age_rule, reward_key=None, advantage_fn=group_advantages),
                 **{**defaults, **parts},
             ),
             source=source or ListSource([f"prompt {number}" for number in range(10)], repeat=True),

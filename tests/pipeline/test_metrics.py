@@ -5,23 +5,26 @@ import asyncio
 import pytest
 
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import DroppedGroup, RolloutOutput, StepCommit
+from rollfeed.types import OVER_SAMPLED, STALE, DroppedGroup, RolloutOutput, StepCommit
 
 TOKENS = 2  # of every response: a digit and the end of the turn
 
 
 async def every_way(context) -> RolloutOutput:
-    """Give eleven groups every fate: four are trained on, and the last two are left to the manager."""
-    draws = await context.draw(11)
-    results = await asyncio.gather(*[context.submit(draw) for draw in draws[:10]])
+    """Give thirteen groups every fate: four are trained on, and the last one is left to the manager."""
+    draws = await context.draw(13)
+    results = await asyncio.gather(*[context.submit(draw) for draw in draws[:12]])
     groups = [result.group for result in results]
+    context.requeue(groups[9])
     return RolloutOutput(
         groups=tuple(groups[:4]),
-        dropped=(DroppedGroup(group=groups[4], reason="equal"), DroppedGroup(group=groups[5], reason="short")),
+        dropped=tuple(
+            DroppedGroup(group=groups[index], reason=reason)
+            for index, reason in ((4, "equal"), (5, "short"), (10, OVER_SAMPLED), (11, STALE))
+        ),
         failed=(results[6],),
         surplus=(groups[7],),
         discarded=(groups[8],),
-        stale=(groups[9],),
     )
 
 
@@ -37,9 +40,9 @@ async def test_every_number_of_a_step(make_rollouts) -> None:
     assert metrics.pop("perf/step_seconds") > 0
     assert metrics.pop("perf/tokens_per_second") > 0
     assert {name: value for name, value in metrics.items() if name.startswith("ledger/")} == {
-        "ledger/drawn": 11,
+        "ledger/drawn": 13,
         "ledger/trained": 4,
-        "ledger/dropped": 2,
+        "ledger/dropped": 4,
         "ledger/failed": 1,
         "ledger/surplus": 1,
         "ledger/discarded": 1,
@@ -47,13 +50,15 @@ async def test_every_number_of_a_step(make_rollouts) -> None:
         "ledger/in_flight": 0,
     }
     assert {name: value for name, value in metrics.items() if name.startswith("rollout/groups_")} == {
-        "rollout/groups_submitted": 10,
-        "rollout/groups_dropped": 2,
+        "rollout/groups_submitted": 12,
+        "rollout/groups_dropped": 4,
+        "rollout/groups_over_sampled": 1,
         "rollout/groups_failed": 1,
         "rollout/groups_surplus": 1,
-        "rollout/groups_stale": 1,
+        "rollout/groups_stale": 2,
         "rollout/groups_discarded": 1,
         "rollout/groups_requeued": 2,
+        "rollout/groups_untrained": 0,
     }
     assert {name: value for name, value in metrics.items() if name.startswith("rollout/dynamic_filter/")} == {
         "rollout/dynamic_filter/drop_equal": 1,
@@ -63,13 +68,14 @@ async def test_every_number_of_a_step(make_rollouts) -> None:
         "rollout/wasted_tokens/dropped": 4 * TOKENS,
         "rollout/wasted_tokens/failed": TOKENS,
         "rollout/wasted_tokens/discarded": 2 * TOKENS,
-        "rollout/wasted_tokens/stale": 2 * TOKENS,
+        "rollout/wasted_tokens/over_sampled": 2 * TOKENS,
+        "rollout/wasted_tokens/stale": 4 * TOKENS,
     }
-    assert metrics["rollout/generated_tokens"] == 19 * TOKENS
+    assert metrics["rollout/generated_tokens"] == 23 * TOKENS
     assert metrics["rollout/trained_tokens"] == 8 * TOKENS
     assert metrics["rollout/reward_error"] == metrics["rollout/reward_timeout"] == 0
-    assert commits[0].wasted_tokens == {"dropped": 8, "failed": 2, "discarded": 4, "stale": 4}
-    assert [draw.group_index for draw in commits[0].state.requeued] == [9, 10]
+    assert commits[0].wasted_tokens == {"dropped": 8, "failed": 2, "discarded": 4, "over_sampled": 4, "stale": 8}
+    assert [draw.group_index for draw in commits[0].state.requeued] == [9, 12]
 
 
 @pytest.mark.parametrize(("mode", "wasted"), [("sync", 3 * TOKENS), ("partial", None)])

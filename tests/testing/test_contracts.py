@@ -12,6 +12,7 @@ from rollfeed.testing import (
     ListSource,
     ScriptedEngine,
     check_advantage,
+    check_batch_filter,
     check_batched_reward,
     check_engine,
     check_environment,
@@ -51,6 +52,8 @@ async def test_what_keeps_its_contract_passes() -> None:
     await check_batched_reward(lambda samples, prompts: [0.5 for _ in samples])
     await check_group_reward(lambda samples, prompt: [{"a": 1.0} for _ in samples])
     check_group_filter(lambda samples: Keep())
+    check_batch_filter(lambda groups: range(len(groups)))
+    check_batch_filter(lambda groups: [5, 4, 3, 2, 1, 0][-len(groups) :][:3], rollout_batch_size=3)
     check_sample_hook(lambda sample, prompt: sample)
     check_advantage(lambda rewards_G: rewards_G - rewards_G.mean())
     check_environment(Parrot())
@@ -103,6 +106,15 @@ async def test_a_rollout_function_that_returns_a_short_batch_is_refused() -> Non
         await check_rollout(rollout)
 
 
+async def test_a_rollout_function_that_always_makes_a_whole_batch_is_refused() -> None:
+    async def rollout(context) -> RolloutOutput:
+        results = [await context.submit(draw) for draw in await context.draw(3)]
+        return RolloutOutput(groups=tuple(result.group for result in results))
+
+    with pytest.raises(AssertionError, match=r"3 groups were returned; the batch has 1: context\.rollout_batch_size"):
+        await check_rollout(rollout)
+
+
 async def test_a_rollout_function_that_leaves_groups_running_is_refused() -> None:
     async def rollout(context) -> RolloutOutput:
         draws = await context.draw(3)
@@ -117,6 +129,14 @@ async def test_a_rollout_function_that_leaves_groups_running_is_refused() -> Non
 def test_filters_hooks_and_advantages_that_break_their_contract_are_refused() -> None:
     with pytest.raises(AssertionError, match="neither Keep nor Drop"):
         check_group_filter(lambda samples: True)
+    for returned, said in (
+        ([0, 1, 1, 2], "twice"),
+        ([0, 1, 2, 8], r"indices \[8\]"),
+        ([0, 1, 2], "3 indices make no batch of 4 groups"),
+        (None, "not a sequence of indices"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            check_batch_filter(lambda groups, returned=returned: returned)
     with pytest.raises(AssertionError, match="is not a Sample"):
         check_sample_hook(lambda sample, prompt: None)
     with pytest.raises(AssertionError, match="advantages for"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollfeed.config import RolloutConfig, RolloutMode, Settings, StalenessPolicy, SurplusPolicy
+from rollfeed.config import RolloutConfig, Settings, StalenessPolicy, SurplusPolicy
 from rollfeed.errors import ConfigError, PromptsEndedError
 from rollfeed.pipeline import Rollouts
 from rollfeed.prompts import MixtureSource
@@ -98,5 +98,5 @@ def _most_used(config: RolloutConfig) -> int:
 
 
 def _may_drop(config: RolloutConfig) -> bool:
-    is_dropped_by_age = config.mode is RolloutMode.ASYNC and config.staleness_policy is StalenessPolicy.DROP
+    is_dropped_by_age = config.max_staleness is not None and config.staleness_policy is StalenessPolicy.DROP
     return bool(config.group_filters) or config.rollout is not None or is_dropped_by_age

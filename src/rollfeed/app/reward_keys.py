@@ -12,7 +12,7 @@ from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.rewards import BUILTIN_GRADERS
 from rollfeed.rewards.registry import grader_name
 from rollfeed.rewards.results import REWARD_KEY
-from rollfeed.types import Group, TrainBatch
+from rollfeed.types import BatchCut, ByAge, Group
 
 _OWN_NAMESPACE = "core/"
 
@@ -67,13 +67,13 @@ class KeyedCut:
         reward_key: Which of named numbers counts.
     """
 
-    def __init__(self, cut: Callable[..., TrainBatch], *, reward_key: str) -> None:
+    def __init__(self, cut: Callable[..., BatchCut | ByAge], *, reward_key: str) -> None:
         self._cut = cut
         self._reward_key = reward_key
         self._has_found = False
 
-    def __call__(self, groups: Sequence[Group], *, step: int, **about: Any) -> TrainBatch:
-        """Return the batch.
+    def __call__(self, groups: Sequence[Group], *, step: int, **about: Any) -> BatchCut | ByAge:
+        """Return the batch, or what is too old for it.
 
         Raises:
             RunFailedError: If no reward has entries.

@@ -11,9 +11,9 @@ from rollfeed import plugins
 from rollfeed.app.marker_watch import MarkerWatch
 from rollfeed.app.reward_keys import KeyedCut, needs_keyed_cut
 from rollfeed.app.rewards import RewardServices, in_its_place
-from rollfeed.batch import cut_batch, group_advantages
+from rollfeed.batch import AgeLimit, cut_batch, group_advantages
 from rollfeed.buffer import Buffer, Spill, built_in_policy
-from rollfeed.config import RolloutConfig, RolloutMode
+from rollfeed.config import RolloutConfig, RolloutMode, StalenessPolicy
 from rollfeed.errors import ConfigError
 from rollfeed.filters import compose
 from rollfeed.generate import single_turn
@@ -121,6 +121,7 @@ def _parts(
         scorer=_reward_hub(config, services, graders),
         group_filter=compose(config.group_filters),
         cut_batch=_batch_cutter(config),
+        surplus_rule=_surplus_rule(config),
         sample_hook=config.sample_hook,
         buffer=_buffer(config, spill),
         placement=_placement(config, state),
@@ -129,7 +130,12 @@ def _parts(
 
 
 def _batch_cutter(config: RolloutConfig) -> BatchCutter:
-    cut = partial(cut_batch, reward_key=config.reward_key, advantage_fn=config.advantage or group_advantages)
+    cut = partial(
+        cut_batch,
+        age_rule=_age_limit(config),
+        reward_key=config.reward_key,
+        advantage_fn=config.advantage or group_advantages,
+    )
     return KeyedCut(cut, reward_key=str(config.reward_key)) if needs_keyed_cut(config) else cut
 
 
@@ -182,7 +188,24 @@ def _reward_hub(config: RolloutConfig, services: RewardServices, graders: Mappin
     )
 
 
+def _age_limit(config: RolloutConfig) -> AgeLimit:
+    return AgeLimit(max_staleness=config.max_staleness, policy=config.staleness_policy)
+
+
+def _surplus_rule(config: RolloutConfig) -> AgeLimit:
+    if config.mask_offpolicy_in_partial_rollout and config.mode is not RolloutMode.ASYNC:
+        return AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)
+    return _age_limit(config)
+
+
 def _scheduler(config: RolloutConfig) -> Scheduler:
+    over_sampling = _over_sampling(config)
+    num_extra = over_sampling.num_extra if over_sampling is not None else 0
+    clock = None
+    if config.mode is RolloutMode.ASYNC and config.max_staleness is not None:
+        clock = StalenessClock(
+            max_staleness=config.max_staleness, groups_per_batch=config.rollout_batch_size + num_extra
+        )
     return Scheduler(
         mode=config.mode,
         refill=config.refill,
@@ -191,9 +214,9 @@ def _scheduler(config: RolloutConfig) -> Scheduler:
         requeue_aborted=config.requeue_aborted,
         group_failure=config.group_failure,
         max_draws_per_batch=config.max_draws_per_batch,
-        staleness=StalenessClock(max_staleness=config.max_staleness, rollout_batch_size=config.rollout_batch_size),
-        staleness_policy=config.staleness_policy,
-        over_sampling=_over_sampling(config),
+        age_rule=_age_limit(config),
+        clock=clock,
+        over_sampling=over_sampling,
     )
 
 
@@ -225,7 +248,7 @@ def _weight_follower(config: RolloutConfig, engine: Engine) -> WeightFollower | 
     return WeightFollower(
         WeightDirectory(Path(weights.directory), poll_seconds=weights.poll_seconds),
         engine,
-        max_lag=config.max_staleness if config.mode is RolloutMode.ASYNC else 0,
+        max_lag=(config.max_staleness or 0) if config.mode is RolloutMode.ASYNC else 0,
         poll_seconds=weights.poll_seconds,
         timeout_seconds=weights.timeout_seconds,
     )
@@ -260,4 +283,5 @@ def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:
         failure_policy=config.group_failure,
         failure_retries=config.failure_retries,
         mask_offpolicy=config.mask_offpolicy_in_partial_rollout,
+        mask_finished_members=config.mask_offpolicy_finished_members,
     )

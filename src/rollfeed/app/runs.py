@@ -334,7 +334,7 @@ def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> Rollout
         code_reward=settings.reward.code,
         remote_reward=settings.reward.remote,
         group_filters=(*builtin, *own_filters),
-        batch_filter=_batch_filter(settings),
+        batch_filter=load("batch_filter", BatchFilter) or _builtin_batch_filter(settings),
         buffer=settings.buffer,
         buffer_policy=load("buffer_policy", BufferPolicy),
         placement=settings.placement,
@@ -358,9 +358,9 @@ def _builtin_filter(chosen: FilterSettings, settings: Settings) -> GroupFilter:
         raise ConfigError(f"filters.dynamic_sampling: {error}") from None
 
 
-def _batch_filter(settings: Settings) -> BatchFilter | None:
+def _builtin_batch_filter(settings: Settings) -> BatchFilter | None:
     chosen = settings.filters.over_sampling
-    if chosen is None:
+    if chosen is None or chosen.name is None:
         return None
     try:
         return build_batch_filter(chosen.name, chosen.parameters, reward_key=settings.reward.reward_key)

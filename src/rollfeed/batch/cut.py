@@ -1,4 +1,8 @@
-"""Cutting a batch: ordered groups, one advantage a sample, and the numbers that describe it."""
+"""Cutting a batch: groups that are new enough, in order, one advantage a sample, and the numbers that describe it.
+
+Invariant: no token that is trained on is staler than allowed, against the version that the batch is stamped with,
+whatever made the groups.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import RunFailedError
-from rollfeed.protocols import AdvantageFn
-from rollfeed.types import Correct, Group, SampleStatus, TrainBatch
+from rollfeed.protocols import AdvantageFn, AgeRule
+from rollfeed.types import BatchCut, ByAge, Correct, Group, SampleStatus, TrainBatch
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -19,29 +23,34 @@ def cut_batch(
     *,
     step: int,
     policy_version: int,
+    age_rule: AgeRule,
     reward_key: str | None,
     advantage_fn: AdvantageFn,
-) -> TrainBatch:
-    """Return the batch of a step, groups ordered by index.
+) -> BatchCut | ByAge:
+    """Return the batch of a step, groups ordered by index; or, if some are too old for it, which.
 
     Raises:
         RunFailedError: If the advantage function returns another number of values than it was given, or
             one that is not finite.
     """
-    ordered = tuple(sorted(groups, key=lambda group: group.group_index))
+    by_age = age_rule(groups, policy_version=policy_version)
+    if by_age.requeued or by_age.dropped:
+        return by_age
+    ordered = tuple(sorted(by_age.fresh, key=lambda group: group.group_index))
     advantages_S = [
         value
         for group in ordered
         for value, rollout in zip(_advantages(group, reward_key, advantage_fn), group.rollouts, strict=True)
         for _ in rollout.samples
     ]
-    return TrainBatch(
+    batch = TrainBatch(
         step=step,
         policy_version=policy_version,
         groups=ordered,
         advantages_S=np.array(advantages_S, np.float32),
         metrics=batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version),
     )
+    return BatchCut(batch=batch, masked_tokens=by_age.masked_tokens)
 
 
 def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn) -> NDArray[np.float64]:
@@ -72,6 +81,7 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         "rollout/response_length_max": float(lengths.max()),
         "rollout/truncated_ratio": float(np.mean([r.status is SampleStatus.TRUNCATED for r in rollouts])),
         "rollout/empty_ratio": float((lengths == 0).mean()),
+        "rollout/groups_untrained": float(sum(group.trained_tokens == 0 for group in groups)),
         "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for sample in samples)),
         "rollout/staleness_max": float(max(ages, default=0)),
         "rollout/staleness_mean": float(np.mean(ages)) if ages else 0.0,

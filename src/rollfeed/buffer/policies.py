@@ -40,17 +40,17 @@ def freshest(entries: Sequence[PromptDraw], count: int, *, policy_version: int) 
     return sorted(range(len(entries)), key=key)[:count]
 
 
-def max_staleness(limit: int) -> BufferPolicy:
+def max_staleness(limit: int | None) -> BufferPolicy:
     """Return a policy that goes on with what would soon be too old, before it is.
 
     First come prompts with tokens at most ``limit`` versions behind the engine, the oldest of them first; then those
     without tokens; last those over the limit, whose old tokens will not be trained on as they are: what becomes of
-    these, the staleness policy of the run says. Among equals the first drawn is first.
+    these, the staleness policy of the run says. Among equals the first drawn is first. Without a limit none is over it.
 
     Raises:
         ConfigError: If ``limit`` is below 0.
     """
-    if limit < 0:
+    if limit is not None and limit < 0:
         raise ConfigError(f"max_staleness = {limit}: must be at least 0")
 
     def choose(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> Sequence[int]:
@@ -58,7 +58,7 @@ def max_staleness(limit: int) -> BufferPolicy:
             oldest, group_index = oldest_version(entries[index]), entries[index].group_index
             if oldest is None:
                 return 1, 0, group_index
-            if policy_version - oldest > limit:
+            if limit is not None and policy_version - oldest > limit:
                 return 2, 0, group_index
             return 0, oldest, group_index
 
@@ -67,7 +67,7 @@ def max_staleness(limit: int) -> BufferPolicy:
     return choose
 
 
-def built_in_policy(name: BufferPolicyName, *, staleness_limit: int) -> BufferPolicy:
+def built_in_policy(name: BufferPolicyName, *, staleness_limit: int | None) -> BufferPolicy:
     """Return a policy by its name in the settings; ``staleness_limit`` is ``rollout.max_staleness``."""
     policies = {
         BufferPolicyName.FIFO: fifo,

@@ -9,13 +9,8 @@ from pydantic import ConfigDict, Field
 from rollfeed.config.section import Section
 
 
-class FilterSettings(Section):
-    """One filter by name; its other keys are the filter's own parameters."""
-
+class _Parameters(Section):
     model_config = ConfigDict(extra="allow")
-
-    name: str = Field(min_length=1)
-    """A built-in filter; docs/filters.md lists them with their parameters."""
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -23,11 +18,22 @@ class FilterSettings(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
-class OverSamplingSettings(FilterSettings):
-    """A filter that chooses a batch from more groups than it needs; the others are surplus."""
+class FilterSettings(_Parameters):
+    """One filter by name; its other keys are the filter's own parameters."""
 
+    name: str = Field(min_length=1)
+    """A built-in filter; docs/filters.md lists them with their parameters."""
+
+
+class OverSamplingSettings(_Parameters):
+    """A filter that chooses a batch from more groups than it needs; the others are dropped."""
+
+    name: str | None = Field(default=None, min_length=1)
+    """`reward_std` or `length_balance`; none with `plugins.batch_filter`."""
     num_extra: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Groups to keep beyond the batch before it is chosen; by default all that a step starts with."""
+    """Groups to have beyond the batch before it is chosen; by default those of `rollout.over_sampling_batch_size` (or
+    `over_sampling_factor`) that are more than a batch.
+    """
 
 
 class FiltersSettings(Section):
@@ -36,4 +42,6 @@ class FiltersSettings(Section):
     dynamic_sampling: tuple[FilterSettings, ...] = Field(default=(), strict=False)
     """For example `[[filters.dynamic_sampling]]` with `name = "reward_std"`."""
     over_sampling: OverSamplingSettings | None = None
-    """For example `[filters.over_sampling]` with `name = "reward_std"`; needs `rollout.over_sampling_batch_size`."""
+    """For example `[filters.over_sampling]` with `name = "reward_std"`; needs `rollout.over_sampling_batch_size` or
+    `num_extra`.
+    """

@@ -28,6 +28,8 @@ class PluginSettings(Section):
     """A `GroupRewardFn`: scores a group whole, after all its rollouts have finished."""
     group_filters: tuple[ImportPath, ...] = Field(default=(), strict=False)
     """`GroupFilter`s, applied after those of `[filters]`."""
+    batch_filter: ImportPath | None = None
+    """A `BatchFilter`: chooses a batch among more groups than it needs; it replaces `filters.over_sampling.name`."""
     sample_hook: ImportPath | None = None
     """A `SampleHook`: sees every finished sample before it is scored."""
     advantage: ImportPath | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,6 +19,10 @@ class RolloutMode(StrEnum):
     SYNC = "sync"
     PARTIAL = "partial"
     ASYNC = "async"
+
+
+DEFAULT_STALENESS: Mapping[object, int] = MappingProxyType({RolloutMode.SYNC: 0, RolloutMode.ASYNC: 4})
+"""`max_staleness` by mode, where it is not set; `partial` has no limit."""
 
 
 class StalenessPolicy(StrEnum):
@@ -89,14 +95,23 @@ class RolloutSettings(Section):
     """Which groups the refill counts. `in_flight` leaves out those that are kept already: engines stay full until the
     batch is complete, and more is aborted then. In `async` mode it is always so.
     """
-    max_staleness: int = Field(default=4, ge=0, le=1_000_000)
-    """In `async` mode, how many versions the oldest trained token of a batch may be behind the engine."""
+    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
+    """How many versions the oldest trained token of a batch may be behind the engine, whatever made the batch. By
+    default 0 in `sync` mode, 4 in `async` mode, and no limit in `partial` mode, where an answer may take many steps.
+    """
     staleness_policy: StalenessPolicy = Field(default=StalenessPolicy.REQUEUE, strict=False)
     """Groups that are too old when a batch is cut are answered again (`requeue`), trained without their old tokens
-    (`mask`), or dropped and counted (`drop`).
+    (`mask`; answered again where none would be left), or dropped and counted (`drop`).
     """
     mask_offpolicy_in_partial_rollout: bool = False
-    """When a response is gone on with, tokens of older policy versions get weight 0."""
+    """Tokens of older policy versions get weight 0 when a response is gone on with, and in groups that an earlier step
+    finished and kept; those of which nothing would be left are answered again. It is for `partial` mode: in `async`
+    mode `staleness_policy = "mask"` masks.
+    """
+    mask_offpolicy_finished_members: bool = False
+    """With `mask_offpolicy_in_partial_rollout`: members that had finished before others of their group were gone on
+    with lose the weight of their older tokens, too.
+    """
     max_requests_in_flight: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests at the engine at once; by default twice what the engine works on at once."""
     deterministic: bool = False
@@ -104,7 +119,9 @@ class RolloutSettings(Section):
     again in the next step, and the embedded engine computes fixed shapes (slower).
     """
     surplus: SurplusPolicy = Field(default=SurplusPolicy.KEEP, strict=False)
-    """Groups that finish after the batch is full are kept for the next step, or dropped and counted."""
+    """Groups that finish after the batch is full are kept for the next step, where `max_staleness` allows, or dropped
+    and counted. What a batch filter leaves out is always dropped.
+    """
     requeue_aborted: bool = True
     """Prompts aborted at the end of a step are answered again in the next one; `false` discards and counts them."""
     group_failure: GroupFailurePolicy = Field(default=GroupFailurePolicy.DROP, strict=False)
@@ -141,6 +158,14 @@ class RolloutSettings(Section):
             )
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _staleness_of_the_mode(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "max_staleness" in values:
+            return values
+        mode = values.get("mode", RolloutMode.SYNC)
+        return {**values, "max_staleness": DEFAULT_STALENESS.get(mode) if isinstance(mode, str) else None}
+
     @model_validator(mode="after")
     def _fits_together(self) -> RolloutSettings:
         if self.over_sampling_batch_size is not None and self.over_sampling_factor is not None:
@@ -164,6 +189,12 @@ class RolloutSettings(Section):
             raise ValueError(
                 "deterministic batches need a mode that ends its steps: set rollout.mode to sync or partial, or "
                 "deterministic = false"
+            )
+        if self.mode is RolloutMode.ASYNC and self.max_staleness is None:
+            raise ValueError("rollout.mode = async is paced by max_staleness: set a number")
+        if self.mask_offpolicy_finished_members and not self.mask_offpolicy_in_partial_rollout:
+            raise ValueError(
+                "mask_offpolicy_finished_members extends mask_offpolicy_in_partial_rollout: set that to true as well"
             )
         if self.mode is not RolloutMode.SYNC and not self.requeue_aborted:
             raise ValueError(f"rollout.mode = {self.mode} keeps what was aborted: remove requeue_aborted = false")

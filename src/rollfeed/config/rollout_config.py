@@ -65,9 +65,9 @@ class RolloutConfig(RolloutSettings):
     group_filters: SkipValidation[tuple[GroupFilter, ...]] = ()
     """Applied in order; the first that drops decides."""
     batch_filter: SkipValidation[BatchFilter] | None = None
-    """Chooses the batch when more groups are kept than it needs."""
+    """Chooses the batch among more groups than it needs; the others are dropped."""
     num_extra_groups: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Groups to keep beyond the batch before `batch_filter` chooses; by default all that a step starts with."""
+    """Groups to have beyond the batch before `batch_filter` chooses; by default all that a step starts with."""
     buffer: BufferSettings = BufferSettings()
     """Prompts that wait to be answered again or gone on with."""
     buffer_policy: SkipValidation[BufferPolicy] | None = None
@@ -87,8 +87,8 @@ class RolloutConfig(RolloutSettings):
             self.num_extra_groups or self.first_submission > self.rollout_batch_size
         ):
             raise ValueError(
-                "filters.over_sampling has nothing to choose from: set rollout.over_sampling_batch_size above "
-                "rollout_batch_size"
+                "the batch filter has nothing to choose from: set rollout.over_sampling_batch_size above "
+                "rollout_batch_size, or filters.over_sampling.num_extra"
             )
         return self
 

@@ -94,6 +94,11 @@ class Settings(Section):
             yield "no prompts: add [[prompts.environments]], [[prompts.datasets]] or plugins.prompt_source"
         if plugins.prompt_source and (prompts.datasets or prompts.environments):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
+        over_sampling = self.filters.over_sampling
+        if plugins.batch_filter and over_sampling is not None and (over_sampling.name or over_sampling.parameters):
+            yield "plugins.batch_filter replaces filters.over_sampling: remove one, or leave only num_extra there"
+        if over_sampling is not None and not (over_sampling.name or plugins.batch_filter):
+            yield "filters.over_sampling has no filter: set its name, or plugins.batch_filter"
         if self.max_context_length > self.engine.context_length:
             yield (
                 f"sampling.rollout_max_context_len = {self.max_context_length} is above engine.context_length = "

@@ -33,7 +33,7 @@ class MostRewardStd:
 class BalancedLength:
     """Take the groups whose mean response length is nearest to that of all groups.
 
-    Batches are then equally long for the trainer, at the price of the extremes, which stay for a later one.
+    Batches are then equally long for the trainer, at the price of the extremes, which are not trained on at all.
     """
 
     reward_key: str | None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from rollfeed.errors import PromptsEndedError
 from rollfeed.pipeline.groups.gate import EngineGate
-from rollfeed.pipeline.groups.group_runner import GroupRunner
+from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID, GroupRunner
 from rollfeed.pipeline.groups.in_flight import Draft, InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.supply import PromptSupply
 from rollfeed.protocols import GroupFilter, RolloutObserver, Running
-from rollfeed.types import FilterDecision, Group, GroupResult, GroupStatus, PromptDraw
+from rollfeed.types import STALE, FilterDecision, Group, GroupResult, GroupStatus, PromptDraw, Rollout, Sample
 
 _log = logging.getLogger(__name__)
 _ABORT_AGAIN_SECONDS = 0.2  # a request may have been on its way to the engine when it was told to abort
@@ -30,7 +32,6 @@ class StepContext:
         *,
         step: int,
         rollout_batch_size: int,
-        surplus: Sequence[Group],
         supply: PromptSupply,
         ledger: Ledger,
         runner: GroupRunner,
@@ -42,10 +43,16 @@ class StepContext:
     ) -> None:
         self.step = step
         self.rollout_batch_size = rollout_batch_size
-        self.surplus = tuple(surplus)
+        self.surplus: tuple[Group, ...] = ()
         self.draws: dict[int, PromptDraw] = {flight.draft.draw.group_index: flight.draft.draw for flight in in_flight}
-        """Everything drawn in this step, or left under way by earlier ones, by group index."""
+        """Everything drawn in this step, or left under way by earlier ones, and not given back, by group index."""
         self.num_submitted = 0
+        self.num_requeued = 0
+        """Groups given back, to be drawn again."""
+        self.num_stale = 0
+        """Of these, those that were too old."""
+        self.wasted_tokens: Counter[str] = Counter()
+        """Tokens of the step that will not be trained on, by reason."""
         self.is_wanted = False
         self.is_ended = False
         """Whether everything under way has been stopped."""
@@ -61,9 +68,7 @@ class StepContext:
         self._group_filter = group_filter
         self._observer = observer
         self._abort_grace_seconds = abort_grace_seconds
-        self._running = {
-            flight.draft.draw.group_index: Running(flight.task, flight.policy_version) for flight in in_flight
-        }
+        self._running = _running(in_flight)
 
     @property
     def policy_version(self) -> int:
@@ -108,6 +113,54 @@ class StepContext:
         self.num_submitted += 1
         return self._in_flight.start(draft, self._run(draft), policy_version=self.policy_version)
 
+    def requeue(self, group: Group) -> None:
+        """As :meth:`rollfeed.protocols.RolloutContext.requeue`.
+
+        Raises:
+            ValueError: If the group still runs, or is not of this step.
+        """
+        group_index = group.group_index
+        flight = self._in_flight.get(group_index)
+        if self._ledger.place(group_index) not in (Place.IN_FLIGHT, Place.SURPLUS) or (
+            flight is not None and not flight.task.done()
+        ):
+            raise ValueError(f"group {group_index} is not a finished group of step {self.step}")
+        self.surplus = tuple(each for each in self.surplus if each.group_index != group_index)
+        self.num_stale += 1
+        self.wasted_tokens[STALE] += group.response_tokens
+        self._give_back([PromptDraw(group_index, group.prompt)])
+
+    def requeue_rest(self, named: Collection[int], *, keep_partial: bool) -> None:
+        """Give back what was drawn and is not named; what goes on after the step stays.
+
+        Args:
+            named: Groups whose fate is decided, by index.
+            keep_partial: Whether groups take along what they have.
+        """
+        given_back = []
+        for group_index, draw in self.draws.items():
+            if group_index in named or (group_index in self._in_flight and not self.is_ended):
+                continue
+            rest = self._rest(group_index)
+            if not keep_partial:
+                self.wasted_tokens["requeued"] += rest.response_tokens
+                rest = draw._replace(rollouts=())
+            given_back.append(_with_start_rollout_id(rest, self.step))
+        self._give_back(given_back)
+
+    def reopen(self, named: Collection[int], *, missing: int) -> None:
+        """Prepare for another call of the rollout function, for the ``missing`` groups.
+
+        Args:
+            named: Groups that have finished, by index.
+            missing: How many groups the batch still needs.
+        """
+        self.rollout_batch_size = missing
+        self._running = {each: running for each, running in _running(self._in_flight).items() if each not in named}
+        if self.is_ended:
+            self.is_ended = False
+            self._gate.open()
+
     def decide(self, group: Group) -> FilterDecision:
         """As :meth:`rollfeed.protocols.RolloutContext.decide`."""
         decision = self._group_filter(group.samples)
@@ -131,19 +184,30 @@ class StepContext:
         self._gate.close()
         await self._cancel(self._pending())
 
-    def result(self, group_index: int) -> GroupResult | None:
+    def _result(self, group_index: int) -> GroupResult | None:
         """Return how a group ended; None when it is not under way, still runs, or died with the step."""
         flight = self._in_flight.get(group_index)
         if flight is None or not flight.task.done() or flight.task.cancelled() or flight.task.exception() is not None:
             return None
         return flight.task.result()
 
-    def rest(self, group_index: int) -> PromptDraw:
+    def _give_back(self, draws: Sequence[PromptDraw]) -> None:
+        for draw in draws:
+            self.draws.pop(draw.group_index, None)
+            self._in_flight.remove(draw.group_index)
+            if self._ledger.place(draw.group_index) is not Place.REQUEUED:
+                self._ledger.move(draw.group_index, Place.REQUEUED)
+        self.num_requeued += len(draws)
+        self._supply.requeue(draws)
+        if draws:
+            self.source_ended = self._is_exhausted = False
+
+    def _rest(self, group_index: int) -> PromptDraw:
         """Return what a drawn group has so far, to go on from later."""
         flight = self._in_flight.get(group_index)
         if flight is None:
             return self.draws[group_index]
-        result = self.result(group_index)
+        result = self._result(group_index)
         if result is not None and result.status is GroupStatus.FINISHED:
             flight.draft.rollouts[:] = result.group.rollouts
         return flight.draft.rest()
@@ -171,3 +235,21 @@ class StepContext:
             draw = draft.rest()
             group = Group(group_index=draw.group_index, prompt=draw.prompt, rollouts=draw.rollouts)
             return GroupResult(group=group, status=GroupStatus.ABORTED)
+
+
+def _running(in_flight: InFlight) -> dict[int, Running]:
+    return {flight.draft.draw.group_index: Running(flight.task, flight.policy_version) for flight in in_flight}
+
+
+def _with_start_rollout_id(draw: PromptDraw, step: int) -> PromptDraw:
+    """Return the prompt with the step noted, once, in the metadata of every sample that has a response."""
+
+    def noted(sample: Sample) -> Sample:
+        if not sample.response_length or START_ROLLOUT_ID in sample.metadata:
+            return sample
+        return replace(sample, metadata={**sample.metadata, START_ROLLOUT_ID: step})
+
+    def of(rollout: Rollout) -> Rollout:
+        return replace(rollout, samples=tuple(noted(sample) for sample in rollout.samples))
+
+    return draw._replace(rollouts=tuple(of(rollout) for rollout in draw.rollouts))

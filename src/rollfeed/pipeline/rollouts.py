@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollfeed.config import RolloutMode, RolloutSettings
+from rollfeed.errors import RunFailedError
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.groups.failures import FailureBudget
@@ -24,11 +24,12 @@ from rollfeed.pipeline.groups.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import Placement
-from rollfeed.pipeline.settlement import book, check_output, dropped_groups, with_start_rollout_id
+from rollfeed.pipeline.settlement import book, dropped_groups, indices, joined, step_metrics, wasted_tokens
 from rollfeed.pipeline.supply import PromptSupply
 from rollfeed.pipeline.watchdog import Watchdog, describe_phases
 from rollfeed.pipeline.weight_follower import WeightFollower
 from rollfeed.protocols import (
+    AgeRule,
     BatchCutter,
     Engine,
     GenerateFn,
@@ -40,7 +41,18 @@ from rollfeed.protocols import (
     Scorer,
     Tokenizer,
 )
-from rollfeed.types import LedgerCounts, PromptDraw, RolloutOutput, RunState, StepCommit, TrainBatch
+from rollfeed.types import (
+    STALE,
+    BatchCut,
+    ByAge,
+    DroppedGroup,
+    Group,
+    LedgerCounts,
+    RolloutOutput,
+    RunState,
+    StepCommit,
+    TrainBatch,
+)
 
 EMPTY_STATE = RunState(next_step=0, next_group_index=0, source={})
 
@@ -55,17 +67,23 @@ class RolloutParts:
     scorer: Scorer
     group_filter: GroupFilter
     cut_batch: BatchCutter
+    surplus_rule: AgeRule
+    """Which groups that were kept by earlier steps may still be used."""
     sample_hook: SampleHook | None
     buffer: PromptBuffer
     placement: Placement = field(default_factory=Placement)
     weights: WeightFollower | None = None
 
 
-class _Making(NamedTuple):
+@dataclass(slots=True)
+class _Making:
     """A step that is being made."""
 
     context: StepContext
+    output: RolloutOutput
+    """What the rollout function has given so far."""
     task: asyncio.Task[RolloutOutput]
+    """Its present call."""
     started: float
     """By the monotonic clock."""
     tokens_before: int
@@ -100,6 +118,7 @@ class Rollouts:
         self._commit = commit
         self._observers = observers
         self._state = state or EMPTY_STATE
+        self._surplus = self._state.surplus
         if state is not None:
             source.load_state_dict(state.source)
         # Nobody works any more on what was under way when the state was taken.
@@ -180,18 +199,14 @@ class Rollouts:
         making = self._making or self._begin()
         making.context.want()
         try:
-            output = await making.task
-            check_output(output, making.context)
-            batch = self._parts.cut_batch(
-                output.groups, step=making.context.step, policy_version=self._engine.policy_version
-            )
+            cut = await self._cut(making)
         except BaseException:
             await self._stop(making)
             raise
         if self._settings.mode is not RolloutMode.ASYNC:
             await making.context.close()
-        commit = self._settle(making, output, batch)
-        self._state, self._making = commit.state, None
+        commit = self._settle(making, cut)
+        self._state, self._surplus, self._making = commit.state, commit.state.surplus, None
         if self._settings.mode is RolloutMode.ASYNC:
             self._making = self._begin()
         await self._store(commit)
@@ -206,7 +221,6 @@ class Rollouts:
         context = StepContext(
             step=self._state.next_step,
             rollout_batch_size=self._settings.rollout_batch_size,
-            surplus=self._state.surplus,
             supply=self._supply,
             ledger=self._ledger,
             runner=self._runner,
@@ -216,8 +230,70 @@ class Rollouts:
             observer=self._observers,
             abort_grace_seconds=self._settings.abort_grace_seconds,
         )
-        task = asyncio.create_task(self._make_step(context), name=f"step {context.step}")
-        return _Making(context, task, time.monotonic(), self._runner.num_generated_tokens)
+        output = RolloutOutput(groups=(), dropped=self._offer_surplus(context, self._surplus))
+        return _Making(context, output, self._call(context), time.monotonic(), self._runner.num_generated_tokens)
+
+    async def _cut(self, making: _Making) -> BatchCut:
+        """Call the rollout function until its groups are a batch that is new enough.
+
+        Raises:
+            RunFailedError: If two calls in a row add nothing that is, or too many prompts were drawn.
+        """
+        num_in_vain = 0
+        while True:
+            context, num_before = making.context, len(making.output.groups)
+            making.output = joined(making.output, await making.task, context)
+            cut = self._parts.cut_batch(
+                making.output.groups, step=context.step, policy_version=self._engine.policy_version
+            )
+            if isinstance(cut, BatchCut):
+                return cut
+            num_in_vain = 0 if len(cut.fresh) > num_before else num_in_vain + 1
+            most = self._settings.max_draws_per_batch * self._settings.rollout_batch_size
+            if num_in_vain == 2 or context.num_submitted >= most:
+                raise RunFailedError(self._too_old(context, cut, num_in_vain))
+            await self._ask_again(making, cut)
+
+    def _offer_surplus(self, context: StepContext, surplus: Sequence[Group]) -> tuple[DroppedGroup, ...]:
+        """Offer a step what may still be trained on; return what is dropped."""
+        by_age = self._parts.surplus_rule(surplus, policy_version=self._engine.policy_version)
+        for group in by_age.requeued:
+            context.requeue(group)
+        context.wasted_tokens[STALE] += by_age.masked_tokens
+        context.surplus = by_age.fresh
+        return by_age.dropped
+
+    async def _ask_again(self, making: _Making, cut: ByAge) -> None:
+        """Keep what is new enough, and have what is missing made."""
+        context, output = making.context, making.output
+        if self._settings.mode is not RolloutMode.ASYNC:
+            await context.close()
+        named = indices(output)
+        for group in cut.requeued:
+            context.requeue(group)
+        context.requeue_rest(named, keep_partial=self._keeps_partial)
+        dropped = (*output.dropped, *cut.dropped, *self._offer_surplus(context, output.surplus))
+        making.output = replace(output, groups=cut.fresh, dropped=dropped, surplus=())
+        context.reopen(named, missing=self._settings.rollout_batch_size - len(cut.fresh))
+        making.task = self._call(context)
+
+    def _too_old(self, context: StepContext, cut: ByAge, num_in_vain: int) -> str:
+        old = [*cut.requeued, *(dropped.group for dropped in cut.dropped)]
+        named = ", ".join(f"group {each.group_index} has version {each.oldest_trained_version}" for each in old[:3])
+        more = f" and {len(old) - 3} more are too old" if len(old) > 3 else ""
+        how = "nothing new enough twice in a row" if num_in_vain == 2 else "too little that is new enough"
+        return (
+            f"step {context.step}: after {context.num_submitted} prompts the rollout function has returned {how}: "
+            f"{named}{more}, the engine has version {self._engine.policy_version} and rollout.max_staleness is "
+            f"{self._settings.max_staleness}: update the weights between the steps, or raise rollout.max_staleness"
+        )
+
+    @property
+    def _keeps_partial(self) -> bool:
+        return self._settings.mode is not RolloutMode.SYNC
+
+    def _call(self, context: StepContext) -> asyncio.Task[RolloutOutput]:
+        return asyncio.create_task(self._make_step(context), name=f"step {context.step}")
 
     async def _make_step(self, context: StepContext) -> RolloutOutput:
         def describe() -> str:
@@ -237,40 +313,27 @@ class Rollouts:
         making.task.cancel()
         await asyncio.gather(making.task, return_exceptions=True)
         await making.context.close()
-        self._take_back(making.context)
+        making.context.requeue_rest((), keep_partial=self._keeps_partial)
         self._in_flight.clear()
         self._failures.settle(())
-
-    def _take_back(self, context: StepContext) -> None:
-        keep_partial = self._settings.mode is not RolloutMode.SYNC
-        for group_index in context.draws:
-            if self._ledger.place(group_index) is not Place.REQUEUED:
-                self._ledger.move(group_index, Place.REQUEUED)
-        self._supply.requeue(
-            with_start_rollout_id(context.rest(group_index), context.step) if keep_partial else draw
-            for group_index, draw in context.draws.items()
+        self._surplus = tuple(
+            group for group in self._surplus if self._ledger.place(group.group_index) is Place.SURPLUS
         )
 
-    def _settle(self, making: _Making, output: RolloutOutput, batch: TrainBatch) -> StepCommit:
-        context, seconds = making.context, time.monotonic() - making.started
-        requeued, wasted_tokens = book(
-            output,
-            context,
-            ledger=self._ledger,
-            in_flight=self._in_flight,
-            keep_partial=self._settings.mode is not RolloutMode.SYNC,
-        )
-        self._supply.requeue(requeued)
+    def _settle(self, making: _Making, cut: BatchCut) -> StepCommit:
+        context, output, seconds = making.context, making.output, time.monotonic() - making.started
+        context.wasted_tokens[STALE] += cut.masked_tokens
+        book(output, context, ledger=self._ledger, in_flight=self._in_flight)
+        context.requeue_rest(indices(output), keep_partial=self._keeps_partial)
         self._parts.placement.learn([*output.groups, *(dropped.group for dropped in output.dropped)])
         counts, in_flight = self._ledger.counts(), tuple(flight.draft.rest() for flight in self._in_flight)
         assert counts.balanced, f"the ledger does not balance: {counts}"
         assert counts.in_flight == len(in_flight), f"{len(in_flight)} prompts are under way: {counts}"
         num_tokens = self._runner.num_generated_tokens - making.tokens_before
         metrics = {
-            **batch.metrics,
-            **_step_metrics(output, num_submitted=context.num_submitted, num_requeued=len(requeued)),
+            **cut.batch.metrics,
+            **step_metrics(output, context),
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
-            **{f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in wasted_tokens.items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
             "rollout/generated_tokens": float(num_tokens),
@@ -286,19 +349,18 @@ class Rollouts:
             in_flight=in_flight,
             lengths=self._parts.placement.state_dict(),
             ledger=counts,
-            outcomes=self._outcomes(context, [*requeued, *in_flight]),
+            outcomes=self._outcomes(context),
         )
         return StepCommit(
-            batch=replace(batch, metrics=metrics),
+            batch=replace(cut.batch, metrics=metrics),
             dropped=dropped_groups(output),
-            wasted_tokens=wasted_tokens,
+            wasted_tokens=wasted_tokens(context),
             state=state,
         )
 
-    def _outcomes(self, context: StepContext, undecided: Sequence[PromptDraw]) -> tuple[bool, ...]:
-        left = {draw.group_index for draw in undecided}
-        under_way = [flight.draft.draw.group_index for flight in self._in_flight]
-        outcomes = self._failures.settle(context.draws.keys() - left, under_way=under_way)
+    def _outcomes(self, context: StepContext) -> tuple[bool, ...]:
+        under_way = {flight.draft.draw.group_index for flight in self._in_flight}
+        outcomes = self._failures.settle(context.draws.keys() - under_way, under_way=under_way)
         self._failures.report()
         return outcomes
 
@@ -312,17 +374,3 @@ class Rollouts:
         except asyncio.CancelledError:
             await asyncio.wait([storing])
             raise
-
-
-def _step_metrics(output: RolloutOutput, *, num_submitted: int, num_requeued: int) -> dict[str, float]:
-    reasons = Counter(dropped.reason for dropped in output.dropped)
-    return {
-        "rollout/groups_submitted": float(num_submitted),
-        "rollout/groups_dropped": float(len(output.dropped)),
-        "rollout/groups_failed": float(len(output.failed)),
-        "rollout/groups_surplus": float(len(output.surplus)),
-        "rollout/groups_stale": float(len(output.stale)),
-        "rollout/groups_discarded": float(len(output.discarded)),
-        "rollout/groups_requeued": float(num_requeued),
-        **{f"rollout/dynamic_filter/drop_{reason}": float(count) for reason, count in reasons.items()},
-    }

@@ -2,24 +2,23 @@
 
 Prompts are submitted until the groups that count reach the target; as groups finish, the filter keeps or drops
 them; when enough are kept, the batch is chosen, oldest groups first. Then the rest is aborted (``sync``), aborted
-and kept (``partial``), or goes on (``async``, where a step also begins before somebody waits for its batch).
+and kept (``partial``), or goes on (``async``, where a step also begins before somebody waits for its batch). Where a
+batch filter chooses, it does so among the oldest groups of a fixed number, and what it leaves out is dropped.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, StalenessPolicy, SurplusPolicy
-from rollfeed.errors import ConfigError, PromptsEndedError, RunFailedError
-from rollfeed.pipeline.groups.group_runner import without_versions_before
-from rollfeed.pipeline.staleness import StalenessClock, oldest_trained_version
-from rollfeed.protocols import BatchFilter, RolloutContext, Running
-from rollfeed.types import Drop, DroppedGroup, Group, GroupResult, GroupStatus, Rollout, RolloutOutput
-
-STALE_REASON = "stale"
+from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, SurplusPolicy
+from rollfeed.errors import PromptsEndedError, RunFailedError
+from rollfeed.pipeline.staleness import StalenessClock
+from rollfeed.protocols import AgeRule, BatchFilter, RolloutContext, Running
+from rollfeed.types import OVER_SAMPLED, Drop, DroppedGroup, Group, GroupResult, GroupStatus, RolloutOutput
 
 
 class OverSampling(NamedTuple):
@@ -42,12 +41,15 @@ class _Step:
     """Dropped, but better than an incomplete batch."""
     failed: list[GroupResult] = field(default_factory=list)
     aborted: list[Group] = field(default_factory=list)
-    stale: list[Group] = field(default_factory=list)
+    num_stale: int = 0
+    """Groups that became too old and are answered again."""
     pending: dict[int, Running] = field(default_factory=dict)
     """Submitted and not yet decided, in submission order."""
     versions: dict[int, int | None] = field(default_factory=dict)
     """The oldest trained version of groups that are ready, by index, as far as it was asked for: finding it reads every
     mask, and it is asked for at every turn."""
+    weeded: dict[int, int] = field(default_factory=dict)
+    """The policy version for which groups that are ready were last found new enough, by index."""
     num_drawn: int = 0
     source_ended: bool = False
     owed: int = 0
@@ -82,6 +84,7 @@ class _Step:
         """Say why the batch is short."""
         reasons = Counter(dropped.reason for dropped in self.dropped)
         told = [f"{count} dropped as {reason}" for reason, count in reasons.most_common(3)]
+        told += [f"{self.num_stale} too old"] if self.num_stale else []
         told += [f"{len(self.failed)} failed, the first one: {self.failed[0].cause}"] if self.failed else []
         why = "the prompt source has ended" if self.source_ended else "rollout.max_draws_per_batch is reached"
         return (
@@ -101,8 +104,9 @@ class Scheduler:
     requeue_aborted: bool
     group_failure: GroupFailurePolicy
     max_draws_per_batch: int
-    staleness: StalenessClock
-    staleness_policy: StalenessPolicy
+    age_rule: AgeRule
+    clock: StalenessClock | None = None
+    """Paces ``async``; other modes have none."""
     over_sampling: OverSampling | None = None
 
     async def __call__(self, context: RolloutContext) -> RolloutOutput:
@@ -127,17 +131,21 @@ class Scheduler:
 
     def _is_complete(self, step: _Step) -> bool:
         self._weed(step)
-        num_extra = self.over_sampling.num_extra if self.over_sampling is not None else 0
-        if len(step.ready) < step.context.rollout_batch_size + num_extra:
+        num_candidates = self._num_candidates(step)
+        if len(step.ready) < num_candidates:
             return False
-        if self.mode is not RolloutMode.ASYNC:
+        if self.clock is None:
             return True
-        context = step.context
-        if not context.is_wanted:
+        if not step.context.is_wanted:
             return False
-        left = [self._version(group, step) for group in self._by_age(step)[context.rollout_batch_size :]]
+        left = [self._version(group, step) for group in self._by_age(step)[num_candidates:]]
         running = [each.policy_version for each in step.pending.values()]
-        return not self.staleness.must_wait(left, running, policy_version=context.policy_version)
+        return not self.clock.must_wait(left, running, policy_version=step.context.policy_version)
+
+    def _num_candidates(self, step: _Step) -> int:
+        """Return among how many groups the batch is chosen."""
+        num_extra = self.over_sampling.num_extra if self.over_sampling is not None else 0
+        return step.context.rollout_batch_size + num_extra
 
     def _complete_from_fallback(self, step: _Step) -> None:
         if len(step.ready) < step.context.rollout_batch_size:
@@ -155,6 +163,9 @@ class Scheduler:
             await self._submit(step, owed)
         while self._num_counted(step) < self.refill.target and await self._submit(step, self.refill.chunk):
             pass
+        missing = self._num_candidates(step) - len(step.pending) - len(step.ready)
+        if self.over_sampling is not None and missing > 0:
+            await self._submit(step, missing)
 
     def _has_batch(self, step: _Step) -> bool:
         return self.mode is not RolloutMode.ASYNC and len(step.ready) >= step.context.rollout_batch_size
@@ -166,9 +177,9 @@ class Scheduler:
         """Submit up to ``count`` groups and return how many."""
         context = step.context
         count = min(count, self.max_draws_per_batch * context.rollout_batch_size - step.num_drawn)
-        if self.mode is RolloutMode.ASYNC:
-            self.staleness.see(context.policy_version)
-            most = self.staleness.max_live_groups(is_wanted=context.is_wanted)
+        if self.clock is not None:
+            self.clock.see(context.policy_version)
+            most = self.clock.max_live_groups(is_wanted=context.is_wanted)
             count = min(count, most - len(step.pending) - len(step.ready))
         if count <= 0 or step.source_ended:
             return 0
@@ -200,71 +211,84 @@ class Scheduler:
                 step.owed += len(step.failed) - num_failed
 
     def _weed(self, step: _Step) -> None:
-        """Take out, or mask, what has become too old."""
-        if self.mode is not RolloutMode.ASYNC:
-            return
+        """Take out what has become too old; what is only to be masked is so when the batch is cut."""
         now = step.context.policy_version
-        self.staleness.see(now)
-        for group in list(step.ready):
-            if not self.staleness.is_stale(self._version(group, step), policy_version=now):
-                continue
-            step.ready.remove(group)
-            if self.staleness_policy is StalenessPolicy.REQUEUE:
-                step.stale.append(group)
-            elif self.staleness_policy is StalenessPolicy.DROP:
-                step.dropped.append(DroppedGroup(group=group, reason=STALE_REASON))
-            else:
-                step.ready.append(_masked(group, now - self.staleness.max_staleness))
-                del step.versions[group.group_index]
+        if self.clock is not None:
+            self.clock.see(now)
+        unseen = [group for group in step.ready if step.weeded.get(group.group_index) != now]
+        by_age = self.age_rule(unseen, policy_version=now)
+        step.weeded |= {group.group_index: now for group in by_age.fresh}
+        step.dropped += by_age.dropped
+        if by_age.requeued:
+            step.num_stale += len(by_age.requeued)
+            step.source_ended = False  # these can be drawn
+        gone = {dropped.group.group_index for dropped in by_age.dropped}
+        for group in by_age.requeued:
+            step.context.requeue(group)
+            step.versions.pop(group.group_index, None)
+            gone.add(group.group_index)
+        step.ready = [group for group in step.ready if group.group_index not in gone]
 
     def _version(self, group: Group, step: _Step) -> int:
         if group.group_index not in step.versions:
-            step.versions[group.group_index] = oldest_trained_version(group)
-        version = step.versions[group.group_index]
-        return step.context.policy_version if version is None else version
+            step.versions[group.group_index] = group.oldest_trained_version
+        version, now = step.versions[group.group_index], step.context.policy_version
+        if version is None:
+            return now
+        # Tokens that are too old will have lost their weight when the batch is cut.
+        return version if self.clock is None else max(version, now - self.clock.max_staleness)
 
     def _by_age(self, step: _Step) -> list[Group]:
         """Return the finished groups, those first that must be trained first."""
-        if self.mode is RolloutMode.ASYNC:
+        if self.clock is not None:
             return sorted(step.ready, key=lambda group: (self._version(group, step), group.group_index))
         return sorted(step.ready, key=lambda group: group.group_index)
 
     def _output(self, step: _Step) -> RolloutOutput:
         size, ordered = step.context.rollout_batch_size, self._by_age(step)
+        groups, surplus, discarded = ordered[:size], ordered[size:], list[Group]()
         if self.over_sampling is not None:
-            ordered = _chosen_first(self.over_sampling.batch_filter, ordered)
-        surplus, discarded = ordered[size:], list[Group]()
+            num_candidates = self._num_candidates(step)
+            candidates, surplus = ordered[:num_candidates], ordered[num_candidates:]
+            chosen = _chosen(self.over_sampling.batch_filter, candidates, count=size)
+            groups = [candidates[index] for index in chosen]
+            left_out = [group for index, group in enumerate(candidates) if index not in chosen]
+            step.dropped += [DroppedGroup(group=group, reason=OVER_SAMPLED) for group in left_out]
         if self.surplus is SurplusPolicy.DROP and self.mode is not RolloutMode.ASYNC:
             surplus, discarded = [], surplus
         if not self.requeue_aborted:
             discarded += step.aborted
-        self.staleness.cut()
+        if self.clock is not None:
+            self.clock.cut()
         return RolloutOutput(
-            groups=tuple(ordered[:size]),
+            groups=tuple(groups),
             dropped=tuple(step.dropped),
             failed=tuple(step.failed),
             surplus=tuple(surplus),
             discarded=tuple(discarded),
-            stale=tuple(step.stale),
         )
 
 
-def _masked(group: Group, policy_version: int) -> Group:
-    def masked(rollout: Rollout) -> Rollout:
-        samples = tuple(without_versions_before(sample, policy_version) for sample in rollout.samples)
-        return replace(rollout, samples=samples)
+def _chosen(batch_filter: BatchFilter, candidates: list[Group], *, count: int) -> list[int]:
+    """Return the indices of the ``count`` groups that a batch filter puts first.
 
-    return replace(group, rollouts=tuple(masked(rollout) for rollout in group.rollouts))
-
-
-def _chosen_first(batch_filter: BatchFilter, groups: list[Group]) -> list[Group]:
-    """Return the groups in the order in which a batch filter wants them; those it leaves out last."""
-    indices = list(batch_filter(groups))
-    if len(set(indices)) != len(indices) or not all(0 <= index < len(groups) for index in indices):
-        raise ConfigError(
-            f"filters.over_sampling: returned {indices} for {len(groups)} groups; it must return indices of groups, "
-            "each at most once"
+    Raises:
+        RunFailedError: If it returns something else than indices, or fewer.
+    """
+    returned: object = batch_filter(candidates)
+    where = f"the batch filter {getattr(batch_filter, '__qualname__', type(batch_filter).__qualname__)}"
+    try:
+        indices = [operator.index(index) for index in returned]  # type: ignore[attr-defined]
+    except TypeError:
+        raise RunFailedError(f"{where} returned {returned!r:.100}; it must return a sequence of indices") from None
+    if len(set(indices)) != len(indices) or not all(0 <= index < len(candidates) for index in indices):
+        raise RunFailedError(
+            f"{where} returned {indices!r:.100} for {len(candidates)} groups; it must return indices of groups, each "
+            "at most once"
         )
-    chosen = set(indices)
-    rest = [group for index, group in enumerate(groups) if index not in chosen]
-    return [groups[index] for index in indices] + rest
+    if len(indices) < count:
+        raise RunFailedError(
+            f"{where} returned {len(indices)} of {len(candidates)} groups, and a batch has {count}: return at least as "
+            "many, best first; what is never to be trained on is for a group filter"
+        )
+    return indices[:count]

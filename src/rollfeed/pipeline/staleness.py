@@ -3,7 +3,7 @@
 A group that is under way or finished can wait for at most ``max_staleness`` further versions. It is assumed that
 every batch leads to one new version: then no group ever becomes too old, as long as a batch is cut only when those
 that remain can all be trained in time, and new groups begin only when there will be room for them. What comes too
-late all the same, because versions came faster, is found when the batch is cut.
+late all the same, because versions came faster, is found before the batch is chosen, and when it is cut.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollfeed.types import Group
-
 
 @dataclass(slots=True, kw_only=True)
 class StalenessClock:
     """Counts batches and versions; one a run."""
 
     max_staleness: int
-    rollout_batch_size: int
+    groups_per_batch: int
+    """Groups that a batch takes, those that a batch filter leaves out included."""
     _version: int | None = None
     _first_version: int | None = None
     _num_cuts: int = 0
@@ -46,11 +45,7 @@ class StalenessClock:
         # Where versions do not come, nothing becomes old, however many batches there were.
         most = self.max_staleness + 1 if self._version != self._first_version else 1
         num_batches = self.max_staleness + 1 - min(self._num_cuts, most)
-        return max(1 if is_wanted else 0, num_batches) * self.rollout_batch_size
-
-    def is_stale(self, version: int, *, policy_version: int) -> bool:
-        """Whether tokens of ``version`` are too old to be trained on now."""
-        return policy_version - version > self.max_staleness
+        return max(1 if is_wanted else 0, num_batches) * self.groups_per_batch
 
     def must_wait(self, finished: Sequence[int], running: Sequence[int], *, policy_version: int) -> bool:
         """Whether a batch cut now would leave groups that could not all be trained in time.
@@ -63,12 +58,6 @@ class StalenessClock:
         left = sorted([*finished, *running])
         for number, version in enumerate(left, start=1):
             num_batches = version + self.max_staleness - policy_version
-            if number > max(0, num_batches) * self.rollout_batch_size and any(each <= version for each in running):
+            if number > max(0, num_batches) * self.groups_per_batch and any(each <= version for each in running):
                 return True
         return False
-
-
-def oldest_trained_version(group: Group) -> int | None:
-    """Return the oldest version of a token of the group that has weight; None where none has."""
-    versions = (sample.oldest_trained_version for sample in group.samples)
-    return min((version for version in versions if version is not None), default=None)

@@ -36,11 +36,12 @@ from rollfeed.protocols.rollouts import (
     Task,
     Tracker,
 )
-from rollfeed.protocols.steps import BatchCutter, BatchFilter, RolloutContext, RolloutFn, Running
+from rollfeed.protocols.steps import AgeRule, BatchCutter, BatchFilter, RolloutContext, RolloutFn, Running
 from rollfeed.protocols.supply import LengthPredictor, WeightSource
 
 __all__ = [
     "AdvantageFn",
+    "AgeRule",
     "BatchCutter",
     "BatchFilter",
     "BatchedRewardFn",

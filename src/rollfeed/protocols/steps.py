@@ -6,21 +6,34 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from rollfeed.types import FilterDecision, Group, GroupResult, PromptDraw, RolloutOutput, TrainBatch
+from rollfeed.types import BatchCut, ByAge, FilterDecision, Group, GroupResult, PromptDraw, RolloutOutput
 
 
 class BatchFilter(Protocol):
-    """Chooses a batch among more finished groups than it needs. *Extension point*."""
+    """Chooses a batch among more finished groups than it needs. *Extension point*.
+
+    What it does not choose is dropped, counted as ``over_sampled``, and never comes back.
+    """
 
     def __call__(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Return indices of ``groups``, those first that are to be trained on; the others are surplus."""
+        """Return indices of ``groups``, each at most once, those first that are to be trained on.
+
+        There must be at least as many as a batch has groups; the first ones make the batch.
+        """
+
+
+class AgeRule(Protocol):
+    """Decides which groups are new enough to be trained on, and what becomes of the others."""
+
+    def __call__(self, groups: Sequence[Group], *, policy_version: int) -> ByAge:
+        """Sort groups for a batch that is stamped with ``policy_version``."""
 
 
 class BatchCutter(Protocol):
-    """Orders the kept groups of a step and gives every sample its advantage."""
+    """Holds the limit on staleness, orders the kept groups of a step and gives every sample its advantage."""
 
-    def __call__(self, groups: Sequence[Group], *, step: int, policy_version: int) -> TrainBatch:
-        """Return the batch, with the metrics that its groups alone give."""
+    def __call__(self, groups: Sequence[Group], *, step: int, policy_version: int) -> BatchCut | ByAge:
+        """Return the batch, with the metrics that its groups alone give; or, if some are too old, which."""
 
 
 class Running(NamedTuple):
@@ -40,11 +53,11 @@ class RolloutContext(Protocol):
 
     @property
     def rollout_batch_size(self) -> int:
-        """Groups to deliver."""
+        """Groups to deliver. A function whose groups were too old is called again, for as many as are missing."""
 
     @property
     def surplus(self) -> Sequence[Group]:
-        """Groups that earlier steps finished and kept, oldest first; they count as drawn."""
+        """Groups that were finished and kept earlier, by index; those that the output does not name stay so."""
 
     @property
     def policy_version(self) -> int:
@@ -76,6 +89,12 @@ class RolloutContext(Protocol):
     def decide(self, group: Group) -> FilterDecision:
         """Apply the group filters."""
 
+    def requeue(self, group: Group) -> None:
+        """Have a finished group answered again from the beginning, because it is too old; it is drawn before new ones.
+
+        Its tokens count as wasted; the output may not name it.
+        """
+
     async def abort(self) -> None:
         """End all submitted work within the grace period; afterwards every task is done."""
 
@@ -84,4 +103,8 @@ class RolloutFn(Protocol):
     """Makes a whole step. *Extension point*; the default is ``pipeline.scheduler``."""
 
     async def __call__(self, context: RolloutContext) -> RolloutOutput:
-        """Return exactly ``rollout_batch_size`` scored groups, and where the others went."""
+        """Return exactly ``rollout_batch_size`` scored groups, and where the others went.
+
+        Groups whose tokens are older than ``max_staleness`` allows when the batch is cut are not delivered: the
+        function is called again, in the same step, for what is missing then.
+        """

@@ -1,5 +1,6 @@
 """Parts for the tests of rollfeed and of its plug-ins: an engine, a tokenizer and a source without a model."""
 
+from rollfeed.testing.batch_filter import check_batch_filter
 from rollfeed.testing.buffer_policy import check_buffer_policy
 from rollfeed.testing.contracts import (
     check_advantage,
@@ -31,6 +32,7 @@ __all__ = [
     "ScriptedRequest",
     "answer_by_seed",
     "check_advantage",
+    "check_batch_filter",
     "check_batched_reward",
     "check_buffer_policy",
     "check_engine",

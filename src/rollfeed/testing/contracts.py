@@ -245,12 +245,12 @@ class _InstantContext:
     """Fits RolloutContext: groups finish at once, every third one fails the filter."""
 
     step = 0
-    rollout_batch_size = 3
     surplus: tuple[Group, ...] = ()
     policy_version = 0
     is_wanted = True
 
-    def __init__(self) -> None:
+    def __init__(self, rollout_batch_size: int) -> None:
+        self.rollout_batch_size = rollout_batch_size
         self.running: dict[int, Running] = {}
         self.tasks: dict[int, asyncio.Task[GroupResult]] = {}
         self._num_drawn = 0
@@ -270,6 +270,9 @@ class _InstantContext:
     def decide(self, group: Group) -> FilterDecision:
         return Drop("third") if group.group_index % 3 == 2 else Keep()
 
+    def requeue(self, group: Group) -> None:
+        raise AssertionError(f"group {group.group_index} was requeued, and it is not too old")
+
     async def abort(self) -> None:
         await asyncio.gather(*self.tasks.values())
 
@@ -280,11 +283,21 @@ class _InstantContext:
 
 
 async def check_rollout(rollout: RolloutFn) -> None:
-    """Check that a rollout function returns one whole batch, names no group twice and leaves nothing running."""
-    context = _InstantContext()
+    """Check that a rollout function returns one whole batch, names no group twice and leaves nothing running.
+
+    It is called for other numbers of groups, too: what was too old is asked for again.
+    """
+    for rollout_batch_size in (3, 1):
+        await _check_rollout(rollout, _InstantContext(rollout_batch_size))
+
+
+async def _check_rollout(rollout: RolloutFn, context: _InstantContext) -> None:
     output = await rollout(context)
     assert isinstance(output, RolloutOutput), f"{type(output).__name__} was returned; return a RolloutOutput"
-    assert len(output.groups) == 3, f"{len(output.groups)} groups were returned; the batch has 3"
+    num_groups = len(output.groups)
+    assert num_groups == context.rollout_batch_size, (
+        f"{num_groups} groups were returned; the batch has {context.rollout_batch_size}: context.rollout_batch_size"
+    )
     named = [group.group_index for group in (*output.groups, *output.surplus, *output.discarded)]
     named += [dropped.group.group_index for dropped in output.dropped]
     named += [failed.group.group_index for failed in output.failed]

@@ -21,6 +21,10 @@ from rollfeed.types.records import (
     TrainBatch,
 )
 from rollfeed.types.run import (
+    OVER_SAMPLED,
+    STALE,
+    BatchCut,
+    ByAge,
     DroppedGroup,
     GroupResult,
     GroupStatus,
@@ -40,6 +44,10 @@ from rollfeed.types.verdict import (
 )
 
 __all__ = [
+    "OVER_SAMPLED",
+    "STALE",
+    "BatchCut",
+    "ByAge",
     "Completion",
     "CompletionTimings",
     "Correct",

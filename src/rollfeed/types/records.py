@@ -127,6 +127,14 @@ class Sample:
         trained = (span for span in self.version_spans if self.loss_mask[span.start : span.end].any())
         return min((span.policy_version for span in trained), default=None)
 
+    def without_versions_before(self, policy_version: int) -> Sample:
+        """Return the sample with weight 0 for tokens of versions older than ``policy_version``."""
+        loss_mask = self.loss_mask.copy()
+        for span in self.version_spans:
+            if span.policy_version < policy_version:
+                loss_mask[span.start : span.end] = 0.0
+        return replace(self, loss_mask=loss_mask)
+
     def get_reward_value(self, reward_key: str | None = None) -> float:
         """Return the reward, or its entry under ``reward_key`` when it is a dictionary.
 
@@ -209,6 +217,10 @@ class Rollout:
         """Response tokens of all samples."""
         return sum(sample.response_length for sample in self.samples)
 
+    def without_versions_before(self, policy_version: int) -> Rollout:
+        """Return the rollout with weight 0 for tokens of versions older than ``policy_version``."""
+        return replace(self, samples=tuple(sample.without_versions_before(policy_version) for sample in self.samples))
+
     def with_reward(self, verdict: Verdict) -> Rollout:
         """Return the rollout scored: every one of its samples carries the verdict's reward and whether it is right."""
         samples = tuple(replace(sample, reward=verdict.reward, correct=verdict.correct) for sample in self.samples)
@@ -232,6 +244,22 @@ class Group:
     def response_tokens(self) -> int:
         """Response tokens of all rollouts."""
         return sum(rollout.response_tokens for rollout in self.rollouts)
+
+    @property
+    def oldest_trained_version(self) -> int | None:
+        """The oldest policy version of a token with weight; None where there is none."""
+        versions = (sample.oldest_trained_version for sample in self.samples)
+        return min((version for version in versions if version is not None), default=None)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Response tokens with weight, of all samples that are not removed."""
+        return sum(int(np.count_nonzero(sample.loss_mask)) for sample in self.samples if not sample.remove_sample)
+
+    def without_versions_before(self, policy_version: int) -> Group:
+        """Return the group with weight 0 for tokens of versions older than ``policy_version``."""
+        rollouts = tuple(rollout.without_versions_before(policy_version) for rollout in self.rollouts)
+        return replace(self, rollouts=rollouts)
 
     def reward_values(self, reward_key: str | None = None) -> NDArray[np.float64]:
         """Return one reward a rollout, in order. ``(G,)``."""

@@ -9,6 +9,11 @@ from typing import Any
 
 from rollfeed.types.records import Group, PromptDraw, TrainBatch
 
+OVER_SAMPLED = "over_sampled"
+"""The reason of a group that a batch filter left out."""
+STALE = "stale"
+"""The reason of a group that is too old to be trained on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
@@ -61,7 +66,7 @@ class DroppedGroup:
 
     group: Group
     reason: str
-    """A filter's reason, or ``failed``."""
+    """A group filter's reason, :data:`OVER_SAMPLED`, :data:`STALE` or ``failed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +84,28 @@ class RolloutOutput:
     """Finished and worth training on, for the next step."""
     discarded: tuple[Group, ...] = ()
     """Thrown away by policy."""
-    stale: tuple[Group, ...] = ()
-    """Finished, too old to be trained on, and to be answered again from the beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByAge:
+    """Groups sorted by whether their tokens are new enough to be trained on; each is in one place."""
+
+    fresh: tuple[Group, ...] = ()
+    """As they may be trained on: where policy says so, tokens that are too old have lost their weight."""
+    requeued: tuple[Group, ...] = ()
+    """To be answered again, from the beginning."""
+    dropped: tuple[DroppedGroup, ...] = ()
+    masked_tokens: int = 0
+    """Tokens that lost their weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCut:
+    """A batch of groups that are all new enough."""
+
+    batch: TrainBatch
+    masked_tokens: int = 0
+    """Tokens that lost their weight because they are too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
-from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID, GroupPlan, GroupRunner, without_versions_before
+from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID, GroupPlan, GroupRunner
 from rollfeed.pipeline.groups.in_flight import Draft, Flight, InFlight
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "GroupPlan",
     "GroupRunner",
     "InFlight",
-    "without_versions_before",
 ]

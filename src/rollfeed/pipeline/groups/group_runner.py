@@ -59,6 +59,8 @@ class GroupPlan:
     failure_retries: int
     mask_offpolicy: bool = False
     """Whether tokens of older versions lose their weight when a response is gone on with."""
+    mask_finished_members: bool = False
+    """Whether they do in the finished members of its group, too."""
 
 
 class GroupRunner:
@@ -105,6 +107,8 @@ class GroupRunner:
             RunFailedError: If the failure budget is spent.
         """
         draw = draft.draw
+        if self._plan.mask_finished_members:
+            draft.mask_finished(self._endpoint.policy_version)
         self.phases[draw.group_index] = "generating"
         try:
             rollouts = await self._generate_all(draft, step)
@@ -177,7 +181,7 @@ class GroupRunner:
         if len(before.samples) != 1 or not before.samples[0].response_length:
             return None
         sample = before.samples[0]
-        return without_versions_before(sample, self._endpoint.policy_version) if self._plan.mask_offpolicy else sample
+        return sample.without_versions_before(self._endpoint.policy_version) if self._plan.mask_offpolicy else sample
 
     async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
         samples = await self._generate_fn(
@@ -227,15 +231,6 @@ class GroupRunner:
         if isinstance(error, RollfeedError):
             return str(error)
         return f"{type(error).__name__}: {error}"
-
-
-def without_versions_before(sample: Sample, policy_version: int) -> Sample:
-    """Return the sample with weight 0 for tokens of versions older than ``policy_version``."""
-    loss_mask = sample.loss_mask.copy()
-    for span in sample.version_spans:
-        if span.policy_version < policy_version:
-            loss_mask[span.start : span.end] = 0.0
-    return replace(sample, loss_mask=loss_mask)
 
 
 def _with_origin(sample: Sample, partial: Sample | None) -> Sample:

@@ -32,6 +32,13 @@ class Draft:
             Rollout(rollout_id=first + member, samples=()) for member in range(n_samples_per_prompt)
         ]
 
+    def mask_finished(self, policy_version: int) -> None:
+        """Take the weight of tokens of older versions from the members that have finished."""
+        self.rollouts[:] = [
+            rollout.without_versions_before(policy_version) if rollout.has_finished else rollout
+            for rollout in self.rollouts
+        ]
+
     def rest(self) -> PromptDraw:
         """Return the prompt with what its members have: finished rollouts, and aborted ones to be gone on with."""
         kept = tuple(
