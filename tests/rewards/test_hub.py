@@ -524,3 +524,19 @@ async def test_the_token_that_ended_a_response_is_no_part_of_the_answer(ending: 
     exact = hub(rm_type="exact")
     assert (await exact.grade(f"apple{ending}", "apple")).reward == 1.0
     assert (await exact.grade(f"<|im_end|>apple{ending} ", "apple")).reward == 0.0
+
+
+async def test_a_function_grades_a_single_response_as_it_scores_a_rollout() -> None:
+    def with_key(sample: Sample, prompt: Prompt) -> dict[str, float]:
+        return {"length": len(sample.response), "label": float(prompt.label), "prompt": len(prompt.text)}
+
+    scorer = hub(reward_fn=with_key, reward_key="length", rm_type="number")
+    assert (await scorer.grade("abc", 7, prompt="?", metadata={"rm_type": "exact"})).reward == {
+        "length": 3.0, "label": 7.0, "prompt": 1.0
+    }  # fmt: skip
+    assert (await scorer.grade("abc", 7, reward_key="label")).reward == 7.0
+    assert (await scorer.grade(None, 7)).outcome is Outcome.ERROR
+    chosen = hub(named_reward_fns={"one": lambda sample, prompt: 1.0}, rm_type="number")
+    assert (await chosen.grade("2", "3", metadata={"reward_fn": "one"})).reward == 1.0
+    assert (await chosen.grade("2", "3")).reward == 0.0
+    assert "did you mean one?" in (await chosen.grade("2", "3", metadata={"reward_fn": "on"})).detail

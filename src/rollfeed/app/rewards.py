@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
-from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, RewardSettings, WorkerSettings
+from rollfeed.config import CodeRewardSettings, PluginSettings, RemoteRewardSettings, RewardSettings, WorkerSettings
 from rollfeed.config.api_key import ApiKey
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
-from rollfeed.protocols import ExecLimits, Grader, Isolation, RewardFn, Workers
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import BatchedRewardFn, ExecLimits, Grader, Isolation, RewardFn, Workers
 from rollfeed.rewards import (
     BUILTIN_GRADERS,
     Form,
@@ -28,6 +29,7 @@ from rollfeed.rewards import (
 )
 from rollfeed.rewards.code import CodeGrader
 from rollfeed.rewards.registry import grader_name
+from rollfeed.rewards.rows import as_grader
 from rollfeed.sandbox import OnDemandSandboxes
 from rollfeed.types import Outcome, Verdict
 from rollfeed.workers import OnDemandPool, WorkerPool
@@ -185,18 +187,49 @@ def in_its_place(function: Any, workers: Workers, *, timeout_seconds: float) -> 
 
 
 @asynccontextmanager
-async def open_reward_hub(settings: RewardSettings) -> AsyncIterator[RewardHub]:
+async def open_reward_hub(
+    settings: RewardSettings, *, functions: PluginSettings | None = None, folders: Sequence[Path] = ()
+) -> AsyncIterator[RewardHub]:
     """Give a hub that grades single responses, with everything it needs; leaving ends what it started.
 
+    Args:
+        settings: Of graders, functions and all they use; ``rm_type`` may be a function, as ``module:name``.
+        functions: Those that score whatever names none.
+        folders: Where modules of functions are looked for.
+
     Raises:
-        ConfigError: If the settings name a grader that does not exist.
+        ConfigError: If the settings name a grader that does not exist, or a function that sees whole groups.
+        PluginError: If a function cannot be imported or does not fit.
     """
+    chosen = functions or PluginSettings()
+    if chosen.group_reward is not None:
+        raise ConfigError(
+            f"plugins.group_reward = {chosen.group_reward!r}: it scores groups, and responses are graded one by one "
+            "here: name a plugins.reward instead"
+        )
     services = RewardServices(
         workers=settings.workers, code=settings.code, remote=settings.remote, rm_type=settings.rm_type
     )
+
+    def load(path: str | None, protocol: type[Any], takes: Takes, key: str) -> Any:
+        if path is None:
+            return None
+        killable = settings.functions_in_workers
+        function = load_reward_function(path, protocol, takes, key=key, folders=folders, killable=killable)
+        return place(function)
+
+    def place(function: Any) -> Any:
+        return in_its_place(function, services.workers, timeout_seconds=settings.timeout_seconds)
+
+    graders, rm_type = services.graders(), settings.rm_type
+    if rm_type is not None and ":" in rm_type:
+        graders[rm_type] = as_grader(load(rm_type, RewardFn, Takes.SAMPLE, "rm_type"))
     hub = RewardHub(
-        graders=services.graders(),
-        rm_type=settings.rm_type,
+        graders=graders,
+        rm_type=rm_type,
+        reward_fn=load(chosen.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
+        batched_reward_fn=load(chosen.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
+        named_reward_fns={name: place(each) for name, each in load_named_functions(settings, folders=folders).items()},
         reward_key=settings.reward_key,
         timeout_seconds=settings.timeout_seconds,
         workers=services.workers,

@@ -5,7 +5,7 @@ from rollfeed.config.buffer import BufferPolicyName, BufferSettings
 from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSettings, WeightUpdateMode, is_device
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
-from rollfeed.config.load import load_settings, validate_settings
+from rollfeed.config.load import load_scoring_settings, load_settings, validate_settings
 from rollfeed.config.model import ModelSettings, TinyModelSettings
 from rollfeed.config.openai_engine import OpenAISettings, Purpose
 from rollfeed.config.placement import PlacementSettings
@@ -16,6 +16,7 @@ from rollfeed.config.reward import (
     RemoteForm,
     RemoteRewardSettings,
     RewardSettings,
+    ScoringSettings,
     WorkerSettings,
 )
 from rollfeed.config.rollout import (
@@ -68,6 +69,7 @@ __all__ = [
     "RolloutSettings",
     "SGLangSettings",
     "SamplingSettings",
+    "ScoringSettings",
     "Settings",
     "StalenessPolicy",
     "SurplusPolicy",
@@ -78,6 +80,7 @@ __all__ = [
     "WeightUpdateMode",
     "WorkerSettings",
     "is_device",
+    "load_scoring_settings",
     "load_settings",
     "read_stored",
     "stored_identity",

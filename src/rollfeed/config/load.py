@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rollfeed.config.reward import ScoringSettings
 from rollfeed.config.settings import Settings
 from rollfeed.errors import ConfigError, suggestion
+
+S = TypeVar("S", bound=BaseModel)
 
 
 def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -26,6 +29,21 @@ def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
     return validate_settings(_read_toml(path), where=str(path), overrides=overrides)
 
 
+def load_scoring_settings(path: Path) -> ScoringSettings:
+    """Read what says how responses are scored from a settings file, in which all else may be missing.
+
+    Raises:
+        ConfigError: As :func:`load_settings`; other tables are not looked into.
+    """
+    tree = _read_toml(path)
+    unknown = [name for name in tree if name not in Settings.model_fields]
+    if unknown:
+        lines = [f"{path}: {name}: unknown setting; {suggestion(name, Settings.model_fields)}" for name in unknown]
+        raise ConfigError("\n".join(lines))
+    wanted = {name: table for name, table in tree.items() if name in ScoringSettings.model_fields}
+    return _validated(ScoringSettings, wanted, str(path))
+
+
 def validate_settings(tree: Mapping[str, Any], *, where: str, overrides: Sequence[str] = ()) -> Settings:
     """Build the settings from nested dictionaries and ``key=value`` overrides; ``where`` names their origin in errors.
 
@@ -35,10 +53,14 @@ def validate_settings(tree: Mapping[str, Any], *, where: str, overrides: Sequenc
     changed = deepcopy(dict(tree))
     for override in overrides:
         _apply_override(changed, override)
+    return _validated(Settings, changed, where)
+
+
+def _validated(root: type[S], tree: Mapping[str, Any], where: str) -> S:
     try:
-        return Settings.model_validate(changed)
+        return root.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{where}: {describe(details, Settings)}" for details in error.errors()]
+        lines = [f"{where}: {describe(details, root)}" for details in error.errors()]
         raise ConfigError("\n".join(lines)) from None
 
 

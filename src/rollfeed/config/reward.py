@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from rollfeed.config.api_key import KeyVariable
-from rollfeed.config.plugins import ImportPath
+from rollfeed.config.plugins import ImportPath, PluginSettings
 from rollfeed.config.section import Section
 from rollfeed.protocols import IsolationLevel
 
@@ -95,3 +95,12 @@ class RewardSettings(Section):
     """Programs and their tests."""
     remote: RemoteRewardSettings = RemoteRewardSettings()
     """A reward server."""
+
+
+class ScoringSettings(Section):
+    """The tables of a settings file that say how responses are scored."""
+
+    reward: RewardSettings = RewardSettings()
+    """Graders, and functions that rows choose."""
+    plugins: PluginSettings = PluginSettings()
+    """Functions that score what names none."""

@@ -21,11 +21,13 @@ from rollfeed.rewards.graders.random_bit import SEED_KEY
 from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
 from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed, grader_name
 from rollfeed.rewards.results import REWARD_KEY, pick, to_verdict
+from rollfeed.rewards.rows import row_prompt, row_rollout
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 
 PROMPT_KEY = "prompt_text"
 """Entry of the metadata with the rendered prompt; the hub sets it for graders."""
+_REWARD_FN = "reward_fn"
 _MAX_CALLS = 32
 """Reward calls at once; each plain function has a thread."""
 
@@ -114,7 +116,7 @@ class RewardHub:
     ) -> Verdict:
         """Grade one response by the ``rm_type`` of the metadata, which may be JSON text, or ``rm_type``, or the hub's.
 
-        Whatever is wrong with the arguments is an ERROR verdict.
+        A function goes before them, as it does for rollouts. Whatever is wrong with the arguments is an ERROR verdict.
         """
         try:
             read = json.loads(metadata) if isinstance(metadata, str) else {} if metadata is None else metadata
@@ -122,12 +124,28 @@ class RewardHub:
             return _error(f"metadata is no JSON: {error}")
         if not isinstance(read, Mapping):
             return _error(f"metadata is {read!r:.80}; it must be a mapping")
+        if self.has_function or read.get(_REWARD_FN) is not None:
+            return await self._score_row(response, label, {"rm_type": rm_type, REWARD_KEY: reward_key}, read, prompt)
         grader = self._grader(read.get("rm_type", rm_type or self._rm_type))
         if isinstance(grader, Verdict):
             return grader
         key = reward_key or self._reward_key
         result = await self._grade(grader, response, label, {**_known(prompt, key), **read})
         return _verdict(result, read, key)
+
+    @property
+    def has_function(self) -> bool:
+        """Whether a function scores what names nothing else."""
+        return any((self._reward_fn, self._batched_reward_fn, self._group_reward_fn))
+
+    async def _score_row(
+        self, response: Any, label: Any, options: Mapping[str, Any], metadata: Mapping[str, Any], prompt: Any
+    ) -> Verdict:
+        if not isinstance(response, str):
+            return _error(f"the response is {response!r:.80}; it must be a text")
+        known = {**{name: value for name, value in options.items() if value is not None}, **metadata}
+        (verdict,) = await self.score([row_rollout(response, label, known)], row_prompt(prompt, label, known))
+        return verdict
 
     def problem(self, rm_type: Any) -> str | None:
         """Return why a response cannot be graded by ``rm_type``, or None; None takes the hub's own."""
@@ -264,7 +282,7 @@ def _known(prompt: Any, reward_key: str | None) -> dict[str, Any]:
 
 
 def _named_function(sample: Sample, prompt: Prompt) -> Any:
-    return sample.metadata.get("reward_fn", prompt.metadata.get("reward_fn"))
+    return sample.metadata.get(_REWARD_FN, prompt.metadata.get(_REWARD_FN))
 
 
 def _verdict(result: Any, metadata: Mapping[str, Any], reward_key: str | None) -> Verdict:

@@ -233,3 +233,154 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(leaves_no_process: None, tmp_
         assert process.wait(timeout=10) == 130
         assert process.stderr.read().splitlines() == ["rollfeed: interrupted"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+FUNCTIONS = """
+def length(sample, prompt):
+    return float(len(sample.response))
+
+
+async def shaped(sample, prompt):
+    return {"score": 0.5, "acc": sample.response == prompt.label, "pred": sample.response}
+
+
+def of_batch(samples, prompts):
+    return [prompt.metadata["worth"] for prompt in prompts]
+
+
+def of_group(samples, prompt):
+    return [1.0] * len(samples)
+
+
+def broken(sample, prompt):
+    raise ValueError("no idea")
+"""
+
+
+@pytest.fixture
+def scored(score: Any, tmp_path: Path) -> Callable[..., tuple[list[Any], str]]:
+    """Return the function that scores rows with a settings file, and gives rewards and output; functions are there."""
+    (tmp_path / "own_rewards.py").write_text(FUNCTIONS)
+
+    def run(rows: list[dict[str, Any]], settings: str | None, *options: Any) -> tuple[list[Any], str]:
+        path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if settings is not None:
+            (tmp_path / "score.toml").write_text(settings)
+            options = ("--settings", tmp_path / "score.toml", *options)
+        code, printed, err = score(path, "--out", out, "--quiet", *options)
+        assert code == 0, err
+        return [json.loads(line)["reward"] for line in out.read_text().splitlines()], printed
+
+    return run
+
+
+MATH = {"response": r"\boxed{4}", "label": "4"}
+
+
+def test_table_reward_alone_is_enough(scored: Any) -> None:
+    assert scored([MATH], '[reward]\nrm_type = "math"\n')[0] == [1.0]
+    assert scored([{**MATH, "rm_type": "exact"}], "")[0] == [1.0]
+
+
+def test_table_that_is_misspelt_is_refused(score: Any, tmp_path: Path) -> None:
+    path, settings = tmp_path / "in.jsonl", tmp_path / "score.toml"
+    path.write_text(ROW)
+    settings.write_text('[rewards]\nrm_type = "math"\n')
+    code, _, err = score(path, "--out", tmp_path / "out.jsonl", "--settings", settings)
+    assert (code, err) == (2, f"rollfeed: {settings}: rewards: unknown setting; did you mean reward?\n")
+
+
+def test_functions_of_a_settings_file_score_as_in_a_run(scored: Any) -> None:
+    chosen = {"response": "abc", "label": "abc", "metadata": {"reward_fn": "long"}}
+    rows = [chosen, {**chosen, "metadata": json.dumps(chosen["metadata"])}, {**MATH, "rm_type": "math"}]
+    assert scored(rows, '[reward.functions]\nlong = "own_rewards:length"\n')[0] == [3.0, 3.0, 1.0]
+    settings = '[reward]\nreward_key = "{}"\n[reward.functions]\nlong = "own_rewards:length"\n'
+    settings += '[plugins]\nreward = "own_rewards:shaped"\n'
+    rewards, printed = scored([*rows, {"response": "a", "label": "a"}], settings.format("acc"))
+    assert rewards == [3.0, 3.0, 0.0, 1.0]  # a function goes before rm_type
+    assert scored(rows, settings.format("score"))[0] == [3.0, 3.0, 0.5]
+    assert "  long " in printed
+    assert "  own_rewards:shaped  2 graded, 0 errors, 0 timeouts; mean reward 0.5000, 50.0% correct" in printed
+    worths = [{"response": "a", "label": "a", "metadata": {"worth": n}} for n in range(3)]
+    assert scored(worths, '[plugins]\nbatched_reward = "own_rewards:of_batch"\n')[0] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("in_workers", ["true", "false"])
+def test_rm_type_of_the_command_line_may_be_a_function(
+    scored: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_workers: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"response": "abc", "label": "x"}, {**MATH, "rm_type": "math"}]
+    settings = f"[reward]\nfunctions_in_workers = {in_workers}\n"
+    for given in (None, settings):
+        rewards, printed = scored(rows, given, "--rm-type", "own_rewards:length")
+        assert rewards == [3.0, 1.0]
+        assert "  own_rewards:length  1 graded" in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        (None, ["--rm-type", "own_rewards:nothing"], "rm_type = 'own_rewards:nothing': own_rewards has no 'nothing'"),
+        (None, ["--rm-type", "no_such_module:f"], "rm_type = 'no_such_module:f'"),
+        ('[plugins]\nreward = "own_rewards:none"\n', [], "plugins.reward = 'own_rewards:none'"),
+        ('[plugins]\ngroup_reward = "own_rewards:of_group"\n', [], "it scores groups, and responses are graded one by"),
+    ],
+)
+def test_function_that_cannot_score_rows_is_refused(
+    scored: Any,
+    score: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    settings: str | None,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "in.jsonl"
+    path.write_text(ROW)
+    if settings is not None:
+        (tmp_path / "score.toml").write_text(settings)
+        options = ["--settings", "score.toml"]
+    code, _, err = score(path, "--out", tmp_path / "out.jsonl", *options)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
+
+
+def test_numbers_are_told_whole_and_by_grader(scored: Any, score: Any, tmp_path: Path) -> None:
+    rows = [
+        {**MATH, "rm_type": "math"},
+        {**MATH, "rm_type": "math", "label": "5"},
+        {**MATH, "rm_type": "math", "label": None},
+        {"rm_type": "dapo", "response": "Answer: 4", "label": "5"},
+        {"response": "x"},
+        {**MATH, "metadata": {"rm_type": "exact"}, "rm_type": "math"},
+    ]
+    _, printed = scored(rows, None)
+    first, *lines = printed.splitlines()
+    assert first.startswith(f"6 rows in {tmp_path / 'out.jsonl'}: 4 graded, 2 errors, 0 timeouts, in ")
+    assert lines == [
+        "mean reward 0.2500, 50.0% correct",
+        "  no grader  0 graded, 1 errors, 0 timeouts",
+        "  dapo       1 graded, 0 errors, 0 timeouts; mean reward -1.0000, 0.0% correct",
+        "  exact      1 graded, 0 errors, 0 timeouts; mean reward 1.0000, 100.0% correct",
+        "  math       2 graded, 1 errors, 0 timeouts; mean reward 0.5000, 50.0% correct",
+    ]
+    told = json.loads(scored(rows, None, "--json")[1])
+    assert (told["rows"], told["ok"], told["reward_mean"], told["correct_ratio"]) == (6, 4, 0.25, 0.5)
+    assert told["by_grader"]["dapo"] == {
+        "ok": 1, "error": 0, "timeout": 0, "reward_mean": -1.0, "correct_ratio": 0.0
+    }  # fmt: skip
+
+
+def test_strict_exits_with_1_when_a_row_could_not_be_graded(score: Any, tmp_path: Path) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text(ROW)
+    assert score(path, "--out", out, "--strict")[0] == 0
+    path.write_text(ROW + '{"rm_type": "math"}\n')
+    assert score(path, "--out", out)[0] == 0
+    code, printed, _ = score(path, "--out", out, "--strict")
+    assert code == 1
+    assert printed.startswith("2 rows in ")
+    assert len(out.read_text().splitlines()) == 2

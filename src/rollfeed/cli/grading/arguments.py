@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from rollfeed.config import RewardSettings, load_settings
+from rollfeed.config import PluginSettings, RewardSettings, ScoringSettings, load_scoring_settings
 from rollfeed.errors import ConfigError
 
 
 def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what graders need to know."""
-    parser.add_argument("--rm-type", metavar="NAME", help="grader of responses that name none")
+    parser.add_argument(
+        "--rm-type", metavar="NAME", help="grader of responses that name none, or a function of yours as module:name"
+    )
     parser.add_argument("--remote-url", metavar="URL", help="reward server of rm_type remote_rm")
     parser.add_argument("--workers", metavar="N", type=int, help="processes for grading (default: the cores)")
     parser.add_argument("--timeout", metavar="S", type=float, help="seconds for comparing formulas (default 5)")
@@ -23,18 +26,30 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
         help="run programs at this level or not at all: bubblewrap, namespaces or limits (default: the best there is)",
     )
     parser.add_argument(
-        "--settings", metavar="FILE", type=Path, help="take the table [reward] of a run's settings file (TOML)"
+        "--settings", metavar="FILE", type=Path, help="take the tables [reward] and [plugins] of a settings file (TOML)"
     )
 
 
-def reward_settings(arguments: argparse.Namespace) -> RewardSettings:
-    """Return the settings that the arguments make.
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How responses are scored."""
+
+    settings: RewardSettings
+    functions: PluginSettings
+    folders: tuple[Path, ...]
+    """Where modules of functions are looked for."""
+
+
+def scoring_of(arguments: argparse.Namespace) -> Scoring:
+    """Return what the arguments make.
 
     Raises:
         ConfigError: If one is out of its bounds.
     """
-    base = RewardSettings() if arguments.settings is None else load_settings(arguments.settings, []).reward
-    tree = base.model_dump()
+    file: Path | None = arguments.settings
+    base = ScoringSettings() if file is None else load_scoring_settings(file)
+    folders = [Path.cwd()] if file is None else [file.resolve().parent, Path.cwd()]
+    tree = base.reward.model_dump()
     given = [
         (("rm_type",), "--rm-type", arguments.rm_type),
         (("remote", "url"), "--remote-url", arguments.remote_url),
@@ -52,4 +67,4 @@ def reward_settings(arguments: argparse.Namespace) -> RewardSettings:
         except ValidationError as error:
             message = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise ConfigError(f"{option} {value}: {message}") from None
-    return RewardSettings.model_validate(tree)
+    return Scoring(RewardSettings.model_validate(tree), base.plugins, tuple(dict.fromkeys(folders)))

@@ -8,15 +8,16 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.grading.arguments import add_reward_arguments, reward_settings
+from rollfeed.cli.grading.arguments import add_reward_arguments, scoring_of
 from rollfeed.types import Outcome
 
 if TYPE_CHECKING:
-    from rollfeed.app.scoring import ScoreCounts
+    from rollfeed.app.scoring import GraderCounts, ScoreCounts
 
 _LINE_SECONDS = 5.0
 _LIVE_SECONDS = 0.2
@@ -24,7 +25,9 @@ _EPILOG = """each line of FILE is an object such as
   {"id": "a", "rm_type": "math", "response": "It is \\\\boxed{4}.", "label": "4"}
 with metadata, reward_key and prompt where the grader needs them; a line of OUT then is
   {"id": "a", "reward": 1.0, "outcome": "ok", "extracted": "4", "seconds": 0.0001, "detail": ""}
-The reward of a row that could not be graded is null, and its outcome error or timeout; the exit code is 0 all the same.
+Metadata may name a function of [reward.functions] under reward_fn; [plugins] reward scores the rest, then rm_type.
+The reward of a row that could not be graded is null, and its outcome error or timeout; the exit code is 0 all the same,
+and 1 with --strict.
 
 example: rollfeed score responses.jsonl --out rewards.jsonl
 """
@@ -42,13 +45,14 @@ def register(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="responses, one JSON object a line")
     parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="where the rewards go (JSONL)")
     add_reward_arguments(parser)
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a row could not be graded")
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Grade, and say how many of each outcome there were.
+    """Grade, and say how many of each outcome there were, how good the rest is, and the same for each grader.
 
     Raises:
         ConfigError: If an option or a file is wrong; OUT is not touched then.
@@ -56,22 +60,58 @@ def run(arguments: argparse.Namespace) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.scoring import score_file
 
-    settings = reward_settings(arguments)
+    scoring = scoring_of(arguments)
     progress = _Progress(quiet=arguments.quiet)
-    scoring = score_file(arguments.file, arguments.out, settings=settings, progress=progress)
+    grading = score_file(
+        arguments.file,
+        arguments.out,
+        settings=scoring.settings,
+        functions=scoring.functions,
+        folders=scoring.folders,
+        progress=progress,
+    )
     try:
-        counts = asyncio.run(_until_signal(scoring))
+        counts = asyncio.run(_until_signal(grading))
     finally:
         progress.end()
-    outcomes = {outcome.value: counts.by_outcome[outcome] for outcome in Outcome}
     if arguments.json:
-        print(json.dumps({"out": str(arguments.out), "rows": counts.graded, **outcomes, "seconds": counts.seconds}))
+        print(json.dumps(_record(counts, arguments.out)))
     else:
-        print(
-            f"{counts.graded} rows in {arguments.out}: {outcomes['ok']} graded, {outcomes['error']} errors, "
-            f"{outcomes['timeout']} timeouts, in {counts.seconds:.1f} s"
-        )
-    return exit_codes.DONE
+        print("\n".join(_lines(counts, arguments.out)))
+    is_refused = arguments.strict and counts.by_outcome[Outcome.OK] < counts.graded
+    return exit_codes.FAILED if is_refused else exit_codes.DONE
+
+
+def _record(counts: ScoreCounts, out: Path) -> dict[str, Any]:
+    by_grader = {name: _numbers(each) for name, each in sorted(counts.by_grader.items())}
+    about = {"out": str(out), "rows": counts.graded, **_numbers(counts.all), "seconds": counts.seconds}
+    return {**about, "by_grader": by_grader}
+
+
+def _numbers(counts: GraderCounts) -> dict[str, Any]:
+    outcomes = {outcome.value: counts.by_outcome[outcome] for outcome in Outcome}
+    return {**outcomes, "reward_mean": counts.reward_mean, "correct_ratio": counts.correct_ratio}
+
+
+def _lines(counts: ScoreCounts, out: Path) -> Iterator[str]:
+    yield f"{counts.graded} rows in {out}: {_outcomes(counts.all)}, in {counts.seconds:.1f} s"
+    if counts.all.reward_mean is not None:
+        yield _quality(counts.all)
+    width = max((len(name) for name in counts.by_grader), default=0)
+    for name, each in sorted(counts.by_grader.items()):
+        told = f"{_outcomes(each)}" + ("" if each.reward_mean is None else f"; {_quality(each)}")
+        yield f"  {name or 'no grader':{max(width, len('no grader'))}}  {told}"
+
+
+def _outcomes(counts: GraderCounts) -> str:
+    by_outcome = counts.by_outcome
+    return (
+        f"{by_outcome[Outcome.OK]} graded, {by_outcome[Outcome.ERROR]} errors, {by_outcome[Outcome.TIMEOUT]} timeouts"
+    )
+
+
+def _quality(counts: GraderCounts) -> str:
+    return f"mean reward {counts.reward_mean:.4f}, {counts.correct_ratio:.1%} correct"
 
 
 async def _until_signal(scoring: Any) -> ScoreCounts:

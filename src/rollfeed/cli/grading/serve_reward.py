@@ -6,14 +6,11 @@ import argparse
 import asyncio
 import logging
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.grading.arguments import add_reward_arguments, reward_settings
+from rollfeed.cli.grading.arguments import Scoring, add_reward_arguments, scoring_of
 from rollfeed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rollfeed.config import RewardSettings
 
 _DEFAULT_PORT = 11111
 
@@ -55,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
     if arguments.max_in_progress < 1:
         raise ConfigError(f"--max-in-progress {arguments.max_in_progress}: must be at least 1")
-    return asyncio.run(_serve(arguments, reward_settings(arguments)))
+    return asyncio.run(_serve(arguments, scoring_of(arguments)))
 
 
-async def _serve(arguments: argparse.Namespace, settings: RewardSettings) -> int:
+async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.rewards import open_reward_hub
     from rollfeed.rewards.server import RewardServer, serve_rewards
@@ -72,7 +69,7 @@ async def _serve(arguments: argparse.Namespace, settings: RewardSettings) -> int
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, note, number)
-    async with open_reward_hub(settings) as hub:
+    async with open_reward_hub(scoring.settings, functions=scoring.functions, folders=scoring.folders) as hub:
         server = RewardServer(hub, max_in_progress=arguments.max_in_progress)
         async with serve_rewards(server, host=arguments.host, port=arguments.port) as address:
             logger.info("serving rewards at %s", address)
