@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import transformers
+from safetensors.numpy import save_file
 
 from rollfeed.engine import DEFAULT_MODEL, check_checkpoint, resolve_checkpoint
-from rollfeed.engine.checkpoint import read_eos_token_ids, weight_files
 from rollfeed.errors import CheckpointError
 
 
@@ -21,7 +22,7 @@ def write_folder(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **changes}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({"x": np.zeros(1, np.float32)}, folder / "model.safetensors")
     return folder
 
 
@@ -74,7 +75,7 @@ def test_special_tokens_that_nothing_uses_may_be_beyond_the_embedding(tmp_path: 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": {"vocab": {"a": "b"}}}', '{"model": {"vocab": [3]}}'])
 def test_an_unreadable_tokenizer_is_named(tmp_path: Path, text: str) -> None:
     (write_folder(tmp_path, vocab_size=3) / "tokenizer.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: (unreadable|not a JSON object)"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json:? (unreadable|is not)"):
         resolve_checkpoint(str(tmp_path))
 
 
@@ -82,19 +83,12 @@ def test_an_unreadable_tokenizer_is_named(tmp_path: Path, text: str) -> None:
     ("spoil", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "it has no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json: unreadable"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
         (lambda folder: write_folder(folder, architectures=["BertForMaskedLM"]), "not a causal language model"),
         (lambda folder: write_folder(folder, architectures=None), "not a causal language model"),
         (lambda folder: write_folder(folder, architectures=[3]), "not a causal language model"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors weights"),
-        (
-            lambda folder: (folder / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "b.safetensors"}}'
-            ),
-            "b.safetensors named by model.safetensors.index.json is missing",
-        ),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "unreadable"),
     ],
 )
 def test_a_folder_of_an_unsupported_kind_is_one_line(
@@ -136,23 +130,6 @@ def test_a_hub_name_that_cannot_be_fetched_asks_for_a_local_folder(monkeypatch: 
     with pytest.raises(CheckpointError, match="give a local folder instead") as caught:
         resolve_checkpoint("nobody/no-such-model")
     assert "\n" not in str(caught.value)
-
-
-def test_eos_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    assert read_eos_token_ids(tmp_path) == ()
-    write_folder(tmp_path, eos_token_id=7)
-    assert read_eos_token_ids(tmp_path) == (7,)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    assert read_eos_token_ids(tmp_path) == (5, 6)
-
-
-def test_the_shards_of_an_index_are_the_weight_files(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    (tmp_path / "b.safetensors").write_bytes(b"")
-    index = {"weight_map": {"x": "b.safetensors", "y": "b.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert weight_files(tmp_path) == [tmp_path / "b.safetensors"]
 
 
 def test_checking_a_model_imports_no_torch() -> None:

@@ -15,7 +15,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from rollfeed.app import load_settings_model
-from rollfeed.config import ModelSettings, TinyModelSettings, validate_settings
+from rollfeed.config import TinyModelSettings, validate_settings
 from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.prompts import load_tokenizer
@@ -126,8 +126,14 @@ def test_settings_that_no_model_can_be_made_of(tiny: dict[str, object], expected
 
 def test_a_settings_file_names_it_and_its_seed_is_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    settings = ModelSettings(checkpoint="tiny", tiny=SMALL)
-    models = [load_settings_model(settings, seed=seed) for seed in (3, 4, 3)]
+    sections = {
+        "model": {"checkpoint": "tiny", "tiny": SMALL.model_dump()},
+        "plugins": {"prompt_source": "mine:source"},
+    }
+    models = [
+        load_settings_model(validate_settings({**sections, "seed": seed}, where="run.toml", overrides=()))
+        for seed in (3, 4, 3)
+    ]
     assert models[0].checkpoint == models[2].checkpoint != models[1].checkpoint
     assert models[0].checkpoint == tiny_checkpoint(SMALL, seed=3)
     assert models[0].checkpoint.is_relative_to(tmp_path)

@@ -20,7 +20,14 @@ from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, run_problem, stored_settings
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
-from rollfeed.app.training import TrainedStep, check_training, directory_problem, prepare_warm_up, train
+from rollfeed.app.training import (
+    TrainedStep,
+    check_trained_model,
+    check_training,
+    directory_problem,
+    prepare_warm_up,
+    train,
+)
 
 __all__ = [
     "Calibration",
@@ -37,6 +44,7 @@ __all__ = [
     "build_source",
     "calibrate_environment",
     "check_eval_output",
+    "check_trained_model",
     "check_training",
     "directory_problem",
     "environment_source",

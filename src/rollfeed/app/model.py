@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollfeed.config import EngineSettings, ModelSettings, Purpose
+from rollfeed.config import EngineSettings, Purpose, Settings
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine
@@ -32,6 +32,7 @@ def load_model(
     checkpoint: str = DEFAULT_MODEL,
     *,
     trust_remote_code: bool = False,
+    with_weights: bool = True,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     template_date: datetime | None = None,
 ) -> Model:
@@ -40,6 +41,7 @@ def load_model(
     Args:
         checkpoint: As ``model.checkpoint`` in a settings file.
         trust_remote_code: Let the tokenizer run code that comes with the checkpoint.
+        with_weights: Whether they are needed here; servers have their own.
         chat_template_kwargs: Variables of the chat template.
         template_date: What a chat template is told that asks for the date; by default now.
 
@@ -47,7 +49,7 @@ def load_model(
         CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.
         ConfigError: If a variable of the chat template is not to be set.
     """
-    folder = resolve_checkpoint(checkpoint)
+    folder = resolve_checkpoint(checkpoint, with_weights=with_weights)
     tokenizer = load_tokenizer(
         folder,
         trust_remote_code=trust_remote_code,
@@ -58,27 +60,26 @@ def load_model(
     return Model(checkpoint=folder, tokenizer=tokenizer, template_date=None if told is None else told.isoformat())
 
 
-def load_settings_model(settings: ModelSettings, *, seed: int) -> Model:
-    """Find or make the model of a settings file.
-
-    Args:
-        settings: The ``[model]`` section.
-        seed: Of the weights of ``checkpoint = "tiny"``.
+def load_settings_model(settings: Settings) -> Model:
+    """Find or make the model of a settings file; its weights need not be here where servers have them.
 
     Raises:
         CheckpointError: As :func:`load_model`.
     """
-    checkpoint = settings.checkpoint
+    checkpoint = settings.model.checkpoint
     if checkpoint == TINY_MODEL:
         # Imported here because it brings safetensors, which commands on servers do without.
         from rollfeed.engine.tiny import tiny_checkpoint
 
-        checkpoint = str(tiny_checkpoint(settings.tiny, seed=seed))
+        checkpoint = str(tiny_checkpoint(settings.model.tiny, seed=settings.seed))
+    # What trains asks for its weights where it begins; from a hub they come now or never.
+    is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
     return load_model(
         checkpoint,
-        trust_remote_code=settings.trust_remote_code,
-        chat_template_kwargs=settings.chat_template_kwargs,
-        template_date=settings.template_datetime,
+        trust_remote_code=settings.model.trust_remote_code,
+        with_weights=settings.engine.is_embedded or is_fetched,
+        chat_template_kwargs=settings.model.chat_template_kwargs,
+        template_date=settings.model.template_datetime,
     )
 
 

@@ -93,7 +93,7 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | Non
     config = build_config(settings, folders=folders)
     _check_combination(settings, config)
     settings = _with_template_date(settings, None if out is None else _stored_template_date(settings, out))
-    model = load_settings_model(settings.model, seed=settings.seed)
+    model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
     source = build_source(settings, model.tokenizer, folders=folders)
     engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.app import Model
-from rollfeed.engine.checkpoint import read_eos_token_ids
 from rollfeed.engine.native.library import NativeUnavailableError, load_library
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, SamplingParams
@@ -242,7 +241,7 @@ class Reference:
         self._workload = workload
         loaded: Any = AutoModelForCausalLM
         self._model = loaded.from_pretrained(model.checkpoint, dtype=torch.float32, local_files_only=True).eval()
-        self._stop_ids = sorted({*model.tokenizer.eos_token_ids, *read_eos_token_ids(model.checkpoint)})
+        self._stop_ids = sorted(model.tokenizer.eos_token_ids)
         self._pad_id = self._stop_ids[0]
 
     def seconds(self, prompts: Sequence[NDArray[np.int32]], threads: int) -> float:

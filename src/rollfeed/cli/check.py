@@ -13,6 +13,7 @@ from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, settings_of
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.errors import RunDirectoryError
+from rollfeed.model_files import has_weights
 
 
 def register(commands: Any) -> None:
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings, folders = settings_of(arguments)
     if arguments.out is not None:
         out, overwrite = arguments.out, arguments.overwrite
-        if _trains(settings):
+        if settings.trains:
             problem = app.directory_problem(settings, out, overwrite=overwrite)
         else:
             problem = app.run_problem(settings, out, overwrite=overwrite, step=None)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         "rollout_batch_size": rollout.rollout_batch_size,
         "n_samples_per_prompt": rollout.n_samples_per_prompt,
         "deterministic": rollout.deterministic,
-        "trains": bool(sources) and _trains(settings),
+        "trains": bool(sources) and _can_train(settings, model),
     }
     if arguments.json:
         print(json.dumps(plan))
@@ -80,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"data     {limit.describe(rollout.num_rollout)}")
     else:
         print("steps    none: without prompts there is only rollfeed eval")
+    if sources and settings.trains and not plan["trains"]:
+        print("train    only rollfeed run: the model's weights are not here, and rollfeed train needs them")
     return 0
 
 
@@ -89,21 +92,24 @@ class _Checked(NamedTuple):
     limit: app.DataLimit | None
 
 
-def _trains(settings: Settings) -> bool:
-    return "train" in settings.model_fields_set
+def _can_train(settings: Settings, model: app.Model) -> bool:
+    """Whether the weights are here: servers answer without them, and a ``[train]`` is not in the way of that."""
+    return settings.trains and (settings.engine.is_embedded or has_weights(model.checkpoint))
 
 
 def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
     prepared = app.prepare(settings, folders=folders)
-    if _trains(settings):
+    if settings.trains:
         app.check_training(settings)
         asyncio.run(app.prepare_warm_up(prepared))
+    if _can_train(settings, prepared.model):
+        app.check_trained_model(settings, prepared.model.checkpoint)
     return _Checked(prepared.model, prepared.config, prepared.data_limit)
 
 
 def _check_engine(settings: Settings, folders: list[Path]) -> _Checked:
-    model = app.load_settings_model(settings.model, seed=settings.seed)
+    model = app.load_settings_model(settings)
     app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
     return _Checked(model, app.build_config(settings, folders=folders), None)
 

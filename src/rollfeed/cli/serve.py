@@ -195,7 +195,7 @@ def _prepare(
         raise ConfigError(
             f"the embedded engine needs {error.name}, which is not installed: pip install 'rollfeed[local]'"
         ) from None
-    from rollfeed.engine.checkpoint import read_config
+    from rollfeed.model_files import read_config
 
     model = load_model(options.model)
     config = read_config(model.checkpoint)

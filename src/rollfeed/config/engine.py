@@ -138,6 +138,11 @@ class EngineSettings(Section):
     openai: OpenAISettings | None = None
     """An OpenAI-style server, such as vLLM, to use instead of the embedded engine."""
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the policy runs in this process, and its weights are needed here."""
+        return self.sglang is None and self.openai is None
+
     @field_validator("device", mode="after")
     @classmethod
     def _device_is_one(cls, device: str) -> str:

@@ -117,6 +117,11 @@ class Settings(Section):
             )
 
     @property
+    def trains(self) -> bool:
+        """Whether there is a ``[train]``: these are settings of a training, too."""
+        return "train" in self.model_fields_set
+
+    @property
     def max_context_length(self) -> int:
         """Tokens of prompt and response together."""
         return self.sampling.rollout_max_context_len or self.engine.context_length

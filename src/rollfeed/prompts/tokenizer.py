@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import CheckpointError
+from rollfeed.model_files import check_content, read_eos_token_ids, read_object
 from rollfeed.prompts.chat_template import ChatTemplate
 from rollfeed.types import Message
 from rollfeed.types.text import well_formed
@@ -21,6 +22,18 @@ _WHOLE_IN_ONE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of ``tokenizer_config.json`` that add nothing to ``tokenizer.json``."""
 _PROBES = ("a", "0", " ", "=")
 """Texts of which a tokenizer knows one."""
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+"""What a tokenizer may be made of; one that is a pointer or a broken link would be passed over, or misread."""
 
 
 def load_tokenizer(
@@ -46,6 +59,9 @@ def load_tokenizer(
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give the folder of a checkpoint with its tokenizer")
+    for name in _FILES:
+        if os.path.lexists(folder / name):
+            check_content(folder / name)
     try:
         tokenizer = _loader(folder).from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
@@ -58,9 +74,10 @@ def load_tokenizer(
             ) from error
         message = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: cannot load a tokenizer from it: {message}") from error
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LocalTokenizer(
         tokenizer,
-        eos_token_ids=_eos_token_ids(folder, tokenizer.eos_token_id),
+        eos_token_ids=tuple(dict.fromkeys((*own, *read_eos_token_ids(folder)))),
         chat_template=ChatTemplate(
             tokenizer,
             arguments=chat_template_kwargs or {},
@@ -75,7 +92,8 @@ def _loader(folder: Path) -> Any:
     The general one imports PyTorch on its way, which takes seconds; where ``tokenizer.json`` says everything, it is not
     needed. Imported here, so that commands that load no model do not pay for it.
     """
-    config = _read_json(folder / "tokenizer_config.json")
+    path = folder / "tokenizer_config.json"
+    config = read_object(path) if path.exists() else {}
     is_whole = (folder / "tokenizer.json").exists() and config.get("tokenizer_class") in _WHOLE_IN_ONE_FILE
     if is_whole and "auto_map" not in config:
         from transformers import PreTrainedTokenizerFast
@@ -160,26 +178,3 @@ def _what_comes_before(tokenizer: Any) -> list[int]:
             if whole[start : start + len(plain)] == plain:
                 return list(whole[:start])
     return []
-
-
-def _eos_token_ids(folder: Path, own: int | None) -> tuple[int, ...]:
-    """Return every end-of-sequence id that the tokenizer or the configuration files name."""
-    found: list[Any] = [own]
-    for name in ("generation_config.json", "config.json"):
-        config = _read_json(folder / name)
-        for section in (config, config.get("text_config")):
-            value = section.get("eos_token_id") if isinstance(section, dict) else None
-            found.extend(value if isinstance(value, list) else [value])
-    return tuple(dict.fromkeys(value for value in found if isinstance(value, int) and not isinstance(value, bool)))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: must be a JSON object, is a {type(config).__name__}")
-    return config

@@ -6,7 +6,6 @@ Axes: B rows, L places in a row, K places with logits, V vocabulary, N all place
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.errors import ConfigError
+from rollfeed.model_files import loading
 from rollfeed.training.packing import MicroBatch
 
-_CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 _CHUNK_ELEMENTS = 1 << 22
 """Logits that are exponentiated at a time: what bounds the memory beside the logits themselves."""
 _TREE_TOLERANCE = 1e-3
@@ -37,22 +34,9 @@ def load_model(checkpoint: Path, *, device: torch.device, trust_remote_code: boo
     Raises:
         CheckpointError: If the folder is not that of a causal language model, or lacks weights.
     """
-    _check_architecture(checkpoint)
-    loader: Any = AutoModelForCausalLM
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(str(checkpoint), **options)
-        _switch_dropout_off(config)
-        with _no_progress_bar():
-            model, found = loader.from_pretrained(
-                str(checkpoint), config=config, dtype=torch.float32, output_loading_info=True, **options
-            )
-    except Exception as error:  # every way loading can fail means the same to the user
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{checkpoint}: transformers cannot load it ({reason})") from error
-    missing = sorted(found["missing_keys"])
-    if missing:
-        raise CheckpointError(f"{checkpoint}: weight {missing[0]!r} is missing ({len(missing)} are)")
+    model = loading.load_model(
+        checkpoint, dtype=torch.float32, trust_remote_code=trust_remote_code, change_config=_switch_dropout_off
+    )
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -252,34 +236,7 @@ def _chunks(logits_NV: Tensor) -> Iterator[tuple[int, int]]:
         yield start, min(start + num_rows, len(logits_NV))
 
 
-def _check_architecture(checkpoint: Path) -> None:
-    path = checkpoint / "config.json"
-    try:
-        names = json.loads(path.read_text(encoding="utf-8")).get("architectures")
-    except FileNotFoundError:
-        raise CheckpointError(f"{checkpoint}: not a model folder, it has no config.json") from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error})") from error
-    known = names if isinstance(names, list) else []
-    if not any(isinstance(name, str) and name.endswith(_CAUSAL_SUFFIXES) for name in known):
-        raise CheckpointError(
-            f"{path}: not a causal language model: architectures is {names!r}, not one of *ForCausalLM; give "
-            "model.checkpoint one that is"
-        )
-
-
 def _switch_dropout_off(config: Any) -> None:
     for name, value in vars(config).items():
         if ("dropout" in name or name.endswith(("pdrop", "_drop"))) and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    was_on = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if was_on:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -143,7 +143,7 @@ async def test_weights_that_do_not_fit_change_nothing(
     if fault == "shape":
         tensors["model.norm.weight"] = np.ones(7, np.float32)
     elif fault == "name":
-        tensors["model.extra.weight"] = np.ones(7, np.float32)
+        tensors["norm.weight"] = tensors.pop("model.norm.weight")
     elif fault == "not finite":
         tensors["model.norm.weight"] = np.full(32, np.nan, np.float32)
     if fault != "missing":

@@ -7,7 +7,8 @@ from pathlib import Path
 from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
 from rollfeed.config import Settings
 from rollfeed.config.train import AdvantageEstimator
-from rollfeed.errors import ConfigError
+from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.model_files import has_weights
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.layout import holds_training
 
@@ -95,6 +96,25 @@ def _check_that_it_can_learn(settings: Settings) -> None:
         raise ConfigError(
             "sampling.rollout_top_k = 1: all answers to a prompt are the same, and teach nothing: raise it, or set -1"
         )
+
+
+def check_trained_model(settings: Settings, checkpoint: Path) -> None:
+    """Refuse a model that cannot be trained, from its configuration and the headers of its weight files.
+
+    Raises:
+        CheckpointError: If weights are missing, not whole, or not the model's.
+    """
+    if not has_weights(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint}: no weights, and training needs them here, also where servers generate: put the model's "
+            "*.safetensors and config.json there"
+        )
+    if settings.engine.is_embedded:
+        return  # the engine has looked
+    # It brings PyTorch, which takes seconds to import.
+    from rollfeed.model_files.loading import check_model
+
+    check_model(checkpoint, trust_remote_code=settings.model.trust_remote_code)
 
 
 def _check_memory(settings: Settings) -> None:

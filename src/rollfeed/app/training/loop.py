@@ -26,7 +26,7 @@ from rollfeed.app.training.checkpoints import (
     save_step,
     save_warm_up,
 )
-from rollfeed.app.training.checks import check_training, directory_problem
+from rollfeed.app.training.checks import check_trained_model, check_training, directory_problem
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
@@ -130,6 +130,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
 
     settings = prepared.settings
     check_training(settings)
+    check_trained_model(settings, prepared.model.checkpoint)
     return Trainer(
         prepared.model.checkpoint,
         settings=settings.train,

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings, folders = settings_of(arguments)
     config = app.build_config(settings, folders=folders)
-    model = app.load_settings_model(settings.model, seed=settings.seed)
+    model = app.load_settings_model(settings)
     prepared = app.prepare_evaluation(
         settings.eval,
         config=config,

@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rollfeed.engine.checkpoint import weight_files
 from rollfeed.engine.local.requests import Request
 from rollfeed.engine.local.sampling import Sampler
 from rollfeed.engine.local.slots import Slots
-from rollfeed.engine.local.weights import CheckpointTensors
+from rollfeed.engine.local.weights import CheckpointTensors, load_known
 from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError
+from rollfeed.model_files import tell_of_unknown
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import FinishKind, FinishReason
 
@@ -38,6 +38,10 @@ class Runner(Protocol):
     sampler: Sampler
     whole_chunks: bool
     """Whether a prompt's chunks may not be cut shorter because of other prompts, since that changes bits."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of all weights, by Hugging Face name."""
 
     def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
         """Replace weights by Hugging Face name, all of them or none.
@@ -114,7 +118,7 @@ class ContinuousBatcher:
         self._runner = self._make_runner()
         self._slots, self._sampler = self._runner.slots, self._runner.sampler
         try:
-            self._runner.load(CheckpointTensors(weight_files(self._checkpoint)), complete=True)
+            self._runner.load(CheckpointTensors(self._checkpoint, self._runner.shapes), complete=True)
         except (EngineProtocolError, SafetensorError, OSError) as error:
             raise CheckpointError(f"{self._checkpoint}: {error}") from error
 
@@ -138,13 +142,15 @@ class ContinuousBatcher:
         self._running.clear()
         self._waiting.clear()
 
-    def update_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+    def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
         """Replace weights; see :class:`Backend`.
 
         Requests that have sampled nothing yet start their prompt again with the new weights; the
         others go on, on keys and values of the old ones.
         """
-        self._runner.load(tensors)
+        unknown = tensors.keys() - self._runner.shapes.keys() if skip_unknown else set()
+        load_known(self._runner.load, tensors, unknown=unknown)
+        tell_of_unknown(self._checkpoint, unknown)
         self.policy_version = policy_version
         self._slots.invalidate()
         for request in self._running.values():

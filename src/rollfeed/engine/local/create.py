@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,20 @@ from typing import Any
 import torch
 
 from rollfeed.cores import num_physical_cores
-from rollfeed.engine.checkpoint import read_config, read_eos_token_ids, weight_files
 from rollfeed.engine.local.architecture import Architecture, unsupported_reason
 from rollfeed.engine.local.batching import PREFILL_TOKENS, ContinuousBatcher, Runner
 from rollfeed.engine.local.embedded import EmbeddedEngine
 from rollfeed.engine.local.loop import Backend
+from rollfeed.engine.local.weights import CheckpointTensors
 from rollfeed.engine.native.library import NativeUnavailableError, load_library
 from rollfeed.errors import ConfigError
+from rollfeed.model_files import CONFIG_FILE, check_tensors, read_config, read_eos_token_ids, read_headers, refusal
 from rollfeed.protocols import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_TIED = ("model.embed_tokens.weight", "lm_head.weight")
+"""One weight where the configuration ties them and the checkpoint does not bring two."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -59,11 +62,11 @@ def create_local_engine(
             of 8 bits, an approximation that completions are marked with), or ``auto`` for exact.
 
     Raises:
-        CheckpointError: If the folder is not a causal language model.
+        CheckpointError: If the folder is not a causal language model, or its weight files are not whole or not the
+            model's.
         ConfigError: If a number is out of its range, or the parts do not go together.
     """
     config = read_config(checkpoint)
-    weight_files(checkpoint)
     _check_settings(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
     target = torch.device(device)
     if deterministic and target.type != "cpu":
@@ -120,7 +123,7 @@ def _backend(config: Mapping[str, Any], options: _Options) -> Backend:
 
 
 def _continuous_batcher(config: Mapping[str, Any], options: _Options) -> Backend:
-    architecture = Architecture.from_config(config)
+    architecture = _architecture(config, options.checkpoint)
     kernels = _chosen_kernels(options)
     return ContinuousBatcher(
         checkpoint=options.checkpoint,
@@ -132,9 +135,40 @@ def _continuous_batcher(config: Mapping[str, Any], options: _Options) -> Backend
     )
 
 
+def _architecture(config: Mapping[str, Any], checkpoint: Path) -> Architecture:
+    """Return the dimensions of a checkpoint whose weights are there and have them.
+
+    Raises:
+        CheckpointError: If not.
+    """
+    from rollfeed.engine.pytorch.weights import Weights  # it builds on this package
+
+    headers = read_headers(checkpoint)
+    try:
+        architecture = Architecture.from_config(config)
+        weights = Weights(architecture, device=torch.device("meta"), dtype=torch.float32)
+    except KeyError as error:
+        raise refusal(checkpoint / CONFIG_FILE, f"has no {error.args[0]}: fetch it again") from None
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise refusal(checkpoint / CONFIG_FILE, f"has a value that is not a model's ({error})") from None
+    check_tensors(checkpoint, headers, weights.shapes, ties=[_TIED] if architecture.tied_head else [])
+    if architecture.tied_head and headers.keys() >= set(_TIED) and not _are_equal(checkpoint):
+        logger.warning("%s: %s and %s differ, so they are not tied, whatever config.json says", checkpoint, *_TIED)
+        return replace(architecture, tied_head=False)
+    return architecture
+
+
+def _are_equal(checkpoint: Path) -> bool:
+    tensors = CheckpointTensors(checkpoint, _TIED)
+    return torch.equal(*(tensors[name] for name in _TIED))
+
+
 def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
-    # Its import takes seconds, which models that are computed here need not wait for.
+    # Their imports take seconds, which models that are computed here need not wait for.
     from rollfeed.engine.local.fallback import TransformersBackend
+    from rollfeed.model_files.loading import check_model
+
+    check_model(options.checkpoint)
 
     return TransformersBackend(
         checkpoint=options.checkpoint,

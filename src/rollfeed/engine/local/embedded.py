@@ -154,7 +154,12 @@ class EmbeddedEngine(Engine):
         await self._thread.set_paused(False)
 
     async def update_weights(
-        self, tensors: Mapping[str, Any], *, policy_version: int, abort_running: bool = False
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        policy_version: int,
+        abort_running: bool = False,
+        skip_unknown: bool = False,
     ) -> None:
         """Replace weights in place between two steps, all of the named ones or none.
 
@@ -162,6 +167,7 @@ class EmbeddedEngine(Engine):
             tensors: numpy or torch tensors by the checkpoint's names; they may not change meanwhile.
             policy_version: The version of the tokens sampled from now on.
             abort_running: Abort all requests at the same point, if the weights fit.
+            skip_unknown: Pass over tensors that the model does not have, with a warning, if all of its own are there.
 
         Raises:
             EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
@@ -169,17 +175,23 @@ class EmbeddedEngine(Engine):
         self._check_open()
 
         def action() -> None:
-            self._backend.update_weights(tensors, policy_version)
+            self._backend.update_weights(tensors, policy_version, skip_unknown=skip_unknown)
             if abort_running:
                 self._backend.abort(lambda _: True)
 
         await self._thread.call(action)
 
-    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
-        """Load the ``*.safetensors`` of a folder into the model; raises as :meth:`update_weights`."""
+    async def update_weights_from_disk(self, folder: Path, *, policy_version: int, abort_running: bool = False) -> None:
+        """Load the weight files of a folder into the model; raises as :meth:`update_weights`.
+
+        Tensors that the model does not have are passed over with a warning, if all of its own are there.
+        """
         self._check_open()
+        # Read whole before anything is changed: what cannot be read must not stop the engine's thread.
         tensors = await asyncio.to_thread(read_tensors, folder)
-        await self.update_weights(tensors, policy_version=policy_version)
+        await self.update_weights(
+            tensors, policy_version=policy_version, abort_running=abort_running, skip_unknown=True
+        )
 
     async def read_weight(self, name: str, *, num_rows: int) -> list[Any]:
         """Return the first rows of a weight as nested lists of float32 values.

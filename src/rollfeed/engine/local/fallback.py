@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
-from transformers.utils import logging as transformers_logging
 
 from rollfeed.engine.local.requests import Request
 from rollfeed.engine.local.sampling import Sampler
-from rollfeed.engine.local.weights import replace_in_place
-from rollfeed.errors import CheckpointError, EngineError
+from rollfeed.engine.local.weights import load_known, replace_in_place
+from rollfeed.errors import EngineError
+from rollfeed.model_files import tell_of_unknown
+from rollfeed.model_files.loading import load_model
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import FinishKind, FinishReason
 
@@ -65,14 +66,7 @@ class TransformersBackend:
 
     def start(self) -> None:
         torch.set_num_threads(self.threads)
-        try:
-            with _no_progress_bar():
-                model: Any = AutoModelForCausalLM.from_pretrained(
-                    str(self._checkpoint), dtype=self._dtype, local_files_only=True
-                )
-        except Exception as error:  # every way loading can fail means the same to the user
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise CheckpointError(f"{self._checkpoint}: transformers cannot load it ({reason})") from error
+        model = load_model(self._checkpoint, dtype=self._dtype)
         self._model = model.to(self._device).eval()
         # The checkpoint's own generation settings would add processors to ours.
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
@@ -101,8 +95,11 @@ class TransformersBackend:
         self._rows.clear()
         self._waiting.clear()
 
-    def update_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
-        replace_in_place(self._model.state_dict(), tensors)
+    def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
+        targets = self._model.state_dict()
+        unknown = tensors.keys() - targets.keys() if skip_unknown else set()
+        load_known(partial(replace_in_place, targets), tensors, unknown=unknown)
+        tell_of_unknown(self._checkpoint, unknown)
         self.policy_version = policy_version
 
     def take_step_milliseconds(self) -> Mapping[str, float]:
@@ -200,17 +197,6 @@ class TransformersBackend:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish(reason, self._tokenizer, precision=self.precision)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class _Choose(LogitsProcessor):

@@ -73,8 +73,13 @@ class Backend(Protocol):
     def fail_all(self, failure: Callable[[], EngineError]) -> None:
         """Answer all requests with an error, a new one each."""
 
-    def update_weights(self, tensors: Mapping[str, Any], policy_version: int) -> None:
+    def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
         """Replace weights, all of the named ones or none.
+
+        Args:
+            tensors: By the checkpoint's names.
+            policy_version: The version of the tokens sampled from now on.
+            skip_unknown: Pass over tensors that the model does not have, with a warning, if all of its own are there.
 
         Raises:
             EngineProtocolError: If they do not fit.

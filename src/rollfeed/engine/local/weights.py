@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rollfeed.engine.checkpoint import weight_files
 from rollfeed.errors import CheckpointError, EngineProtocolError
+from rollfeed.model_files import read_headers, weight_files
 
 
 def replace_in_place(targets: Mapping[str, Tensor], tensors: Mapping[str, Any], *, complete: bool = False) -> None:
@@ -27,6 +27,24 @@ def replace_in_place(targets: Mapping[str, Tensor], tensors: Mapping[str, Any], 
     with torch.no_grad():
         for name in check_replacement(shapes, ties, tensors, complete=complete):
             targets[name].copy_(as_tensor(name, tensors[name]))
+
+
+def load_known(load: Callable[..., None], tensors: Mapping[str, Any], *, unknown: Collection[str]) -> None:
+    """Have ``load`` replace weights by ``tensors`` without those of ``unknown`` names.
+
+    With such names all of the model's weights must be there: a name that is unknown may be what one of its own has
+    become.
+
+    Raises:
+        EngineProtocolError: As ``load``.
+    """
+    if not unknown:
+        load(tensors)
+        return
+    try:
+        load({name: tensor for name, tensor in tensors.items() if name not in unknown}, complete=True)
+    except EngineProtocolError as error:
+        raise EngineProtocolError(f"{error}; the model has no weight of the name {min(unknown)!r}") from None
 
 
 def check_replacement(
@@ -89,16 +107,20 @@ def as_tensor(name: str, value: Any) -> Tensor:
 
 
 class CheckpointTensors(Mapping[str, Tensor]):
-    """The tensors of safetensors files, each read when it is asked for."""
+    """The tensors of a model folder, each read when it is asked for.
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        readers: list[Any] = [safe_open(file, framework="pt") for file in files]
+    Args:
+        folder: Whose weight files are opened.
+        names: Those that are wanted; None is all.
+    """
+
+    def __init__(self, folder: Path, names: Container[str] | None = None) -> None:
+        readers: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]
         self._reader_of = {
             name: reader
             for reader in readers
             for name in reader.keys()  # noqa: SIM118 - the reader is no mapping
-            # Older checkpoints carry a buffer that follows from the configuration.
-            if not name.endswith("rotary_emb.inv_freq")
+            if names is None or name in names
         }
 
     def __getitem__(self, name: str) -> Tensor:
@@ -119,6 +141,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         EngineProtocolError: If one cannot be read.
     """
     try:
-        return dict(CheckpointTensors(weight_files(folder)))
+        read_headers(folder)
+        return dict(CheckpointTensors(folder))
     except (CheckpointError, SafetensorError, OSError) as error:
-        raise EngineProtocolError(f"weights cannot be read from {folder}: {error}") from error
+        reason = str(error).removeprefix(f"{folder}: ")
+        raise EngineProtocolError(f"weights cannot be read from {folder}: {reason}") from error

@@ -75,6 +75,10 @@ class NativeRunner:
             draw=self._model.draw,
         )
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._weights.shapes
+
     def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
         self._weights.load(tensors, complete=complete)
         if not self.threads:

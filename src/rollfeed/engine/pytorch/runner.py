@@ -59,6 +59,10 @@ class TorchRunner:
         self.sampler = Sampler(num_rows=num_slots, vocab_size=vocab_size, device=device, draw=draw)
         self._model: Model | None = None
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._weights.shapes
+
     def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
         self._weights.load(tensors, complete=complete)
 

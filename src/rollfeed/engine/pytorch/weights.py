@@ -51,6 +51,11 @@ class Weights:
         else:
             self.head = self._add("lm_head.weight", vocab, hidden)
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of all weights, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.by_name.items()}
+
     def _add(self, name: str, *shape: int) -> Tensor:
         self.by_name[name] = torch.empty(shape, **self._options)
         return self.by_name[name]

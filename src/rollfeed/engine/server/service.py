@@ -10,16 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from rollfeed.engine.checkpoint import weight_files
 from rollfeed.engine.local import EmbeddedEngine
 from rollfeed.engine.local.requests import Request
-from rollfeed.engine.local.weights import CheckpointTensors
 from rollfeed.engine.server.metrics import Counters, Throughput
 from rollfeed.engine.server.state import Job, RequestError, ServedModel, Usage
 from rollfeed.engine.server.versions import WeightVersions
-from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Completion
 
@@ -212,13 +208,13 @@ class Service:
         """Replace the weights by those of a folder, all or none of them.
 
         Raises:
-            CheckpointError: If they cannot be read.
-            EngineProtocolError: If they do not fit.
+            EngineProtocolError: If they cannot be read, or do not fit.
         """
         async with self._control:
-            tensors = await asyncio.to_thread(_read_tensors, Path(model_path))
             number = self.engine.policy_version if version is None else self.versions.number(version)
-            await self.engine.update_weights(tensors, policy_version=number, abort_running=abort_running)
+            await self.engine.update_weights_from_disk(
+                Path(model_path), policy_version=number, abort_running=abort_running
+            )
             self.model_path = model_path
 
     async def set_version(self, version: str, *, abort_running: bool) -> None:
@@ -284,14 +280,6 @@ def is_sample_of(request_id: str, base: str) -> bool:
 def sample_id(base: str, index: int) -> str:
     """Return the id of one of several samples of a request."""
     return f"{base}_{index}"
-
-
-def _read_tensors(folder: Path) -> dict[str, object]:
-    # Read whole before anything is changed: what cannot be read must not stop the engine's thread.
-    try:
-        return dict(CheckpointTensors(weight_files(folder)))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
 
 
 def status_of(error: EngineError) -> int:

@@ -1,0 +1,36 @@
+"""The files of a model's folder: which ones count, whether they are whole, and what they hold.
+
+Everything that loads, checks or watches a model asks here. Nothing but the module that loads through transformers
+imports torch.
+"""
+
+from rollfeed.model_files.config import CONFIG_FILE, find_config, read_config, read_eos_token_ids
+from rollfeed.model_files.content import check_content, read_object, refusal
+from rollfeed.model_files.weights import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    TensorHeader,
+    check_tensors,
+    has_weights,
+    read_headers,
+    tell_of_unknown,
+    weight_files,
+)
+
+__all__ = [
+    "CONFIG_FILE",
+    "INDEX_FILE",
+    "WEIGHTS_FILE",
+    "TensorHeader",
+    "check_content",
+    "check_tensors",
+    "find_config",
+    "has_weights",
+    "read_config",
+    "read_eos_token_ids",
+    "read_headers",
+    "read_object",
+    "refusal",
+    "tell_of_unknown",
+    "weight_files",
+]

@@ -1,0 +1,130 @@
+"""Models that transformers computes: loaded from the files that count, or compared with their headers only.
+
+The class and its renaming and fusing of tensors are transformers'; which files are read is not left to it, since it
+would also apply an adapter that lies beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from rollfeed.errors import CheckpointError
+from rollfeed.model_files.config import read_config
+from rollfeed.model_files.weights import mismatch, read_headers, refuse_missing, tell_of_unknown, weight_files
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    change_config: Callable[[Any], None] = lambda config: None,
+) -> Any:
+    """Return the model of a local folder, on the CPU and in evaluation mode.
+
+    Args:
+        folder: In Hugging Face layout.
+        dtype: Of its weights.
+        trust_remote_code: Let it run code that comes with the checkpoint.
+        change_config: Called with its configuration before the model is made.
+
+    Raises:
+        CheckpointError: If the folder is not that of a causal language model, or lacks weights.
+    """
+    read_config(folder)
+    read_headers(folder)
+    with _as_checkpoint_error(folder), _quiet():
+        empty = _empty_model(folder, trust_remote_code=trust_remote_code, change_config=change_config)
+        # They must stay open until their slices have been read.
+        readers: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]
+        slices = {name: reader.get_slice(name) for reader in readers for name in reader.keys()}  # noqa: SIM118
+        model, found = type(empty).from_pretrained(
+            None,
+            config=empty.config,
+            state_dict=slices,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    _refuse_differences(folder, mismatched=found["mismatched_keys"], missing=found["missing_keys"])
+    tell_of_unknown(folder, found["unexpected_keys"])
+    return model
+
+
+def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
+    """Compare the headers of a folder with its model; what the model does not have is told of.
+
+    Raises:
+        CheckpointError: As :func:`load_model` would.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    read_config(folder)
+    headers = read_headers(folder)
+    with _as_checkpoint_error(folder), _quiet():
+        model = _empty_model(folder, trust_remote_code=trust_remote_code)
+        tensors = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
+        conversions: Any = get_model_conversion_mapping(model)
+        options = LoadStateDictConfig(
+            device_map={"": torch.device("meta")},
+            dtype=torch.float32,
+            weight_mapping=conversions,
+            ignore_mismatched_sizes=True,
+        )
+        found, _ = model._load_pretrained_model(model, tensors, None, options)
+        model.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
+        model._adjust_missing_and_unexpected_keys(found)
+    _refuse_differences(folder, mismatched=found.mismatched_keys, missing=found.missing_keys)
+    tell_of_unknown(folder, found.unexpected_keys)
+
+
+def _empty_model(
+    folder: Path, *, trust_remote_code: bool, change_config: Callable[[Any], None] = lambda config: None
+) -> Any:
+    config: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    change_config(config)
+    auto_model: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto_model.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _refuse_differences(folder: Path, *, mismatched: Any, missing: Any) -> None:
+    for name, found, expected in sorted(mismatched):
+        raise mismatch(folder, name, found, expected)
+    refuse_missing(folder, missing)
+
+
+@contextmanager
+def _as_checkpoint_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # every way loading can fail means the same to the user
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{folder}: transformers cannot load it ({reason})") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from its progress bar and its table of differences: they are told of here, in a line."""
+    log: Any = transformers_logging
+    had_bar, verbosity = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if had_bar:
+            log.enable_progress_bar()
