@@ -19,6 +19,7 @@ import transformers
 
 from rollfeed.engine import check_checkpoint, resolve_checkpoint
 from rollfeed.errors import CheckpointError
+from rollfeed.prompts import load_tokenizer
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -75,6 +76,7 @@ def write_gguf(
     *,
     kind: gguf.GGMLQuantizationType | None = None,
     architecture: str = "llama",
+    tokenizer: dict[str, Any] | None = None,
     **scalars: Any,
 ) -> None:
     config = model.config
@@ -90,6 +92,8 @@ def write_gguf(
     for name, value in scalars.items():
         writer.add_key_value(f"llama.{name.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
     add_tokenizer(writer)
+    for name, value in (tokenizer or {}).items():
+        getattr(writer, f"add_{name}")(value)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -125,6 +129,39 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_token_merges(["h e"])
     writer.add_eos_token_id(256)
     writer.add_bos_token_id(256)
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|spare1|>' + m['role'] + '\n' + m['content'] + '<|spare2|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|spare1|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, (256,)),
+        ({"eot_token_id": 259}, (256, 259)),
+        ({"eot_token_id": 259, "eom_token_id": 258}, (256, 259, 258)),
+        ({"eot_token_id": 256}, (256,)),
+        ({"chat_template": CHATML}, (256, 259)),
+        ({"chat_template": CHATML.replace("<|spare2|>", " <|end|>")}, (256,)),
+        ({"chat_template": CHATML.replace("<|spare2|>", " he")}, (256,)),
+        ({"chat_template": "{{ raise_exception('users only') }}"}, (256,)),
+    ],
+)
+def test_a_response_ends_with_the_text_and_with_the_turn(
+    tmp_path: Path, metadata: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_model(), tokenizer=metadata)
+    folder = resolve_checkpoint(str(tmp_path / "tiny.gguf"), cache_directory=tmp_path / "cache")
+    assert load_tokenizer(folder).eos_token_ids == expected
+
+
+def test_a_pointer_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123\n")
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf is a Git LFS pointer, not the weights: run git lfs pull"):
+        check_checkpoint(str(tmp_path / "tiny.gguf"))
 
 
 LLAMA3 = {
@@ -238,7 +275,7 @@ def spoiled(path: Path, content: bytes) -> str:
 
 def test_files_that_are_no_gguf_are_refused_before_anything_is_converted(tmp_path: Path) -> None:
     for content in (b"", b"GGUF", b"PK\x03\x04 something else", b"GGUF" + struct.pack("<IQQ", 3, 0, 5) + b"\xff" * 40):
-        with pytest.raises(CheckpointError, match="not a readable GGUF file") as caught:
+        with pytest.raises(CheckpointError, match=r"not a readable GGUF file|is a zip archive") as caught:
             check_checkpoint(spoiled(tmp_path / "bad.gguf", content))
         assert "\n" not in str(caught.value)
 

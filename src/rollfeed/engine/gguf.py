@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from rollfeed.errors import CheckpointError
@@ -24,6 +25,8 @@ SUPPORTED_ARCHITECTURE = "llama"
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING = 8
+_CONTROL, _USER_DEFINED = 3, 4
+"""Kinds of tokens that are more than text."""
 _LONGEST_KEY = 65_535
 
 _GLOBAL_NAMES = {
@@ -108,7 +111,8 @@ def convert_gguf(path: Path, folder: Path) -> None:
         raise CheckpointError(f"{path}: {error}") from error
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    _convert_tokenizer(path, folder)
+    ends = _end_ids(metadata, _special_ids(reader), _convert_tokenizer(path, folder))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")
 
 
 def check_architecture(path: Path, architecture: str | None) -> None:
@@ -220,7 +224,7 @@ def _half_split_rows(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.fl
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _convert_tokenizer(path: Path, folder: Path) -> None:
+def _convert_tokenizer(path: Path, folder: Path) -> Any:
     try:
         from transformers import AutoTokenizer
 
@@ -233,3 +237,38 @@ def _convert_tokenizer(path: Path, folder: Path) -> None:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path}: its tokenizer cannot be converted ({reason})") from error
     tokenizer.save_pretrained(str(folder))
+    return tokenizer
+
+
+def _special_ids(reader: Any) -> dict[str, int]:
+    """Return the ids of the tokens that are no text, by name."""
+    tokens, kinds = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if tokens is None or kinds is None:
+        return {}
+    named = enumerate(zip(tokens.contents(), kinds.contents(), strict=False))
+    # Users' own tokens are often runs of spaces; in angle brackets they are marks.
+    return {
+        name: number
+        for number, (name, kind) in named
+        if kind == _CONTROL or (kind == _USER_DEFINED and name.startswith("<") and name.endswith(">"))
+    }
+
+
+def _end_ids(metadata: Mapping[str, Any], special_ids: Mapping[str, int], tokenizer: Any) -> list[int]:
+    """Return the ids that end a response: of the text's, the turn's and the message's end, and the template's."""
+    named = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    found = [*named, special_ids.get(_end_of_turn(tokenizer, special_ids))]
+    return list(dict.fromkeys(int(number) for number in found if number is not None))
+
+
+def _end_of_turn(tokenizer: Any, marks: Iterable[str]) -> str:
+    """Return which mark the chat template puts behind an answer; nothing where it puts none."""
+    answer = "ANSWER"
+    messages = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": answer}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except (TemplateError, TypeError, ValueError):  # there is none, or it wants other messages
+        return ""
+    _, is_there, behind = text.rpartition(answer)
+    matches = [mark for mark in marks if mark and behind.lstrip().startswith(mark)]
+    return max(matches, key=len) if is_there and matches else ""
