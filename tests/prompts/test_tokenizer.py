@@ -113,7 +113,7 @@ def test_end_id_may_be_missing_in_the_configuration(tmp_path: Path, save_tokeniz
 def test_broken_generation_config_is_named(tmp_path: Path, save_tokenizer: Callable[..., Path]) -> None:
     folder = save_tokenizer(tmp_path)
     (folder / "generation_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: cannot be read as JSON"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json is not JSON"):
         load_tokenizer(folder)
 
 
@@ -187,3 +187,19 @@ def test_a_tokenizer_that_is_whole_in_one_file_gives_what_the_general_loader_giv
     messages = [{"role": "user", "content": text}]
     rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert ours.render_chat(messages) == rendered
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"]
+)
+def test_a_pointer_or_a_broken_link_in_place_of_a_tokenizers_file_is_named(
+    tmp_path: Path, save_tokenizer: Callable[..., Path], name: str
+) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123\n")
+    with pytest.raises(CheckpointError, match=f"{name} is a Git LFS pointer, not the file itself: run git lfs pull"):
+        load_tokenizer(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("../blobs/1")
+    with pytest.raises(CheckpointError, match=f"{name} is a link to a file that is not there"):
+        load_tokenizer(folder)
