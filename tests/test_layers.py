@@ -8,6 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "rollfeed"
 LAYERS = [
     "errors",
+    "faults",
     "types",
     "answers",
     "seeds",
@@ -24,6 +25,7 @@ LAYERS = [
 ]
 NOT_PARTS = {
     "errors",
+    "faults",
     "types",
     "answers",
     "seeds",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rollfeed.errors import PluginError
+from rollfeed.faults import blaming
+from rollfeed.protocols import Tracker
+from rollfeed.types import TrainBatch
 
+_TRACKER = "plugins.tracker"
 T = TypeVar("T")
 
 
@@ -56,6 +61,35 @@ def load_factory(path: str, protocol: type[T], *arguments: Any, key: str, folder
         raise PluginError(f"{where}: calling it failed: {type(error).__name__}: {error}") from error
     check_methods(made, protocol, key=where)
     return made  # type: ignore[no-any-return]
+
+
+def log(tracker: Tracker, batch: TrainBatch) -> None:
+    """Hand a tracker the metrics of a committed step.
+
+    Raises:
+        RunFailedError: If it raises.
+    """
+    with blaming(_TRACKER, tracker):
+        tracker.log(batch.metrics, step=batch.step)
+
+
+@contextmanager
+def closing(tracker: Tracker | None) -> Iterator[None]:
+    """Close a tracker at the end; where the run has failed, nothing that it raises then hides why.
+
+    Raises:
+        RunFailedError: If it raises, and nothing else did before.
+    """
+    try:
+        yield
+    except BaseException:
+        if tracker is not None:
+            with suppress(Exception):
+                tracker.close()
+        raise
+    if tracker is not None:
+        with blaming(_TRACKER, tracker):
+            tracker.close()
 
 
 def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:

@@ -189,7 +189,7 @@ async def test_a_batch_filter_that_makes_no_batch_ends_the_run_and_is_named(retu
         del groups
         return returned
 
-    with pytest.raises(RunFailedError, match=f"choose_badly {said}"):
+    with pytest.raises(RunFailedError, match=rf"choose_badly\) {said}"):
         await make_steps(1, batch_filter=choose_badly)
 
 

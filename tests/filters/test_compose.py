@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollfeed.errors import PluginError
+from rollfeed.errors import RunFailedError
 from rollfeed.filters import compose
 from rollfeed.types import Drop, Keep
 
@@ -32,5 +32,7 @@ def test_compose_refuses_a_filter_that_returns_a_bool() -> None:
     def keeps(samples: object) -> bool:
         return True
 
-    with pytest.raises(PluginError, match="group filter keeps returned True: return Keep"):
+    with pytest.raises(
+        RunFailedError, match=r"plugins.group_filters \(.*keeps\) returned True; return Keep.*test_compose.py:"
+    ):
         compose([keeps])([])

@@ -1,7 +1,9 @@
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,6 +64,21 @@ async def test_the_failure_budget_stops_the_run_with_the_first_cause(make_rollou
         ):
             await rollouts.generate_batch()
     assert {task.get_name() for task in asyncio.all_tasks()} <= {asyncio.current_task().get_name()}
+
+
+async def test_groups_that_end_the_run_at_once_leave_no_error_that_nobody_has_read(make_rollouts) -> None:
+    unread: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+
+    async def generate(request, *, default, endpoint, tokenizer):
+        raise ValueError("broken")
+
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, rollout_batch_size=8, failure_minimum=1) as made:
+        with pytest.raises(RunFailedError, match="broken"):
+            await made.generate_batch()
+    del made
+    gc.collect()
+    assert unread == []
 
 
 async def test_a_rollout_that_takes_too_long_fails(make_rollouts) -> None:

@@ -169,7 +169,7 @@ async def test_a_step_that_fails_after_it_was_asked_again_gives_everything_back_
     async with make_rollouts(engine, source=prompts(), rollout_fn=fails_later) as rollouts:
         await rollouts.generate_batch()
         before = rollouts.ledger
-        with pytest.raises(ValueError, match="broken"):
+        with pytest.raises(RunFailedError, match="ValueError: broken"):
             await rollouts.generate_batch()
         after = rollouts.ledger
         assert after.balanced

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollfeed.errors import RunDirectoryError, RunFailedError
+from rollfeed.errors import RunFailedError
 from rollfeed.store import SpillFile, SpillHandle
 from rollfeed.types import PromptDraw
 
@@ -83,7 +83,7 @@ def test_a_damaged_draw_is_named(tmp_path: Path, make_draw) -> None:
     handle = spill.put(make_draw(1))
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(RunDirectoryError, match="stored draw is damaged"):
+    with pytest.raises(RunFailedError, match="stored draw is damaged"):
         spill.take(handle)
 
 

@@ -18,6 +18,7 @@ from rollfeed.app.sources import build_source
 from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
 from rollfeed.errors import ConfigError, PromptsEndedError, RollfeedError, RunDirectoryError
+from rollfeed.faults import once_started
 from rollfeed.filters import build_batch_filter, build_filter
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import (
@@ -249,14 +250,13 @@ async def make_steps(
         RollfeedError: If the run fails; the cause is stored.
     """
     try:
-        rollouts, close = _open_run(directory, prepared, observers)
+        rollouts = _open_run(directory, prepared, observers)
         resumed = rollouts.next_step
-        try:
+        with plugins.closing(prepared.tracker):
             async with rollouts:
-                ended = await body(rollouts)
+                with once_started():
+                    ended = await body(rollouts)
             directory.finish(ended)
-        finally:
-            close()
     except RollfeedError as error:
         directory.fail(str(error))
         raise
@@ -269,18 +269,16 @@ async def make_steps(
     )
 
 
-def _open_run(
-    directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]
-) -> tuple[Rollouts, Callable[[], None]]:
-    """Return a manager that stores its steps in ``directory`` and goes on from there, and what ends its tracker."""
+def _open_run(directory: RunDirectory, prepared: PreparedRun, observers: Sequence[RolloutObserver]) -> Rollouts:
+    """Return a manager that stores its steps in ``directory`` and goes on from there."""
     settings, tracker = prepared.settings, prepared.tracker
 
     def commit(step: StepCommit) -> None:
         directory.commit(step, reward_key=settings.reward.reward_key)
         if tracker is not None:
-            tracker.log(step.batch.metrics, step=step.batch.step)
+            plugins.log(tracker, step.batch)
 
-    rollouts = open_rollouts(
+    return open_rollouts(
         prepared.config,
         source=prepared.source,
         engine=prepared.engine,
@@ -291,7 +289,6 @@ def _open_run(
         on_isolation=directory.record_isolation,
         spill=directory.spill,
     )
-    return rollouts, (lambda: None) if tracker is None else tracker.close
 
 
 def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> RolloutConfig:

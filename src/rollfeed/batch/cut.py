@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.errors import RunFailedError
+from rollfeed.faults import blaming, complaint
 from rollfeed.protocols import AdvantageFn, AgeRule
 from rollfeed.types import BatchCut, ByAge, Correct, Group, SampleStatus, TrainBatch
 
+_SETTING = "plugins.advantage"
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -30,7 +31,7 @@ def cut_batch(
     """Return the batch of a step, groups ordered by index; or, if some are too old for it, which.
 
     Raises:
-        RunFailedError: If the advantage function returns another number of values than it was given, or
+        RunFailedError: If the advantage function raises, returns another number of values than it was given, or
             one that is not finite.
     """
     by_age = age_rule(groups, policy_version=policy_version)
@@ -55,12 +56,11 @@ def cut_batch(
 
 def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn) -> NDArray[np.float64]:
     rewards_G = group.reward_values(reward_key)
-    advantages_G = np.asarray(advantage_fn(rewards_G), np.float64)
+    with blaming(_SETTING, advantage_fn):
+        advantages_G = np.asarray(advantage_fn(rewards_G), np.float64)
     if advantages_G.shape != rewards_G.shape or not (np.abs(advantages_G) <= _LARGEST).all():
-        raise RunFailedError(
-            f"group {group.group_index}: the advantage function returned {advantages_G.tolist()} for rewards "
-            f"{rewards_G.tolist()}; it must return one finite number a rollout"
-        )
+        told = f"returned {advantages_G.tolist()} for rewards {rewards_G.tolist()} of group {group.group_index}"
+        raise complaint(_SETTING, advantage_fn, f"{told}; it must return one finite number a rollout")
     return advantages_G
 
 

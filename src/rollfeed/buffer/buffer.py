@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, overload
 
 from rollfeed.buffer.outline import num_bytes, outline
-from rollfeed.errors import PluginError, RunFailedError
+from rollfeed.errors import RunFailedError
+from rollfeed.faults import blaming, complaint
 from rollfeed.protocols import BufferPolicy
 from rollfeed.types import PromptDraw
+
+_SETTING = "plugins.buffer_policy"
 
 
 class Spill(Protocol):
@@ -101,8 +104,8 @@ class Buffer:
         Raises:
             RunFailedError: If one has another number of rollouts than a group, is in the buffer already, or cannot be
                 spilled; in the last case it is in the buffer.
-            PluginError: If the policy, asked which are to be spilled, returns anything but indices; they are in the
-                buffer.
+            RunFailedError: If the policy, asked which are to be spilled, raises or returns anything but indices; they
+                are in the buffer.
         """
         new = list(draws)
         known = {entry.draw.group_index for entry in self._entries}
@@ -119,8 +122,8 @@ class Buffer:
         """Remove and return up to ``count`` draws, whole, in the order of the policy.
 
         Raises:
-            PluginError: If the policy returns anything but indices, each once; nothing is removed.
-            RunFailedError: If a draw cannot be read from the disk; nothing is removed.
+            RunFailedError: If the policy raises or returns anything but indices, each once, or a draw cannot be read
+                from the disk; nothing is removed.
         """
         self._policy_version = policy_version
         if count <= 0 or not self._entries:
@@ -178,7 +181,8 @@ class Buffer:
 
     def _choose(self, count: int) -> list[int]:
         entries = self.entries
-        returned = self._policy(entries, count, policy_version=self._policy_version)
+        with blaming(_SETTING, self._policy):
+            returned = self._policy(entries, count, policy_version=self._policy_version)
         return _checked(returned, num_entries=len(entries), count=count, policy=self._policy)
 
 
@@ -225,21 +229,20 @@ def _checked(returned: object, *, num_entries: int, count: int, policy: BufferPo
     """Return what a policy returned as a list of different indices.
 
     Raises:
-        PluginError: If it is something else; it says what.
+        RunFailedError: If it is something else; it says what.
     """
-    name = getattr(policy, "__qualname__", type(policy).__qualname__)
-    where = f"buffer policy {name}"
     try:
         indices = [operator.index(index) for index in returned]  # type: ignore[attr-defined]
     except TypeError:
-        raise PluginError(f"{where}: returned {returned!r:.100}; return a sequence of indices") from None
+        raise complaint(_SETTING, policy, f"returned {returned!r:.100}; return a sequence of indices") from None
     if len(indices) > count:
-        raise PluginError(f"{where}: returned {len(indices)} indices; at most {count} were asked for")
+        raise complaint(_SETTING, policy, f"returned {len(indices)} indices; at most {count} were asked for")
     seen: set[int] = set()
     for index in indices:
         if not 0 <= index < num_entries:
-            raise PluginError(f"{where}: returned index {index}; there are {num_entries} entries, counted from 0")
+            there = f"there are {num_entries} entries, counted from 0"
+            raise complaint(_SETTING, policy, f"returned index {index}; {there}")
         if index in seen:
-            raise PluginError(f"{where}: returned index {index} twice; return each once")
+            raise complaint(_SETTING, policy, f"returned index {index} twice; return each once")
         seen.add(index)
     return indices

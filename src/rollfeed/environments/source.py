@@ -8,6 +8,7 @@ from typing import Any
 from rollfeed.environments.grading import RM_TYPE
 from rollfeed.environments.tasks import check_level, make_task
 from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.faults import describe
 from rollfeed.protocols import Environment, PromptRenderer, Task
 from rollfeed.types import Prompt
 
@@ -115,7 +116,7 @@ class EnvironmentSource:
                 )
             except Exception as error:  # of another package perhaps; counted, and named at the end
                 self.num_failed += 1
-                cause = f"problem {index}: {type(error).__name__}: {error}"
+                cause = f"problem {index}: {describe(error)}"
                 continue
             prompt = self._render(task, index)
             if self._renderer.fits(prompt.token_ids):

@@ -14,6 +14,7 @@ from typing import Any
 from rollfeed.environments.registry import EnvironmentRegistry
 from rollfeed.environments.tasks import check_level, stored
 from rollfeed.errors import RewardError
+from rollfeed.faults import describe
 from rollfeed.protocols import Environment
 from rollfeed.types import Verdict
 
@@ -57,7 +58,7 @@ def verify_problem(environment: Environment, problem: Mapping[str, Any], respons
         doing = "verify"
         verdict = environment.verify(params, response)
     except Exception as error:  # of another package perhaps: its fault is an ERROR, never a wrong answer
-        raise RewardError(f"environment {name}: {doing} raised {type(error).__name__}: {error}") from error
+        raise RewardError(f"environment {name}: {doing} raised {describe(error)}") from error
     if not isinstance(verdict, Verdict):
         raise RewardError(f"environment {name}: verify returned {verdict!r:.80}; it must return a Verdict")
     return verdict

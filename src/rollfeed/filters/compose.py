@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollfeed.errors import PluginError
+from rollfeed.faults import blaming, complaint, is_own
 from rollfeed.protocols import GroupFilter
 from rollfeed.types import Drop, FilterDecision, Keep, Sample
 
@@ -20,18 +20,19 @@ class ComposedFilter:
         """Return the first final Drop; else the first Drop that is still usable; else Keep.
 
         Raises:
-            PluginError: If a filter returns anything but Keep or Drop.
+            RunFailedError: If a filter raises, or returns anything but Keep or Drop.
         """
         usable: Drop | None = None
         for group_filter in self.filters:
-            decision: object = group_filter(samples)
+            setting = "filters.dynamic_sampling" if is_own(group_filter) else "plugins.group_filters"
+            with blaming(setting, group_filter):
+                decision: object = group_filter(samples)
             if isinstance(decision, Drop) and not decision.usable:
                 return decision
             if isinstance(decision, Drop):
                 usable = decision if usable is None else usable
             elif not isinstance(decision, Keep):
-                name = getattr(group_filter, "__name__", type(group_filter).__name__)
-                raise PluginError(f"group filter {name} returned {decision!r}: return Keep() or Drop(reason)")
+                raise complaint(setting, group_filter, f"returned {decision!r:.80}; return Keep() or Drop(reason)")
         return Keep() if usable is None else usable
 
 

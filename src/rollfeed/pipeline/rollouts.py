@@ -15,6 +15,7 @@ from typing import Any
 
 from rollfeed.config import RolloutMode, RolloutSettings
 from rollfeed.errors import RunFailedError
+from rollfeed.faults import blaming
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.groups.failures import FailureBudget
@@ -24,8 +25,16 @@ from rollfeed.pipeline.groups.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import Placement
-from rollfeed.pipeline.settlement import book, dropped_groups, indices, joined, step_metrics, wasted_tokens
-from rollfeed.pipeline.supply import PromptSupply
+from rollfeed.pipeline.settlement import (
+    ROLLOUT_SETTING,
+    book,
+    dropped_groups,
+    indices,
+    joined,
+    step_metrics,
+    wasted_tokens,
+)
+from rollfeed.pipeline.supply import PromptSupply, load_state
 from rollfeed.pipeline.watchdog import Watchdog, describe_phases
 from rollfeed.pipeline.weight_follower import WeightFollower
 from rollfeed.protocols import (
@@ -120,7 +129,7 @@ class Rollouts:
         self._state = state or EMPTY_STATE
         self._surplus = self._state.surplus
         if state is not None:
-            source.load_state_dict(state.source)
+            load_state(source, state.source)
         # Nobody works any more on what was under way when the state was taken.
         requeued = sorted([*self._state.in_flight, *self._state.requeued], key=lambda draw: draw.group_index)
         self._ledger = Ledger(
@@ -242,7 +251,9 @@ class Rollouts:
         num_in_vain = 0
         while True:
             context, num_before = making.context, len(making.output.groups)
-            making.output = joined(making.output, await making.task, context)
+            returned = await making.task
+            with blaming(ROLLOUT_SETTING, self._parts.rollout_fn):
+                making.output = joined(making.output, returned, context, self._parts.rollout_fn)
             cut = self._parts.cut_batch(
                 making.output.groups, step=context.step, policy_version=self._engine.policy_version
             )
@@ -305,7 +316,8 @@ class Rollouts:
         with rare_collections():
             async with watchdog:
                 self._observers.on_rollout = watchdog.sign_of_life
-                return await self._parts.rollout_fn(context)
+                with blaming(ROLLOUT_SETTING, self._parts.rollout_fn):
+                    return await self._parts.rollout_fn(context)
 
     async def _stop(self, making: _Making) -> None:
         """End a step that will have no batch, and give its prompts back."""
@@ -343,7 +355,7 @@ class Rollouts:
         state = RunState(
             next_step=context.step + 1,
             next_group_index=self._supply.next_group_index,
-            source=self._source.state_dict(),
+            source=self._supply.source_state(),
             requeued=self._supply.requeued,
             surplus=tuple(sorted(output.surplus, key=lambda group: group.group_index)),
             in_flight=in_flight,

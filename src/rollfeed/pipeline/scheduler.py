@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, SurplusPolicy
 from rollfeed.errors import PromptsEndedError, RunFailedError
+from rollfeed.faults import blaming, complaint, is_own
 from rollfeed.pipeline.staleness import StalenessClock
 from rollfeed.protocols import AgeRule, BatchFilter, RolloutContext, Running
 from rollfeed.types import OVER_SAMPLED, Drop, DroppedGroup, Group, GroupResult, GroupStatus, RolloutOutput
@@ -273,22 +274,22 @@ def _chosen(batch_filter: BatchFilter, candidates: list[Group], *, count: int) -
     """Return the indices of the ``count`` groups that a batch filter puts first.
 
     Raises:
-        RunFailedError: If it returns something else than indices, or fewer.
+        RunFailedError: If it raises, or returns something else than indices, or fewer.
     """
-    returned: object = batch_filter(candidates)
-    where = f"the batch filter {getattr(batch_filter, '__qualname__', type(batch_filter).__qualname__)}"
+    setting = "filters.over_sampling" if is_own(batch_filter) else "plugins.batch_filter"
+    with blaming(setting, batch_filter):
+        returned: object = batch_filter(candidates)
     try:
         indices = [operator.index(index) for index in returned]  # type: ignore[attr-defined]
     except TypeError:
-        raise RunFailedError(f"{where} returned {returned!r:.100}; it must return a sequence of indices") from None
+        told = f"returned {returned!r:.100}; it must return a sequence of indices"
+        raise complaint(setting, batch_filter, told) from None
     if len(set(indices)) != len(indices) or not all(0 <= index < len(candidates) for index in indices):
-        raise RunFailedError(
-            f"{where} returned {indices!r:.100} for {len(candidates)} groups; it must return indices of groups, each "
-            "at most once"
-        )
+        told = f"returned {indices!r:.100} for {len(candidates)} groups"
+        raise complaint(setting, batch_filter, f"{told}; it must return indices of groups, each at most once")
     if len(indices) < count:
-        raise RunFailedError(
-            f"{where} returned {len(indices)} of {len(candidates)} groups, and a batch has {count}: return at least as "
-            "many, best first; what is never to be trained on is for a group filter"
+        told = f"returned {len(indices)} of {len(candidates)} groups, and a batch has {count}: return at least as many"
+        raise complaint(
+            setting, batch_filter, f"{told}, best first; what is never to be trained on is for a group filter"
         )
     return indices[:count]

@@ -5,40 +5,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rollfeed.errors import PromptsEndedError, RunFailedError
+from rollfeed.errors import PromptsEndedError
+from rollfeed.faults import complaint
 from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.groups.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
+from rollfeed.protocols import RolloutFn
 from rollfeed.types import OVER_SAMPLED, STALE, DroppedGroup, Group, RolloutOutput
 
+ROLLOUT_SETTING = "plugins.rollout"
 FAILED_REASON = "failed"
 WITHOUT_FILTER = (OVER_SAMPLED, STALE)
 """Reasons of dropped groups that no group filter gave."""
 
 
-def joined(before: RolloutOutput, output: RolloutOutput, context: StepContext) -> RolloutOutput:
+def joined(before: RolloutOutput, output: RolloutOutput, context: StepContext, rollout_fn: RolloutFn) -> RolloutOutput:
     """Return what the calls of a rollout function gave together; refuse what would lose, double or invent a group.
 
     Args:
         before: What earlier calls in the step gave.
         output: What this call returned.
         context: With what it was called; surplus that it does not name stays surplus.
+        rollout_fn: The function, for errors.
 
     Raises:
         PromptsEndedError: If the batch is short because the source has ended.
         RunFailedError: If it does not hold exactly the groups that were asked for, of this step and each once.
     """
     if not isinstance(output, RolloutOutput):
-        raise RunFailedError(f"the rollout function returned {type(output).__name__}; it must return a RolloutOutput")
+        told = f"returned {type(output).__name__}; it must return a RolloutOutput"
+        raise complaint(ROLLOUT_SETTING, rollout_fn, told)
     if len(output.groups) < context.rollout_batch_size and context.source_ended:
         has, size = len(before.groups) + len(output.groups), len(before.groups) + context.rollout_batch_size
         raise PromptsEndedError(f"step {context.step} has {has} of {size} groups and the prompt source has ended")
     if len(output.groups) != context.rollout_batch_size:
-        raise RunFailedError(
-            f"the rollout function returned {len(output.groups)} groups; a batch has {context.rollout_batch_size}"
-            if not before.groups
-            else f"the rollout function returned {len(output.groups)} groups; {context.rollout_batch_size} were missing"
-        )
+        size = context.rollout_batch_size
+        wanted = f"{size} were missing" if before.groups else f"a batch has {size}"
+        raise complaint(ROLLOUT_SETTING, rollout_fn, f"returned {len(output.groups)} groups; {wanted}")
     named, known = indices(output), context.draws.keys() | {group.group_index for group in context.surplus}
     unnamed = tuple(group for group in context.surplus if group.group_index not in named)
     whole = RolloutOutput(
@@ -50,9 +53,11 @@ def joined(before: RolloutOutput, output: RolloutOutput, context: StepContext) -
     )
     for group_index, count in Counter(group.group_index for _, group in _placed(whole)).items():
         if count > 1:
-            raise RunFailedError(f"the rollout function returned group {group_index} {count} times; each goes one way")
+            told = f"returned group {group_index} {count} times; each goes one way"
+            raise complaint(ROLLOUT_SETTING, rollout_fn, told)
     if unknown := named - known:
-        raise RunFailedError(f"the rollout function returned group {min(unknown)}, which is not of this step")
+        told = f"returned group {min(unknown)}, which is not of this step"
+        raise complaint(ROLLOUT_SETTING, rollout_fn, told)
     return whole
 
 

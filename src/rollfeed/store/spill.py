@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
-from rollfeed.errors import RunFailedError
+from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.store.codec import decode_draw, encode_draw
 from rollfeed.types import PromptDraw
 
@@ -81,16 +81,19 @@ class SpillFile:
 
         Raises:
             KeyError: If it has been taken.
-            RunDirectoryError: If its file is damaged.
+            RunFailedError: If its file is damaged.
         """
-        return decode_draw(self._read(handle))
+        try:
+            return decode_draw(self._read(handle))
+        except RunDirectoryError as error:
+            raise RunFailedError(str(error)) from error
 
     def take(self, handle: SpillHandle) -> PromptDraw:
         """Return a draw and remove it.
 
         Raises:
             KeyError: If it has been taken.
-            RunDirectoryError: If its file is damaged.
+            RunFailedError: If its file is damaged.
         """
         with self._lock:
             draw = self.peek(handle)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollfeed.config import GroupFailurePolicy
-from rollfeed.errors import RollfeedError, RunFailedError
+from rollfeed.errors import RunFailedError
+from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.in_flight import Draft
 from rollfeed.protocols import (
@@ -41,6 +42,8 @@ from rollfeed.types import (
     Verdict,
 )
 
+_GENERATE = "plugins.generate"
+_SAMPLE_HOOK = "plugins.sample_hook"
 START_ROLLOUT_ID = "start_rollout_id"
 """In the metadata of a sample whose response was cut short: the step that did so first."""
 
@@ -184,17 +187,22 @@ class GroupRunner:
         return sample.without_versions_before(self._endpoint.policy_version) if self._plan.mask_offpolicy else sample
 
     async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
-        samples = await self._generate_fn(
-            request, default=self._default_generate_fn, endpoint=self._endpoint, tokenizer=self._tokenizer
-        )
+        with blaming(_GENERATE, self._generate_fn):
+            samples = await self._generate_fn(
+                request, default=self._default_generate_fn, endpoint=self._endpoint, tokenizer=self._tokenizer
+            )
         if not isinstance(samples, Sequence) or not samples or not all(isinstance(s, Sample) for s in samples):
-            raise TypeError(f"generate returned {samples!r:.80}; it must return a list of at least one Sample")
+            told = f"returned {samples!r:.80}; it must return a list of at least one Sample"
+            raise complaint(_GENERATE, self._generate_fn, told)
         samples = [_with_origin(sample, request.partial) for sample in samples]
         if self._sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
             return tuple(samples)
-        hooked = tuple(self._sample_hook(sample, request.prompt) for sample in samples)
-        if not all(isinstance(sample, Sample) for sample in hooked):
-            raise TypeError("sample_hook returned something that is not a Sample; return the sample to go on with")
+        with blaming(_SAMPLE_HOOK, self._sample_hook):
+            hooked = tuple(self._sample_hook(sample, request.prompt) for sample in samples)
+        for sample in hooked:
+            if not isinstance(sample, Sample):
+                told = f"returned {sample!r:.80}; return the sample to go on with"
+                raise complaint(_SAMPLE_HOOK, self._sample_hook, told)
         return hooked
 
     async def _score(self, rollouts: list[Rollout], draw: PromptDraw) -> list[Rollout]:
@@ -228,9 +236,7 @@ class GroupRunner:
     def _describe(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"not answered within rollout_timeout_seconds = {self._plan.rollout_timeout_seconds:g}"
-        if isinstance(error, RollfeedError):
-            return str(error)
-        return f"{type(error).__name__}: {error}"
+        return describe(error)
 
 
 def _with_origin(sample: Sample, partial: Sample | None) -> Sample:

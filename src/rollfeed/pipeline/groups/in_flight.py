@@ -113,5 +113,8 @@ class InFlight:
         await self._changed.wait()
         self._changed.clear()
 
-    def _ring(self, _: object) -> None:
+    def _ring(self, task: asyncio.Task[GroupResult]) -> None:
+        # Several groups may end with an error, and only the first one is read: none is left to asyncio to complain of.
+        if not task.cancelled():
+            task.exception()
         self._changed.set()

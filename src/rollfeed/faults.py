@@ -1,0 +1,132 @@
+"""What is said of a user's function that raises, or returns something else than it promised, while a run goes on.
+
+It is one line: the setting, the function, what happened, and the file and line of the user's to look at.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import ConfigError, EngineError, RollfeedError, RunFailedError
+
+_OWN = f"{Path(__file__).resolve().parent}{os.sep}"
+_LIBRARIES = tuple(
+    f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_MAX_CHARACTERS = 1_000
+
+
+@contextmanager
+def blaming(setting: str, function: object) -> Iterator[None]:
+    """Turn what a user's function raises into the end of the run.
+
+    Args:
+        setting: Names the function, for example ``plugins.advantage``.
+        function: Is called in the block. What one of rollfeed's own raises by mistake is left as it is.
+
+    Raises:
+        RunFailedError: With setting, function, error, and the innermost line of the user's own.
+    """
+    try:
+        yield
+    except (RunFailedError, EngineError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_own(function) and not isinstance(error, RollfeedError):
+            raise
+        raise RunFailedError(f"{_named(setting, function)}: {describe(error, function)}") from error
+
+
+@contextmanager
+def once_started() -> Iterator[None]:
+    """Turn a ConfigError, which says that nothing has been started, into the end of the run that has been.
+
+    Raises:
+        RunFailedError: With what it said.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise RunFailedError(str(error)) from error
+
+
+def complaint(setting: str, function: object, text: str) -> RunFailedError:
+    """Return the error for a function that broke its promise: ``text`` says how, and what it must do."""
+    place = _definition(function)
+    return RunFailedError(f"{_named(setting, function)} {text}{f' ({place})' if place else ''}")
+
+
+def describe(error: BaseException, function: object = None) -> str:
+    """Return what was raised, on one line, and where in the user's own code, if it was there.
+
+    Args:
+        error: As it was caught; of a group of errors the first counts.
+        function: The user's function that was called; its definition is named where no line of theirs is known.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split())[:_MAX_CHARACTERS]
+    if not isinstance(error, RollfeedError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    elif isinstance(error, RunFailedError):
+        return text
+    place = _innermost(error, function) or _definition(function)
+    return f"{text} ({place})" if place else text
+
+
+def is_own(function: object) -> bool:
+    """Whether a function, or an object with methods, is of rollfeed itself and not a user's."""
+    module = getattr(_unwrapped(function), "__module__", None) or ""
+    return module.partition(".")[0] == "rollfeed"
+
+
+def _named(setting: str, function: object) -> str:
+    if is_own(function):
+        return setting
+    found = _unwrapped(function)
+    return f"{setting} ({found.__module__}:{found.__qualname__})"
+
+
+def _innermost(error: BaseException, function: object) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    here = getattr(getattr(_unwrapped(function), "__code__", None), "co_filename", None)
+    users = [frame for frame in frames if frame.filename == here or _is_users(frame.filename)]
+    return f"{_shown(users[-1].filename)}:{users[-1].lineno}, in {users[-1].name}" if users else None
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith("<") and not os.path.realpath(filename).startswith((_OWN, *_LIBRARIES))
+
+
+def _definition(function: object) -> str | None:
+    """Return file and line of the definition of a function, or of an object's class."""
+    found = _unwrapped(function)
+    if function is None or is_own(function):
+        return None
+    try:
+        filename, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+    except (OSError, TypeError):
+        return None
+    return f"{_shown(filename)}:{line}" if filename else None
+
+
+def _unwrapped(function: Any) -> Any:
+    """Return the function of partials and methods, and the class of other objects."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+def _shown(filename: str) -> str:
+    """Return a path as short as it can be found from here."""
+    path, here = os.path.realpath(filename), os.path.realpath(os.curdir)
+    return os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else path
