@@ -14,6 +14,42 @@ def load(tmp_path: Path, text: str, *overrides: str) -> Settings:
     return load_settings(path, overrides)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_byte_order_mark_and_line_ends_of_windows_are_taken(tmp_path: Path, encoding: str, newline: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(MINIMAL.replace("\n", newline).encode(encoding))
+    assert load_settings(path).prompts.environments[0].id == "core/copy_text"
+
+
+def test_a_file_in_utf16_is_told_to_be_saved_as_utf8(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(MINIMAL.encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"not UTF-8 text .*; save it as UTF-8"):
+        load_settings(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("written", ["2026-01-31", '"2026-01-31"', "2026-01-31T12:00:00", '"2026-01-31 12:00:00"'])
+def test_the_date_of_templates_is_one_of_toml_or_a_text(tmp_path: Path, written: str) -> None:
+    settings = load(tmp_path, f"[model]\ntemplate_date = {written}\n{MINIMAL}", f"model.template_date={written}")
+    date = settings.model.template_datetime
+    assert date is not None
+    assert date.isoformat() in ("2026-01-31T00:00:00", "2026-01-31T12:00:00")
+
+
+@pytest.mark.parametrize("written", ["2026", '"today"', "12:00:00"])
+def test_what_is_no_date_is_refused(tmp_path: Path, written: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.template_date"):
+        load(tmp_path, f"[model]\ntemplate_date = {written}\n{MINIMAL}")
+
+
+def test_variables_of_the_template_decide_what_a_run_is_and_its_date_does_not(tmp_path: Path) -> None:
+    plain = load(tmp_path, MINIMAL)
+    assert load(tmp_path, MINIMAL, "model.template_date=2026-01-31").identity() == plain.identity()
+    thinking = load(tmp_path, MINIMAL, "model.chat_template_kwargs={thinking = {on = false}}")
+    assert thinking.model.chat_template_kwargs == {"thinking": {"on": False}}
+    assert thinking.identity() != plain.identity()
+
+
 def test_defaults_fill_what_a_file_leaves_out(tmp_path: Path) -> None:
     settings = load(tmp_path, MINIMAL)
     assert settings.seed == 0

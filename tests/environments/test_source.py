@@ -39,6 +39,15 @@ async def test_prompts_are_graded_after_a_json_round_trip(
         assert (await grade(str(prompt.label), prompt.label, metadata)).correct is Correct.YES
 
 
+def test_a_template_that_refuses_a_problem_is_named_with_the_environment(parity: Any) -> None:
+    class Refusing:
+        def render(self, content: Any, **settings: Any) -> Any:
+            raise ConfigError("the model's chat template refuses the messages: system first")
+
+    with pytest.raises(ConfigError, match=r"environment my/parity@0: the model's chat template refuses"):
+        EnvironmentSource(parity, level=0, seed=1, renderer=Refusing())  # type: ignore[arg-type]
+
+
 async def test_raw_text_goes_without_messages(make_source: Callable[..., EnvironmentSource]) -> None:
     (prompt,) = await make_source(apply_chat_template=False).draw(1)
     assert prompt.text.startswith("Is ")

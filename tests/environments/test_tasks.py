@@ -32,6 +32,14 @@ def test_every_part_of_the_place_changes_the_seed(parity: Any) -> None:
     assert len(seeds) == 7
 
 
+def test_halves_of_surrogate_pairs_in_a_problem_become_replacement_characters(
+    parity: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parity, "make", lambda level, random: ("cut \ud83d", {"a": ["\ud83d"]}, "\udc00"))
+    task = make_task(parity, level=0, index=0, run_seed=0)
+    assert (task.question, task.params, task.answer) == ("cut \ufffd", {"a": ["\ufffd"]}, "\ufffd")
+
+
 @pytest.mark.parametrize("level", [-1, 41])
 def test_level_that_does_not_exist_is_refused(level: int) -> None:
     add_numbers = next(env for env in BUILTIN_ENVIRONMENTS if env.environment_id == "core/add_numbers")

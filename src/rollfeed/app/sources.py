@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rollfeed import plugins
 from rollfeed.config import DatasetSettings, Settings
+from rollfeed.config.paths import expand_path
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
 from rollfeed.protocols import PromptSource, Tokenizer
@@ -56,8 +57,10 @@ def build_source(settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[
 def find_file(path: str, folders: Sequence[Path]) -> Path:
     """Return the first of ``folders`` with such a file; a slice ``@[a:b]`` behind the name does not count.
 
-    A file that is nowhere is returned as given, for its reader to complain of.
+    ``~`` and environment variables are replaced. A file that is nowhere is returned all the same, for its reader to
+    complain of.
     """
+    path = expand_path(path)
     for folder in folders:
         for name in (path, path.rpartition("@[")[0]):
             if name and (folder / name).exists():

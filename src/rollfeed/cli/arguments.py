@@ -6,12 +6,18 @@ import argparse
 from pathlib import Path
 
 from rollfeed.config import Settings, load_settings
+from rollfeed.config.paths import expand_path
+
+
+def path_argument(text: str) -> Path:
+    """Return the path that an argument names; a shell leaves ``~`` in ``--out=~/runs`` to us."""
+    return Path(expand_path(text))
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool = True) -> None:
     """Add the settings file and its overrides."""
     nargs = None if needs_file else "?"
-    parser.add_argument("file", metavar="FILE", type=Path, nargs=nargs, help="settings file (TOML)")
+    parser.add_argument("file", metavar="FILE", type=path_argument, nargs=nargs, help="settings file (TOML)")
     parser.add_argument(
         "--set",
         dest="overrides",

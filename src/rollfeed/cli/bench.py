@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rollfeed import app
 from rollfeed.benchmarks.engine import Workload, bench_engine
 from rollfeed.cli import exit_codes
+from rollfeed.cli.arguments import path_argument
 from rollfeed.cli.benching import train
 from rollfeed.cli.benching.machine import machine
 from rollfeed.engine import DEFAULT_MODEL
@@ -151,7 +151,7 @@ def _register_chaos(actions: Any) -> None:
     )
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the run and of the kills (default 0)")
     chaos.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
-    chaos.add_argument("--keep", type=Path, metavar="DIR", help="an empty folder, to keep both runs in")
+    chaos.add_argument("--keep", type=path_argument, metavar="DIR", help="an empty folder, to keep both runs in")
     chaos.set_defaults(run=run_chaos)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed import app
-from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.errors import RunDirectoryError
 from rollfeed.model_files import has_weights
@@ -26,7 +26,9 @@ def register(commands: Any) -> None:
         epilog="example: rollfeed check examples/demo/demo.toml --set rollout.num_rollout=3",
     )
     add_settings_arguments(parser)
-    parser.add_argument("--out", metavar="DIR", type=Path, help="also check that a run could start or go on there")
+    parser.add_argument(
+        "--out", metavar="DIR", type=path_argument, help="also check that a run could start or go on there"
+    )
     parser.add_argument("--overwrite", action="store_true", help="the run would replace what is in --out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from rollfeed.cli import bench, check, env, exit_codes, run, serve, show
 from rollfeed.cli.evaluating import eval as evaluation
 from rollfeed.cli.grading import score
+from rollfeed.cli.output import close_output, open_output
 from rollfeed.cli.training import train
 from rollfeed.errors import ConfigError, RollfeedError
 
@@ -38,10 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rollfeed: interrupted", file=sys.stderr)
         code = exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone, as with `| head`; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = exit_codes.FAILED
     return code
 
 
@@ -67,9 +64,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def entry_point() -> None:
     """Run the command line and leave the process, also when a thread still computes or a user's function hangs."""
+    open_output()
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if problem := close_output():
+        print(f"rollfeed: standard output: {problem}; not all of it was written", file=sys.stderr, flush=True)
+        code = code or exit_codes.FAILED
     if threading.active_count() > 1:
         os._exit(code)
     sys.exit(code)

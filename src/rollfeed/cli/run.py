@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from rollfeed import app
-from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.cli.progress import ProgressReporter
 from rollfeed.config import Settings
 from rollfeed.errors import ConfigError, RunDirectoryError
@@ -39,11 +39,13 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_settings_arguments(parser, needs_file=False)
-    parser.add_argument("--out", metavar="DIR", type=Path, help="run directory (default: runs/<file>-<date>-<time>)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=path_argument, help="run directory (default: runs/<file>-<date>-<time>)"
+    )
     parser.add_argument(
         "--resume",
         metavar="DIR",
-        type=Path,
+        type=path_argument,
         help="go on with the run in DIR, with the settings stored there; no FILE is needed",
     )
     parser.add_argument(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollfeed.cli import exit_codes
+from rollfeed.cli.arguments import path_argument
 from rollfeed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def register(actions: Any) -> None:
         default=[],
         help="what goes wrong, as POST /fault takes it; repeatable",
     )
-    parser.add_argument("--script", metavar="FILE", type=Path, help="JSON list of replies, as POST /script takes it")
+    parser.add_argument(
+        "--script", metavar="FILE", type=path_argument, help="JSON list of replies, as POST /script takes it"
+    )
     parser.add_argument("--speed", metavar="X", type=float, default=1.0, help="how fast the time model's clock runs")
     parser.add_argument("--context-length", metavar="N", type=int, default=131_072, help="tokens (default 131072)")
     parser.add_argument("--api-key", metavar="K", help="what requests but for health must carry (default: nothing)")

@@ -7,9 +7,9 @@ import json
 import math
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from rollfeed.cli.arguments import path_argument
 from rollfeed.cli.show_text import print_group, print_run
 from rollfeed.store import FoundGroup, GroupSummary, RunReader, StepRecord, question_of
 from rollfeed.types import Rollout, Sample, SampleStatus
@@ -33,7 +33,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the directory that `rollfeed run` wrote")
+    parser.add_argument("directory", type=path_argument, metavar="DIR", help="the directory that `rollfeed run` wrote")
     parser.add_argument("--step", type=int, metavar="N", help="only this step")
     parser.add_argument("--group", type=int, metavar="G", help="one group whole, by its index")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -66,15 +66,14 @@ def _validated(root: type[S], tree: Mapping[str, Any], where: str) -> S:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such settings file; give the path of a .toml file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; give the path of a .toml file") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); is it a TOML file?"
-        ) from None
+        remedy = "save it as UTF-8" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "is it a TOML file?"
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); {remedy}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except tomllib.TOMLDecodeError as error:

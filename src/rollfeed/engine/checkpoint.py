@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import os
 import re
 import time
 from pathlib import Path
 
+from rollfeed.config.paths import expand_path
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
 from rollfeed.engine.user_cache import make_once, user_cache
 from rollfeed.errors import CheckpointError
@@ -145,7 +145,7 @@ def _gguf_file(model: str) -> Path | None:
 
 
 def _path(model: str) -> Path:
-    return Path(os.path.expanduser(model))
+    return Path(expand_path(model))
 
 
 def _default_gguf() -> Path:

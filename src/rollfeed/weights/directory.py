@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from rollfeed.config.paths import expand_path
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
 from rollfeed.weights.checkpoints import check_complete, version_of
 
@@ -61,7 +62,7 @@ class WeightDirectory:
     """
 
     def __init__(self, path: Path, *, poll_seconds: float) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = Path(expand_path(str(path))).absolute()
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"weights.directory = {str(path)!r}: not a folder; name the one with the checkpoints")
         self._poll_seconds = poll_seconds

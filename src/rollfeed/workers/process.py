@@ -27,6 +27,8 @@ _END_SECONDS = 1.0
 _SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A worker has one core's work to do, and accelerators belong to the engine."""
+_ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
+"""What a function prints is not read, and must not end it either."""
 
 
 class WorkerProcess:
@@ -80,7 +82,7 @@ class WorkerProcess:
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    env={**os.environ, **_NO_DEVICES},
+                    env={**os.environ, **_NO_DEVICES, **_ANY_TEXT},
                 )
         except OSError as error:
             ours.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+JSON = {"Content-Type": "application/json"}
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 GREEDY: Any = {"model": "tiny", "temperature": 0.0, "extra_body": {"ignore_eos": True}}
 
@@ -87,6 +90,46 @@ async def test_a_chat_ends_at_the_context_when_no_limit_is_given(serving: Any) -
         reply = await connection.chat.completions.create(messages=MESSAGES, **GREEDY)
     assert reply.usage is not None
     assert reply.usage.total_tokens == 64
+
+
+async def test_messages_of_a_chat_are_prepared_for_the_template(
+    serving: Any, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " 1+1?"}]
+    messages: Any = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    extra = {**GREEDY["extra_body"], "chat_template_kwargs": {"tone": "kind"}}
+    expected = 'kind<user>What is 1+1?<assistant>{"a": 1}<tool>2'
+    async with serving(tokenizer_folder=tmp_path / "model") as client, connected(client) as connection:
+        reply = await connection.chat.completions.create(
+            messages=messages, max_tokens=1, **{**GREEDY, "extra_body": extra}
+        )
+        extra["chat_template_kwargs"] = [1]
+        with pytest.raises(openai.BadRequestError, match="chat_template_kwargs must be an object"):
+            await connection.chat.completions.create(messages=MESSAGES, **{**GREEDY, "extra_body": extra})
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len(expected)
+
+
+async def test_half_of_a_surrogate_pair_in_a_body_is_named(serving: Any) -> None:
+    async with serving() as client:
+        reply = await client.session.post(
+            client.address + "/v1/completions", data=b'{"prompt": "cut \\ud83d here"}', headers=JSON
+        )
+        assert reply.status == 400
+        assert "half of a surrogate pair" in (await reply.json())["message"]
+        whole = b'{"prompt": "\\ud83d\\ude00", "max_tokens": 1}'
+        reply = await client.session.post(client.address + "/v1/completions", data=whole, headers=JSON)
+        assert reply.status == 200
 
 
 @pytest.mark.parametrize(

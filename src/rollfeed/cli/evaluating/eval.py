@@ -13,7 +13,7 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval, until_signal
 from rollfeed.evaluation import EvalResult, SetResult
 from rollfeed.protocols import Engine, Isolation
@@ -36,7 +36,9 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_settings_arguments(parser)
-    parser.add_argument("--out", metavar="DIR", type=Path, help="for results (default: runs/<file>-eval-<date>-<time>)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=path_argument, help="for results (default: runs/<file>-eval-<date>-<time>)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the results that are in --out")
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")

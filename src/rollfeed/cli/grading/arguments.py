@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from rollfeed.cli.arguments import path_argument
 from rollfeed.config import PluginSettings, RewardSettings, ScoringSettings, load_scoring_settings
 from rollfeed.errors import ConfigError
 
@@ -26,7 +27,10 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
         help="run programs at this level or not at all: bubblewrap, namespaces or limits (default: the best there is)",
     )
     parser.add_argument(
-        "--settings", metavar="FILE", type=Path, help="take the tables [reward] and [plugins] of a settings file (TOML)"
+        "--settings",
+        metavar="FILE",
+        type=path_argument,
+        help="take the tables [reward] and [plugins] of a settings file (TOML)",
     )
 
 

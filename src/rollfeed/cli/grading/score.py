@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.cli import exit_codes
+from rollfeed.cli.arguments import path_argument
 from rollfeed.cli.grading.arguments import add_reward_arguments, scoring_of
 from rollfeed.types import Outcome
 
@@ -42,8 +43,8 @@ def register(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="responses, one JSON object a line")
-    parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="where the rewards go (JSONL)")
+    parser.add_argument("file", metavar="FILE", type=path_argument, help="responses, one JSON object a line")
+    parser.add_argument("--out", metavar="OUT", type=path_argument, required=True, help="where the rewards go (JSONL)")
     add_reward_arguments(parser)
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a row could not be graded")
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")

@@ -6,14 +6,13 @@ import argparse
 import asyncio
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
-from rollfeed.cli.arguments import add_settings_arguments, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.cli.run import default_directory, until_signal
 from rollfeed.cli.training.view import TrainingView
 from rollfeed.errors import RunDirectoryError
@@ -30,7 +29,9 @@ def register(commands: Any) -> None:
         epilog="example: rollfeed train examples/reverse/train.toml --out runs/reverse --set seed=1",
     )
     add_settings_arguments(parser)
-    parser.add_argument("--out", metavar="DIR", type=Path, help="run directory (default: runs/<file>-<date>-<time>)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=path_argument, help="run directory (default: runs/<file>-<date>-<time>)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in --out")
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rollfeed.config.api_key import ApiKey
 from rollfeed.config.openai_engine import OpenAISettings
+from rollfeed.config.paths import expand_path
 from rollfeed.engine.openai.calls import Call
 from rollfeed.engine.openai.counters import Counters
 from rollfeed.engine.openai.probing import check_health, probe
@@ -76,7 +77,8 @@ class OpenAIEngine(Engine):
         self._calls: set[Call] = set()
         self._is_open = False
         self._folders = WeightFolders(
-            None if settings.weights_folder is None else Path(settings.weights_folder), checkpoint=checkpoint
+            None if settings.weights_folder is None else Path(expand_path(settings.weights_folder)),
+            checkpoint=checkpoint,
         )
 
     async def __aenter__(self) -> OpenAIEngine:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rollfeed.config.api_key import ApiKey
 from rollfeed.config.engine import SGLangSettings
+from rollfeed.config.paths import expand_path
 from rollfeed.engine.http import Http
 from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput
 from rollfeed.engine.sglang.connecting import connect
@@ -73,7 +74,8 @@ class SGLangEngine(Engine):
         self._takes_images = False
         self._is_open = False
         self._folders = WeightFolders(
-            None if settings.weights_folder is None else Path(settings.weights_folder), checkpoint=checkpoint
+            None if settings.weights_folder is None else Path(expand_path(settings.weights_folder)),
+            checkpoint=checkpoint,
         )
 
     async def __aenter__(self) -> SGLangEngine:
