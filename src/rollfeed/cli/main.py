@@ -12,10 +12,11 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from rollfeed.cli import bench, check, env, exit_codes, run, serve, show
+from rollfeed.cli import bench, check, env, exit_codes, run, show
 from rollfeed.cli.evaluating import eval as evaluation
 from rollfeed.cli.grading import score
 from rollfeed.cli.output import close_output, open_output
+from rollfeed.cli.serving import serve
 from rollfeed.cli.training import train
 from rollfeed.errors import ConfigError, RollfeedError
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.app import load_model
-from rollfeed.cli import exit_codes, serve_fake
+from rollfeed.cli import exit_codes
 from rollfeed.cli.grading import serve_reward
+from rollfeed.cli.serving import serve_fake
 from rollfeed.config import EngineSettings, Kernels, Precision, is_device
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError

@@ -1,0 +1,1 @@
+"""The commands that serve: ``rollfeed serve engine`` and ``rollfeed serve fake-sglang``."""
