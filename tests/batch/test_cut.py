@@ -99,3 +99,53 @@ def test_every_number_of_a_batch() -> None:
 
 def test_a_batch_that_nobody_calls_right_or_wrong_has_no_share_of_right_answers() -> None:
     assert "rollout/correct_ratio" not in batch_metrics([make_group([0.0, 1.0])], reward_key=None, policy_version=0)
+
+
+def forked(*rewards_of_rollouts, group_index: int = 0):
+    """A group with a sample for each reward of each rollout."""
+    plain = make_group([0.0] * len(rewards_of_rollouts), group_index=group_index)
+    rollouts = [
+        replace(rollout, samples=tuple(replace(rollout.samples[0], reward=reward) for reward in rewards))
+        for rollout, rewards in zip(plain.rollouts, rewards_of_rollouts, strict=True)
+    ]
+    return replace(plain, rollouts=tuple(rollouts))
+
+
+def test_a_samples_advantage_is_of_its_own_reward_and_the_baseline_is_over_rollouts() -> None:
+    batch = cut([forked([0.2, 0.9, 0.4], [0.0], [1.0, 1.0])])
+    np.testing.assert_allclose(batch.advantages_S, [-0.3, 0.4, -0.1, -0.5, 0.5, 0.5], rtol=1e-6)
+
+
+def test_the_deviation_that_advantages_are_divided_by_is_over_rollouts() -> None:
+    batch = cut([forked([0.2, 0.8], [0.0], [1.0])], partial(group_advantages, divide_by_std=True))
+    expected = np.array([-0.3, 0.3, -0.5, 0.5]) / np.std([0.5, 0.0, 1.0])
+    np.testing.assert_allclose(batch.advantages_S, expected, rtol=1e-5)
+
+
+def test_samples_that_differ_in_rollouts_that_do_not_are_compared_without_a_deviation() -> None:
+    for divide in (False, True):
+        batch = cut([forked([0.2, 0.8], [0.5])], partial(group_advantages, divide_by_std=divide))
+        np.testing.assert_allclose(batch.advantages_S, [-0.3, 0.3, 0.0], atol=1e-6)
+
+
+def test_an_advantage_function_sees_rollouts_and_its_scale_counts_for_samples() -> None:
+    seen = []
+
+    def doubled(rewards_G):
+        seen.append(rewards_G.tolist())
+        return 2.0 * rewards_G
+
+    batch = cut([forked([0.25, 0.75], [0.0], [1.0])], doubled)
+    assert seen == [[0.5, 0.0, 1.0]]
+    np.testing.assert_allclose(batch.advantages_S, [0.5, 1.5, 0.0, 2.0], rtol=1e-6)
+
+
+def test_forks_that_share_a_reward_share_an_advantage_whatever_its_size() -> None:
+    batch = cut([forked([1e100, 1e100], [-1e100])], lambda rewards_G: np.sign(rewards_G))
+    assert batch.advantages_S.tolist() == [1.0, 1.0, -1.0]
+
+
+def test_metrics_read_the_rewards_of_rollouts() -> None:
+    metrics = batch_metrics([forked([0.0, 0.0, 1.5], [1.0])], reward_key=None, policy_version=0)
+    assert metrics["rollout/reward_mean"] == 0.75
+    assert metrics["rollout/group_reward_std"] == metrics["rollout/reward_std"] == 0.25

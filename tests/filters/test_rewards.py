@@ -133,10 +133,11 @@ def test_a_rollout_with_forks_counts_once(make_sample) -> None:
     assert AllWrong(n_samples_per_prompt=2)(forks) == Drop("wrong_size")
 
 
-def test_forks_that_disagree_about_their_reward_are_an_error(make_sample) -> None:
+def test_samples_with_rewards_of_their_own_count_with_their_mean(make_sample) -> None:
     forks = [make_sample(0, reward=1.0, rollout_id=5), make_sample(1, reward=0.0, rollout_id=5)]
-    with pytest.raises(RewardError, match="rollout 5 has samples with different rewards"):
-        RewardStd(n_samples_per_prompt=1)(forks)
+    rule = RewardStd(n_samples_per_prompt=2)
+    assert rule([*forks, make_sample(2, reward=0.5, rollout_id=6)]) == Drop("zero_std_0.5")
+    assert rule([*forks, make_sample(2, reward=0.0, rollout_id=6)]) == Keep()
 
 
 def test_a_reward_that_is_not_finite_is_an_error(scored) -> None:

@@ -231,6 +231,21 @@ def make_group() -> Callable[..., Group]:
     return build_group
 
 
+@pytest.fixture
+def with_own_rewards() -> Group:
+    """Its first rollout has two samples with rewards of their own, its second two that share one."""
+    group = build_group(4, [0.2, 0.5])
+    first, second = (
+        replace(rollout, verdict=None, samples=(replace(sample, index=100 + sample.index), sample))
+        for rollout in group.rollouts
+        for sample in [replace(rollout.samples[0], reward=None)]
+    )
+    first = replace(first, samples=(replace(first.samples[0], reward=0.2), first.samples[1]))
+    judged = Verdict(reward=0.9, correct=Correct.YES, extracted="4")
+    rollouts = (first.with_verdicts([Verdict(reward=0.2), judged]), second.with_verdicts([judged]))
+    return replace(group, rollouts=rollouts)
+
+
 def build_commit(step: int, *, num_dropped: int = 1, seconds: float = 0.5) -> StepCommit:
     """A step of two kept groups and ``num_dropped`` dropped ones, and the state that goes with it."""
     first = (step - 1) * (2 + num_dropped)

@@ -46,6 +46,13 @@ def test_a_state_comes_back_as_it_was(data, any_state, plain) -> None:
     assert plain(decode_state(encode_state(state))) == plain(state)
 
 
+def test_samples_with_rewards_of_their_own_come_back_with_their_verdict(with_own_rewards, plain) -> None:
+    group = with_own_rewards
+    assert plain(decode_group(encode_group(group))) == plain(group)
+    draw = PromptDraw(group.group_index, group.prompt, group.rollouts)
+    assert plain(decode_draw(encode_draw(draw))) == plain(draw)
+
+
 def test_a_partial_sample_comes_back_with_its_tokens_and_spans(make_group, plain) -> None:
     group = make_group(4, [1.0, 0.0])
     finished, cut = group.rollouts

@@ -110,3 +110,27 @@ def test_a_missing_reward_is_an_error(sample_of, group_of) -> None:
     group = group_of(0, [[sample_of([1], [2], reward=1.0)], [sample_of([1], [2], reward=None)]])
     with pytest.raises(RewardError, match="no reward"):
         batch_advantages([group], estimator=AdvantageEstimator.GROUP_MEAN)
+
+
+def test_samples_are_credited_by_their_own_reward_against_their_rollouts(sample_of, group_of) -> None:
+    def samples(*rewards):
+        return [sample_of([1], [2], reward=reward) for reward in rewards]
+
+    groups = [
+        group_of(0, [samples(0.2, 0.8), samples(0.0), samples(1.0)]),
+        group_of(1, [samples(1.0), samples(3.0), samples(2.0)]),
+    ]
+    rollouts_N = np.array([0.5, 0.0, 1.0, 1.0, 3.0, 2.0])
+    own_S = np.array([0.2, 0.8, 0.0, 1.0, 1.0, 3.0, 2.0])
+    means_S = np.array([0.5] * 4 + [2.0] * 3)
+    centred_N = rollouts_N - np.repeat([0.5, 2.0], 3)
+    others_S = np.array([0.5, 0.5, 0.75, 0.25, 2.5, 1.5, 2.0])
+    for estimator, expected_S in (
+        (AdvantageEstimator.GROUP_MEAN, own_S - means_S),
+        (AdvantageEstimator.LEAVE_ONE_OUT, own_S - others_S),
+        (AdvantageEstimator.REINFORCE_PP, (own_S - rollouts_N.mean()) / rollouts_N.std()),
+        (AdvantageEstimator.REINFORCE_PP_BASELINE, (own_S - means_S) / centred_N.std()),
+    ):
+        np.testing.assert_allclose(batch_advantages(groups, estimator=estimator), expected_S, rtol=1e-5, atol=1e-6)
+    divided = batch_advantages(groups[:1], estimator=AdvantageEstimator.GROUP_MEAN, divide_by_std=True)
+    np.testing.assert_allclose(divided, (own_S - means_S)[:4] / np.std([0.5, 0.0, 1.0]), rtol=1e-5)

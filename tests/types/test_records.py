@@ -167,6 +167,72 @@ def test_a_verdict_scores_every_fork_of_a_rollout() -> None:
     assert [sample.reward for sample in rollout.samples] == [None, None]
 
 
+def rollout_of(*rewards, **changes) -> Rollout:
+    return Rollout(
+        rollout_id=10,
+        samples=tuple(make_sample(index=11 + i, reward=reward, **changes) for i, reward in enumerate(rewards)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "verdicts", "own", "mean"),
+    [
+        ([None, None], [0.5], [0.5, 0.5], 0.5),
+        ([0.2, 0.9], [0.2, 0.9], [0.2, 0.9], 0.55),
+        ([0.2, None], [0.2, 0.5], [0.2, 0.5], 0.35),
+        ([0.0, None], [0.0, 1.0], [0.0, 1.0], 0.5),
+        ([{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}], [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}], None, None),
+    ],
+)
+def test_samples_keep_rewards_of_their_own_and_the_rollout_has_their_mean(rewards, verdicts, own, mean) -> None:
+    rollout = rollout_of(*rewards)
+    assert len(rollout.parts()) == len(verdicts)
+    scored = rollout.with_verdicts([Verdict(reward=reward) for reward in verdicts])
+    assert [sample.reward for sample in scored.samples] == (own or rewards)
+    assert scored.get_reward_value("a") == pytest.approx(mean or 0.5)
+    assert scored.is_scored
+    assert scored.verdict.reward == (pytest.approx(mean) if mean else {"a": 0.5, "b": 0.5})
+    assert scored.parts() == (scored,)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e-300])
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 49])
+def test_the_mean_of_equal_rewards_is_exactly_that_reward(value, count) -> None:
+    assert rollout_of(*[value] * count).get_reward_value() == value
+
+
+def test_the_verdict_of_samples_with_rewards_of_their_own_says_what_the_last_one_says() -> None:
+    judged = [Verdict(reward=1.0, correct=Correct.NO), Verdict(reward=0.0, correct=Correct.YES, extracted="4")]
+    scored = rollout_of(1.0, None).with_verdicts(judged)
+    assert scored.verdict == Verdict(reward=0.5, correct=Correct.YES, extracted="4")
+
+
+def test_a_failed_grading_of_one_sample_leaves_the_others_rewards() -> None:
+    failed = Verdict(reward=None, outcome=Outcome.TIMEOUT, detail="slow")
+    rollout = rollout_of(0.2, None, None).with_verdicts([Verdict(reward=0.2), failed, Verdict(reward=0.0)])
+    assert (rollout.verdict, rollout.is_scored) == (failed, False)
+    assert [sample.reward for sample in rollout.samples] == [0.2, None, 0.0]
+    again = rollout.with_verdicts([Verdict(reward=0.2), Verdict(reward=1.0), Verdict(reward=0.0)])
+    assert (again.is_scored, len(rollout.parts())) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"), [({"a": 1.0, "c": 0.0}, "'b' is not in all of them"), (0.5, "they must be numbers, or all")]
+)
+def test_rewards_without_a_mean_are_an_error_that_names_what_differs(second, message) -> None:
+    scored = rollout_of({"a": 1.0, "b": 0.0}, second).with_verdicts(
+        [Verdict(reward={"a": 1.0, "b": 0.0}), Verdict(reward=second)]
+    )
+    assert scored.verdict.outcome is Outcome.ERROR
+    assert message in scored.verdict.detail
+
+
+def test_a_rollout_with_an_aborted_sample_is_aborted() -> None:
+    samples = (make_sample(status=SampleStatus.ABORTED), make_sample(status=SampleStatus.COMPLETED))
+    assert Rollout(rollout_id=10, samples=samples).status is SampleStatus.ABORTED
+    assert not Rollout(rollout_id=10, samples=samples).has_finished
+
+
 def test_a_group_has_one_reward_a_rollout() -> None:
     group = make_group({"score": 1.0}, 0.0, -1)
     assert group.reward_values("score").tolist() == [1.0, 0.0, -1.0]

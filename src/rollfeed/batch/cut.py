@@ -2,6 +2,8 @@
 
 Invariant: no token that is trained on is staler than allowed, against the version that the batch is stamped with,
 whatever made the groups.
+
+Axes: G rollouts of a group, S samples of a batch.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from rollfeed.types import BatchCut, ByAge, Correct, Group, SampleStatus, TrainB
 
 _SETTING = "plugins.advantage"
 _LARGEST = np.finfo(np.float32).max
+_TOLERANCE = 1e-6
+"""Rewards closer together than this are equal."""
 
 
 def cut_batch(
@@ -38,30 +42,42 @@ def cut_batch(
     if by_age.requeued or by_age.dropped:
         return by_age
     ordered = tuple(sorted(by_age.fresh, key=lambda group: group.group_index))
-    advantages_S = [
-        value
-        for group in ordered
-        for value, rollout in zip(_advantages(group, reward_key, advantage_fn), group.rollouts, strict=True)
-        for _ in rollout.samples
-    ]
+    advantages_S = np.concatenate([_advantages(group, reward_key, advantage_fn) for group in ordered])
     batch = TrainBatch(
         step=step,
         policy_version=policy_version,
         groups=ordered,
-        advantages_S=np.array(advantages_S, np.float32),
+        advantages_S=advantages_S.astype(np.float32),
         metrics=batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version),
     )
     return BatchCut(batch=batch, masked_tokens=by_age.masked_tokens)
 
 
 def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn) -> NDArray[np.float64]:
+    """Return the advantages of a group's samples. ``(S,)``."""
     rewards_G = group.reward_values(reward_key)
     with blaming(_SETTING, advantage_fn):
-        advantages_G = np.asarray(advantage_fn(rewards_G), np.float64)
-    if advantages_G.shape != rewards_G.shape or not (np.abs(advantages_G) <= _LARGEST).all():
+        advantages_G = advantages_S = np.asarray(advantage_fn(rewards_G), np.float64)
+    fits = advantages_G.shape == rewards_G.shape
+    if fits and len(group.samples) > len(rewards_G):
+        scale = _scale(rewards_G, advantages_G)
+        advantages_S = group.advantages_of_samples(advantages_G, scale=scale, reward_key=reward_key)
+    if not fits or not (np.abs(advantages_S) <= _LARGEST).all():
         told = f"returned {advantages_G.tolist()} for rewards {rewards_G.tolist()} of group {group.group_index}"
         raise complaint(_SETTING, advantage_fn, f"{told}; it must return one finite number a rollout")
-    return advantages_G
+    return advantages_S
+
+
+def _scale(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> float:
+    """Return how much a reward counts in the advantages: the slope of the line through the group's rollouts.
+
+    That is 1 for a baseline alone, and 1 / deviation where it is divided by. Equal rewards have no such line, and 1.
+    """
+    spread = np.ptp(rewards_G)
+    if spread <= _TOLERANCE:
+        return 1.0
+    centred_G = (rewards_G - rewards_G.mean()) / spread
+    return float(centred_G @ advantages_G / (centred_G @ centred_G) / spread)
 
 
 def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_version: int) -> dict[str, float]:

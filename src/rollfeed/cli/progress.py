@@ -105,7 +105,7 @@ class ProgressReporter:
     def _print_rollout(self, name: str, group: Group, rollout: Rollout) -> None:
         sample = rollout.samples[-1]
         self._console.print(f"  {name} sample (group {group.group_index}, {group.prompt.source})")
-        reward = sample.get_reward_value(self._reward_key)
+        reward = rollout.get_reward_value(self._reward_key)
         for title, text in (
             ("prompt", _shown(_question(group))),
             ("response", _shown(sample.response)),
@@ -116,8 +116,8 @@ class ProgressReporter:
 
     def _rewards_of(self, group: Group) -> str:
         return " ".join(
-            f"{rollout.samples[0].get_reward_value(self._reward_key):.2f}"
-            if rollout.samples and rollout.samples[0].reward is not None
+            f"{rollout.get_reward_value(self._reward_key):.2f}"
+            if rollout.samples and all(sample.reward is not None for sample in rollout.samples)
             else "failed"
             for rollout in group.rollouts
         )

@@ -54,14 +54,14 @@ def _rows(found: SetResult, group: Group) -> Iterator[dict[str, Any]]:
 
 def _answer(found: SetResult, rollout: Rollout) -> dict[str, Any]:
     sample = rollout.samples[-1] if rollout.samples else None
-    is_scored = sample is not None and sample.reward is not None
+    is_scored = bool(rollout.samples) and all(each.reward is not None for each in rollout.samples)
     extracted = rollout.verdict.extracted if rollout.verdict is not None else None
     correct = is_scored and is_right(rollout, reward_key=found.reward_key, threshold=found.correct_threshold)
     return {
         "response": None if sample is None else well_formed(sample.response),
         "status": (SampleStatus.FAILED if sample is None else sample.status).value,
         "response_length": rollout.response_tokens,
-        "reward": sample.get_reward_value(found.reward_key) if sample is not None and is_scored else None,
+        "reward": rollout.get_reward_value(found.reward_key) if is_scored else None,
         "correct": correct if is_scored else None,
         "extracted": None if extracted is None else well_formed(extracted),
         "error": None if rollout.error is None else well_formed(rollout.error),

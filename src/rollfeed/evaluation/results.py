@@ -116,7 +116,7 @@ def is_right(rollout: Rollout, *, reward_key: str | None, threshold: float) -> b
     """Whether a scored answer is right: as the grader says, else by its reward."""
     if rollout.verdict is not None and rollout.verdict.correct is not Correct.UNDEFINED:
         return rollout.verdict.correct is Correct.YES
-    return rollout.samples[-1].get_reward_value(reward_key) >= threshold
+    return rollout.get_reward_value(reward_key) >= threshold
 
 
 def summarise(eval_set: EvalSet, results: Sequence[GroupResult]) -> SetResult:

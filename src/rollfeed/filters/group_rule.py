@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import ConfigError, RewardError
-from rollfeed.types import Correct, Drop, FilterDecision, Keep, Sample, SampleStatus
+from rollfeed.types import Correct, Drop, FilterDecision, Keep, Sample, SampleStatus, mean_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +49,17 @@ class Member:
         return self.samples[-1].correct
 
     def reward(self, reward_key: str | None) -> float | None:
-        """Return the rollout's reward; None when a sample of it is not scored.
+        """Return the rollout's reward, the mean of its samples'; None when one of them is not scored.
 
         Raises:
-            RewardError: If its samples disagree, it is not finite, or a reward dictionary lacks the key.
+            RewardError: If it is not finite, or a reward dictionary lacks the key.
         """
         if any(sample.reward is None for sample in self.samples):
             return None
-        values = {sample.get_reward_value(reward_key) for sample in self.samples}
-        rollout_id = self.samples[0].rollout_id
-        if not all(math.isfinite(value) for value in values):
-            raise RewardError(f"rollout {rollout_id} has reward {values.pop()}, which is not finite")
-        if len(values) > 1:
-            raise RewardError(
-                f"rollout {rollout_id} has samples with different rewards {sorted(values)}; "
-                "the samples of one rollout share its reward"
-            )
-        return values.pop()
+        value = mean_number([sample.get_reward_value(reward_key) for sample in self.samples])
+        if not math.isfinite(value):
+            raise RewardError(f"rollout {self.samples[0].rollout_id} has reward {value}, which is not finite")
+        return value
 
 
 def members_of(samples: Sequence[Sample]) -> tuple[Member, ...]:
@@ -92,8 +86,7 @@ class GroupRule(ABC):
         """Return Keep or Drop for the samples of one group.
 
         Raises:
-            RewardError: If the samples of one rollout disagree about its reward, a reward is not
-                finite, or a reward dictionary lacks ``reward_key``.
+            RewardError: If a reward is not finite, or a reward dictionary lacks ``reward_key``.
         """
         members = members_of(samples)
         if len(members) != self.n_samples_per_prompt:

@@ -2,14 +2,15 @@
 
 Every rollout has one reward and one advantage, however many samples it forked into, so a fork neither moves
 a mean nor counts twice. What compares with a group compares rollouts of one prompt; a rollout without others of
-its prompt has nothing to be compared with, and advantage 0.
+its prompt has nothing to be compared with, and advantage 0. Where samples of a rollout have rewards of their own, each
+is compared by its own, with the baseline and the deviation that the rollouts give.
 
 Axes: G rollouts of a group, N rollouts of a batch, S samples of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,19 +63,26 @@ def reinforce_pp_advantages(
     ``group_baseline``, "REINFORCE++ w/ Baseline". Rollouts, not tokens, are normalised over, so that long responses
     do not decide the mean.
     """
-    values = [group_mean_advantages(rewards_G) if group_baseline else rewards_G for rewards_G in rewards_of_groups]
-    # A group of one has no baseline, and so no part in the deviation.
-    counted = [values_G for values_G in values if not group_baseline or len(values_G) > 1]
-    everything_N = np.concatenate(counted) if counted else np.zeros(0)
-    if len(everything_N) == 0 or _all_equal(everything_N):
+    values, everything_N = _baselined(rewards_of_groups, group_baseline=group_baseline)
+    if _all_equal(everything_N):
         return [np.zeros(len(values_G)) for values_G in values]
-    mean, scale = everything_N.mean(), everything_N.std() + _TOLERANCE
+    mean, scale = everything_N.mean(), _scale(everything_N)
     return [
-        np.asarray((values_G - mean) / scale, np.float64)
+        np.asarray((values_G - mean) * scale, np.float64)
         if not group_baseline or len(values_G) > 1
         else np.zeros(len(values_G))
         for values_G in values
     ]
+
+
+def _baselined(
+    rewards_of_groups: Sequence[NDArray[np.float64]], *, group_baseline: bool
+) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
+    """Return what is normalised, a group each, and all that mean and deviation are of. ``(N,)``."""
+    values = [group_mean_advantages(rewards_G) if group_baseline else rewards_G for rewards_G in rewards_of_groups]
+    # A group of one has no baseline, and so no part in the deviation.
+    counted = [values_G for values_G in values if not group_baseline or len(values_G) > 1]
+    return values, np.concatenate([np.zeros(0), *counted])
 
 
 def batch_advantages(
@@ -84,7 +92,7 @@ def batch_advantages(
     divide_by_std: bool = False,
     reward_key: str | None = None,
 ) -> NDArray[np.float32]:
-    """Return one advantage a sample, in the order of ``TrainBatch.samples``, ``(S,)``; forks of a rollout share it.
+    """Return one advantage a sample, in the order of ``TrainBatch.samples``, ``(S,)``.
 
     Args:
         groups: The rollouts of one prompt each.
@@ -96,24 +104,27 @@ def batch_advantages(
         RewardError: If a rollout is not scored, or has no such reward.
     """
     rewards = [group.reward_values(reward_key) for group in groups]
-    per_group: dict[AdvantageEstimator, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
-        AdvantageEstimator.GROUP_MEAN: lambda values_G: group_mean_advantages(values_G, divide_by_std=divide_by_std),
-        AdvantageEstimator.LEAVE_ONE_OUT: leave_one_out_advantages,
-    }
-    if estimator in per_group:
-        advantages = [per_group[estimator](rewards_G) for rewards_G in rewards]
-    else:
-        baseline = estimator is AdvantageEstimator.REINFORCE_PP_BASELINE
-        advantages = reinforce_pp_advantages(rewards, group_baseline=baseline)
-    return np.array(
-        [
-            value
-            for group, advantages_G in zip(groups, advantages, strict=True)
-            for rollout, value in zip(group.rollouts, advantages_G, strict=True)
-            for _ in rollout.samples
-        ],
-        np.float32,
-    )
+    match estimator:
+        case AdvantageEstimator.GROUP_MEAN:
+            advantages = [group_mean_advantages(rewards_G, divide_by_std=divide_by_std) for rewards_G in rewards]
+            scales = [_scale(rewards_G) if divide_by_std else 1.0 for rewards_G in rewards]
+        case AdvantageEstimator.LEAVE_ONE_OUT:
+            advantages = [leave_one_out_advantages(rewards_G) for rewards_G in rewards]
+            scales = [1.0] * len(groups)
+        case _:
+            baseline = estimator is AdvantageEstimator.REINFORCE_PP_BASELINE
+            advantages = reinforce_pp_advantages(rewards, group_baseline=baseline)
+            scales = [_scale(_baselined(rewards, group_baseline=baseline)[1])] * len(groups)
+    of_samples = [
+        group.advantages_of_samples(advantages_G, scale=scale, reward_key=reward_key)
+        for group, advantages_G, scale in zip(groups, advantages, scales, strict=True)
+    ]
+    return np.concatenate([np.zeros(0), *of_samples]).astype(np.float32)
+
+
+def _scale(values: NDArray[np.float64]) -> float:
+    """Return 1 / deviation, by which advantages are divided; 1 where all values are equal."""
+    return 1.0 if _all_equal(values) else 1.0 / (float(values.std()) + _TOLERANCE)
 
 
 def _all_equal(values: NDArray[np.float64]) -> bool:

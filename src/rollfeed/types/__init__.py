@@ -41,6 +41,8 @@ from rollfeed.types.verdict import (
     Outcome,
     Reward,
     Verdict,
+    mean_number,
+    mean_reward,
 )
 
 __all__ = [
@@ -78,4 +80,6 @@ __all__ = [
     "Verdict",
     "VersionSpan",
     "check_spans",
+    "mean_number",
+    "mean_reward",
 ]

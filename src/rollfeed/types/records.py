@@ -8,7 +8,7 @@ Axes: P prompt tokens, R response tokens, S samples of a batch, G rollouts of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rollfeed.errors import RewardError
 from rollfeed.types.engine import VersionSpan, check_spans
-from rollfeed.types.verdict import Correct, Reward, Verdict
+from rollfeed.types.verdict import Correct, Outcome, Reward, Verdict, mean_number, mean_reward
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message: at least ``role`` and ``content``."""
@@ -204,13 +204,20 @@ class Rollout:
 
     @property
     def status(self) -> SampleStatus:
-        """The status of the last sample."""
+        """ABORTED when a sample is; else the status of the last one."""
+        if any(sample.status is SampleStatus.ABORTED for sample in self.samples):
+            return SampleStatus.ABORTED
         return self.samples[-1].status if self.samples else SampleStatus.FAILED
 
     @property
     def has_finished(self) -> bool:
         """Whether the answering came to its own end, and so can be scored."""
         return self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its grading worked."""
+        return self.verdict is not None and self.verdict.outcome is Outcome.OK
 
     @property
     def response_tokens(self) -> int:
@@ -221,9 +228,46 @@ class Rollout:
         """Return the rollout with weight 0 for tokens of versions older than ``policy_version``."""
         return replace(self, samples=tuple(sample.without_versions_before(policy_version) for sample in self.samples))
 
+    def get_reward_value(self, reward_key: str | None = None) -> float:
+        """Return the mean of the samples' rewards, as :meth:`Sample.get_reward_value` gives them.
+
+        Raises:
+            RewardError: As there.
+        """
+        return mean_number([sample.get_reward_value(reward_key) for sample in self.samples])
+
+    def parts(self) -> tuple[Rollout, ...]:
+        """Return what is scored by itself: the whole rollout, whose samples share a reward.
+
+        Or its samples, each as a rollout, where a generate function gave one of several a reward of its own.
+        """
+        if self.is_scored or len(self.samples) < 2 or all(sample.reward is None for sample in self.samples):
+            return (self,)
+        return tuple(replace(self, samples=(sample,), verdict=None) for sample in self.samples)
+
     def with_reward(self, verdict: Verdict) -> Rollout:
         """Return the rollout scored: every one of its samples carries the verdict's reward and whether it is right."""
         samples = tuple(replace(sample, reward=verdict.reward, correct=verdict.correct) for sample in self.samples)
+        return replace(self, samples=samples, verdict=verdict)
+
+    def with_verdicts(self, verdicts: Sequence[Verdict]) -> Rollout:
+        """Return the rollout with its rewards, given a verdict for each of its :meth:`parts`, in order.
+
+        Its own verdict is the last one, with the mean of the rewards; or the first that says that a grading failed; or
+        an ERROR where the rewards have no mean.
+        """
+        if len(verdicts) == 1:
+            return self.with_reward(verdicts[0])
+        verdict = next((each for each in verdicts if each.outcome is not Outcome.OK), verdicts[-1])
+        samples = tuple(
+            replace(sample, reward=own.reward, correct=own.correct)
+            for sample, own in zip(self.samples, verdicts, strict=True)
+        )
+        if verdict.outcome is Outcome.OK:
+            try:
+                verdict = replace(verdict, reward=mean_reward([own.reward for own in verdicts]))
+            except RewardError as error:
+                verdict = Verdict(reward=None, outcome=Outcome.ERROR, detail=str(error))
         return replace(self, samples=samples, verdict=verdict)
 
 
@@ -263,7 +307,21 @@ class Group:
 
     def reward_values(self, reward_key: str | None = None) -> NDArray[np.float64]:
         """Return one reward a rollout, in order. ``(G,)``."""
-        return np.array([rollout.samples[0].get_reward_value(reward_key) for rollout in self.rollouts], np.float64)
+        return np.array([rollout.get_reward_value(reward_key) for rollout in self.rollouts], np.float64)
+
+    def advantages_of_samples(
+        self, advantages_G: NDArray[np.float64], *, scale: float, reward_key: str | None = None
+    ) -> NDArray[np.float64]:
+        """Return each sample's advantage, in order, given one a rollout. ``(S,)``.
+
+        That is its rollout's, and ``scale`` times what its own reward is above its rollout's.
+        """
+        advantages_S: list[float] = []
+        for rollout, advantage in zip(self.rollouts, advantages_G.tolist(), strict=True):
+            reward = rollout.get_reward_value(reward_key)
+            above = [sample.get_reward_value(reward_key) - reward for sample in rollout.samples]
+            advantages_S += [advantage + scale * each if each else advantage for each in above]
+        return np.array(advantages_S, np.float64)
 
 
 class PromptDraw(NamedTuple):

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from rollfeed.errors import RewardError
+
 Reward: TypeAlias = float | dict[str, float]
 """A number, or named numbers of which ``reward_key`` picks one."""
+
+
+def mean_number(values: Sequence[float]) -> float:
+    """Return the mean; of equal values exactly that value, which a sum divided by their number need not be."""
+    return values[0] if all(value == values[0] for value in values) else math.fsum(values) / len(values)
+
+
+def mean_reward(rewards: Sequence[Reward | None]) -> Reward:
+    """Return the mean of the rewards of a rollout's samples; of dictionaries entry by entry.
+
+    Raises:
+        RewardError: If one is missing, or they are not all numbers or all dictionaries with the same entries.
+    """
+    numbers = [float(reward) for reward in rewards if isinstance(reward, int | float)]
+    if len(numbers) == len(rewards):
+        return mean_number(numbers)
+    named = [reward for reward in rewards if isinstance(reward, dict)]
+    if len(named) < len(rewards):
+        raise RewardError(f"its samples have the rewards {list(rewards)}: they must be numbers, or all named ones")
+    for entries in named:
+        if missing := sorted(named[0].keys() ^ entries.keys()):
+            raise RewardError(f"its samples have rewards of different entries: {missing[0]!r} is not in all of them")
+    return {name: mean_number([float(entries[name]) for entries in named]) for name in named[0]}
 
 
 class Correct(StrEnum):

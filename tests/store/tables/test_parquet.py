@@ -54,6 +54,20 @@ def test_dropped_groups_of_every_shape_come_back(data, any_group, plain, tmp_pat
     assert plain(read_dropped(path, timings=timings)) == plain(dropped)
 
 
+def test_samples_with_rewards_of_their_own_come_back_with_their_verdict(with_own_rewards, plain, tmp_path) -> None:
+    advantages_S = np.array([-0.25, 0.25, 0.0, 0.0], np.float32)
+    batch = TrainBatch(step=0, policy_version=0, groups=(with_own_rewards,), advantages_S=advantages_S, metrics={})
+    path = put(tmp_path / "b.parquet", batch_table(batch, reward_key=None))
+    assert read_columns(path, ["reward", "correct"]) == [
+        {"reward": 0.2, "correct": "undefined"},
+        *[{"reward": 0.9, "correct": "yes"}] * 3,
+    ]
+    timings = read_timings(put(tmp_path / "t.parquet", timings_table([with_own_rewards])))
+    read = read_batch(path, metrics={}, timings=timings)
+    assert plain(read.groups) == plain(batch.groups)
+    assert [rollout.verdict.reward for rollout in read.groups[0].rollouts] == [0.55, 0.9]
+
+
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_batch_comes_back(data, any_group, plain, tmp_path_factory) -> None:

@@ -35,6 +35,7 @@ from rollfeed.types import (
     TrainBatch,
     Verdict,
     VersionSpan,
+    mean_reward,
 )
 from rollfeed.types.text import well_formed
 
@@ -166,7 +167,7 @@ def _rows(group: Group, reward_key: str | None) -> Iterator[dict[str, Any]]:
         yield {
             "group_index": group.group_index,
             **prompt_values,
-            **_rollout_values(rollout),
+            **_rollout_values(rollout, sample),
             **_sample_values(sample, reward_key),
         }
 
@@ -197,13 +198,16 @@ def _prompt_values(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _rollout_values(rollout: Rollout | None) -> dict[str, Any]:
+def _rollout_values(rollout: Rollout | None, sample: Sample | None) -> dict[str, Any]:
     verdict = rollout.verdict if rollout else None
+    correct = verdict.correct if verdict else None
+    if rollout and sample and len(rollout.samples) > 1 and correct:
+        correct = sample.correct
     extracted = verdict.extracted if verdict else None
     error = rollout.error if rollout else None
     return {
         "rollout_id": rollout.rollout_id if rollout else None,
-        "correct": verdict.correct.value if verdict else None,
+        "correct": correct.value if correct else None,
         "format_ok": verdict.format_ok if verdict else None,
         "extracted": None if extracted is None else well_formed(extracted),
         "outcome": verdict.outcome.value if verdict else None,
@@ -314,13 +318,13 @@ def _group(rows: Sequence[Mapping[str, Any]], timings: Timings) -> Group:
 def _rollout(rows: Sequence[Mapping[str, Any]], timings: Timings) -> Rollout:
     first = rows[0]
     samples = tuple(_sample(row, timings) for row in rows if row["index"] is not None)
-    reward = samples[0].reward if samples else None
+    rewards = [sample.reward for sample in samples]
     outcome = None if first["outcome"] is None else Outcome(first["outcome"])
     verdict = None
-    if outcome is not None and (reward is not None or outcome is not Outcome.OK):
+    if outcome is not None and ((rewards and None not in rewards) or outcome is not Outcome.OK):
         verdict = Verdict(
-            reward=reward if outcome is Outcome.OK else None,
-            correct=Correct(first["correct"]),
+            reward=mean_reward(rewards) if outcome is Outcome.OK else None,
+            correct=Correct(rows[-1]["correct"]),
             format_ok=first["format_ok"],
             extracted=first["extracted"],
             outcome=outcome,
