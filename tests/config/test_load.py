@@ -245,3 +245,17 @@ def test_a_stored_count_of_failures_is_read_as_the_fewest_that_matter(
 def test_threads_matter_to_a_deterministic_run(tmp_path: Path) -> None:
     one, two = (load(tmp_path, MINIMAL, "rollout.deterministic=true", f"engine.threads={n}") for n in (1, 2))
     assert one.identity() != two.identity()
+
+
+@pytest.mark.parametrize(
+    ("tables", "is_told"),
+    [
+        ({"reward": {"override_environments": True}, "plugins": {"reward": "mine:score"}}, False),
+        ({"plugins": {"group_reward": "mine:score"}}, True),
+        ({}, False),
+    ],
+)
+def test_a_run_from_before_environments_verified_their_own_is_gone_on_with_as_it_was(tables, is_told) -> None:
+    settings = Settings(prompts={"environments": [{"id": "core/add_numbers"}]}, **tables)
+    assert ("reward.override_environments" in settings.identity()) is is_told
+    assert "reward.concurrency" not in settings.identity()

@@ -13,7 +13,7 @@ from rollfeed.buffer import Buffer, fifo
 from rollfeed.config import RolloutMode, RolloutSettings, StalenessPolicy
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
-from rollfeed.protocols import Engine, PromptSource, RolloutObserver
+from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer
 from rollfeed.testing import CharTokenizer, ListSource
 from rollfeed.types import (
     Completion,
@@ -36,7 +36,7 @@ from rollfeed.types import (
 )
 
 
-class DigitScorer:
+class DigitScorer(Scorer):
     """Reward is the number that the response is."""
 
     def __init__(self) -> None:
@@ -123,6 +123,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
                 failure_retries=settings.failure_retries,
                 mask_offpolicy=settings.mask_offpolicy_in_partial_rollout,
                 mask_finished_members=settings.mask_offpolicy_finished_members,
+                keeps_partial=settings.mode != "sync",
             ),
             parts=RolloutParts(
                 default_generate_fn=single_turn,

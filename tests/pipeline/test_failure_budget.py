@@ -7,6 +7,7 @@ import pytest
 from rollfeed.config import RolloutSettings
 from rollfeed.errors import RunFailedError
 from rollfeed.pipeline.groups import FailureBudget
+from rollfeed.protocols import Scorer
 from rollfeed.testing import ListSource, ScriptedEngine
 from rollfeed.types import Outcome, Prompt, Rollout, RunState, StepCommit, Verdict
 
@@ -101,7 +102,7 @@ def test_what_is_committed_does_not_depend_on_the_order_in_which_rollouts_ended(
     assert [len(each) for each in committed[0]] == [48, 72]
 
 
-class JudgeThatFails:
+class JudgeThatFails(Scorer):
     def __init__(self, one_in: int) -> None:
         self.num_calls = 0
         self._one_in = one_in
@@ -202,7 +203,10 @@ async def test_rollouts_of_a_group_that_failed_count_as_the_successes_they_are(m
 
 
 async def test_a_call_that_was_to_score_a_whole_group_is_one_failure(make_rollouts) -> None:
-    class Scorer:
+    class Together(Scorer):
+        def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+            return False
+
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
             if prompt.prompt_id == "list/0@e0":
                 return [Verdict(reward=None, outcome=Outcome.ERROR, detail="down")] * len(rollouts)
@@ -210,7 +214,7 @@ async def test_a_call_that_was_to_score_a_whole_group_is_one_failure(make_rollou
 
     commits: list[StepCommit] = []
     async with make_rollouts(
-        ScriptedEngine(), scorer=Scorer(), n_samples_per_prompt=32, rollout_batch_size=1, commit=commits.append
+        ScriptedEngine(), scorer=Together(), n_samples_per_prompt=32, rollout_batch_size=1, commit=commits.append
     ) as rollouts:
         await rollouts.generate_batch()
     assert commits[0].state.outcomes == (False, *[True] * 32)

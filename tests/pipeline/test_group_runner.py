@@ -9,6 +9,8 @@ import pytest
 
 from rollfeed.errors import RunFailedError
 from rollfeed.filters import AllWrong, compose
+from rollfeed.protocols import Scorer
+from rollfeed.store.codec import decode_state, encode_state
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, StepCommit, Verdict
 
@@ -100,16 +102,18 @@ async def test_a_generate_function_that_returns_no_sample_fails_its_rollout(make
 
 
 async def test_a_failed_reward_is_a_failed_rollout_and_never_a_zero(make_rollouts) -> None:
-    class Scorer:
+    class SlowOnce(Scorer):
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
             bad = prompt.prompt_id == "list/2@e0"
             return [
-                Verdict(reward=None, outcome=Outcome.TIMEOUT, detail="slow") if bad and i == 1 else Verdict(reward=1.0)
-                for i, _ in enumerate(rollouts)
+                Verdict(reward=None, outcome=Outcome.TIMEOUT, detail="slow")
+                if bad and rollout.rollout_id % 2 == 1
+                else Verdict(reward=1.0)
+                for rollout in rollouts
             ]
 
     commits: list[StepCommit] = []
-    async with make_rollouts(ScriptedEngine(), scorer=Scorer(), commit=commits.append) as rollouts:
+    async with make_rollouts(ScriptedEngine(), scorer=SlowOnce(), commit=commits.append) as rollouts:
         await rollouts.generate_batch()
     (dropped,) = commits[0].dropped
     failed = dropped.group.rollouts[1]
@@ -119,9 +123,29 @@ async def test_a_failed_reward_is_a_failed_rollout_and_never_a_zero(make_rollout
 
 
 async def test_retrying_scores_only_what_failed_to_be_scored(make_rollouts) -> None:
+    seen: list[int] = []
+
+    class Flaky(Scorer):
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            (rollout,) = rollouts
+            seen.append(rollout.rollout_id)
+            if seen.count(1) == 1 and rollout.rollout_id == 1:
+                return [Verdict(reward=None, outcome=Outcome.ERROR, detail="flaky")]
+            return [Verdict(reward=float(rollout.rollout_id))]
+
+    async with make_rollouts(ScriptedEngine(), scorer=Flaky(), group_failure="retry", rollout_batch_size=1) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert sorted(seen) == [0, 1, 1]
+    assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
+
+
+async def test_retrying_a_group_reward_hands_over_what_is_scored_already(make_rollouts) -> None:
     seen: list[list[float | None]] = []
 
-    class Scorer:
+    class Flaky(Scorer):
+        def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+            return False
+
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
             seen.append([rollout.samples[0].reward for rollout in rollouts])
             first = len(seen) == 1
@@ -132,27 +156,161 @@ async def test_retrying_scores_only_what_failed_to_be_scored(make_rollouts) -> N
                 for i, _ in enumerate(rollouts)
             ]
 
-    async with make_rollouts(
-        ScriptedEngine(), scorer=Scorer(), group_failure="retry", rollout_batch_size=1
-    ) as rollouts:
+    async with make_rollouts(ScriptedEngine(), scorer=Flaky(), group_failure="retry", rollout_batch_size=1) as rollouts:
         batch = await rollouts.generate_batch()
     assert seen == [[None, None], [0.0, None]]
     assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
 
 
-async def test_aborted_groups_are_not_scored(make_rollouts) -> None:
-    class Scorer:
-        scored: list[str] = []  # noqa: RUF012
+class Recording(Scorer):
+    """Notes whom it scores; ``alone`` or, like a group reward, together."""
 
+    def __init__(self, *, alone: bool = True) -> None:
+        self.alone = alone
+        self.scored: list[int] = []
+
+    def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+        return self.alone
+
+    async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+        assert all(rollout.has_finished for rollout in rollouts)
+        self.scored += [rollout.rollout_id for rollout in rollouts]
+        return [Verdict(reward=float(rollout.rollout_id)) for rollout in rollouts]
+
+
+def hanging(*request_ids: str):
+    return lambda request: Fault.HANG if request.request_id in request_ids else None
+
+
+async def test_a_member_is_scored_while_others_of_its_group_are_generated(make_rollouts) -> None:
+    scored = asyncio.Event()
+
+    class Telling(Recording):
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
-            assert all(r.status is SampleStatus.COMPLETED for r in rollouts)
-            self.scored.append(prompt.prompt_id)
-            return [Verdict(reward=1.0) for _ in rollouts]
+            scored.set()
+            return await super().score(rollouts, prompt)
 
-    engine = ScriptedEngine(fault_of=lambda r: Fault.HANG if r.request_id == "step0-rollout0" else None)
-    async with make_rollouts(engine, over_sampling_batch_size=5, scorer=Scorer()) as rollouts:
+    async def generate(request, *, default, endpoint, tokenizer):
+        if request.rollout_id == 1:
+            await scored.wait()
+        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+
+    scorer = Telling()
+    async with make_rollouts(
+        ScriptedEngine(), generate_fn=generate, scorer=scorer, rollout_batch_size=1, rollout_timeout_seconds=5.0
+    ) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert scorer.scored == [0, 1]
+    assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
+
+
+async def test_group_rewards_wait_for_the_whole_group(make_rollouts) -> None:
+    scorer = Recording(alone=False)
+    engine = ScriptedEngine(fault_of=hanging("step0-rollout0"))
+    async with make_rollouts(engine, over_sampling_batch_size=5, scorer=scorer) as rollouts:
         await rollouts.generate_batch()
-    assert "list/0@e0" not in Scorer.scored
+    assert sorted(scorer.scored) == [2, 3, 4, 5, 6, 7, 8, 9]
+
+
+async def test_members_scored_before_an_abort_keep_their_verdicts_and_are_not_scored_again(make_rollouts) -> None:
+    commits: list[StepCommit] = []
+    engine = ScriptedEngine(fault_of=hanging("step0-rollout0"))
+    scorer = Recording()
+    partial = {"mode": "partial", "over_sampling_batch_size": 5}
+    async with make_rollouts(engine, scorer=scorer, commit=commits.append, **partial) as rollouts:
+        await rollouts.generate_batch()
+        (kept,) = [draw for draw in commits[0].state.requeued if draw.group_index == 0]
+        assert kept.rollouts[1].verdict == Verdict(reward=1.0)
+        batch = await rollouts.generate_batch()
+    assert batch.groups[0].group_index == 0
+    assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
+    assert scorer.scored.count(1) == scorer.scored.count(0) == 1
+    assert [request.request_id for request in engine.requests].count("step1-rollout1") == 0
+
+
+async def test_a_verdict_from_before_an_abort_comes_back_from_the_store(make_rollouts) -> None:
+    commits: list[StepCommit] = []
+    partial = {"mode": "partial", "over_sampling_batch_size": 5}
+    engine = ScriptedEngine(fault_of=hanging("step0-rollout0"))
+    async with make_rollouts(engine, scorer=Recording(), commit=commits.append, **partial) as rollouts:
+        await rollouts.generate_batch()
+    scorer = Recording()
+    state = decode_state(encode_state(commits[0].state))
+    async with make_rollouts(ScriptedEngine(), scorer=scorer, state=state, **partial) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
+    assert 0 in scorer.scored
+    assert 1 not in scorer.scored
+
+
+async def test_members_that_were_not_scored_when_their_group_was_stopped_are_scored_when_it_goes_on(
+    make_rollouts,
+) -> None:
+    class Stuck(Recording):
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            if rollouts[0].rollout_id == 1 and 1 not in self.scored:
+                self.scored.append(1)
+                await asyncio.Event().wait()
+            return await super().score(rollouts, prompt)
+
+    engine = ScriptedEngine(fault_of=hanging("step0-rollout0"))
+    scorer = Stuck()
+    partial = {"mode": "partial", "over_sampling_batch_size": 5, "abort_grace_seconds": 0.3}
+    async with make_rollouts(engine, scorer=scorer, **partial) as rollouts:
+        await rollouts.generate_batch()
+        batch = await rollouts.generate_batch()
+    assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]
+    assert scorer.scored.count(1) == 2
+    assert [request.request_id for request in engine.requests].count("step1-rollout1") == 0
+
+
+async def test_rewards_of_a_group_that_is_answered_anew_are_not_waited_for(make_rollouts) -> None:
+    class Stuck(Recording):
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            if rollouts[0].rollout_id == 1 and 1 not in self.scored:
+                self.scored.append(1)
+                await asyncio.Event().wait()
+            return await super().score(rollouts, prompt)
+
+    engine = ScriptedEngine(fault_of=hanging("step0-rollout0"))
+    async with make_rollouts(engine, scorer=Stuck(), over_sampling_batch_size=5, abort_grace_seconds=600.0) as rollouts:
+        await asyncio.wait_for(rollouts.generate_batch(), 30.0)
+
+
+async def test_no_place_at_the_engine_is_held_while_rewards_are_computed(make_rollouts) -> None:
+    everybody = asyncio.Barrier(8)
+
+    class Together(Recording):
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            await everybody.wait()
+            return await super().score(rollouts, prompt)
+
+    async with make_rollouts(ScriptedEngine(), scorer=Together(), max_requests_in_flight=1) as rollouts:
+        batch = await asyncio.wait_for(rollouts.generate_batch(), 30.0)
+    assert len(batch.groups) == 4
+
+
+async def test_the_watchdog_tells_groups_that_wait_for_rewards_from_those_that_are_generated(make_rollouts) -> None:
+    told: list[str] = []
+    ended = asyncio.Event()
+
+    class Stuck(Recording):
+        async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+            if prompt.prompt_id == "list/2@e0":
+                await ended.wait()
+            return await super().score(rollouts, prompt)
+
+    class Watch:
+        def waiting(self, message: str) -> None:
+            told.append(message)
+            ended.set()
+
+        def __getattr__(self, name: str):
+            return lambda *_args, **_kwargs: None
+
+    async with make_rollouts(ScriptedEngine(), scorer=Stuck(), watchdog_seconds=0.05, observers=[Watch()]) as rollouts:
+        await rollouts.generate_batch()
+    assert "1 groups (1 scoring), the oldest is group 2 (scoring)" in told[0]
 
 
 async def test_the_sample_hook_sees_every_finished_sample_before_it_is_scored(make_rollouts) -> None:
@@ -165,7 +323,7 @@ async def test_the_sample_hook_sees_every_finished_sample_before_it_is_scored(ma
 
 
 async def test_filters_ask_the_verdict_whether_a_rollout_is_correct(make_rollouts) -> None:
-    class Scorer:
+    class Grading(Scorer):
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
             # Group 1 has wrong answers with shaped rewards, the others right ones.
             correct = Correct.NO if prompt.prompt_id == "list/1@e0" else Correct.YES
@@ -174,7 +332,7 @@ async def test_filters_ask_the_verdict_whether_a_rollout_is_correct(make_rollout
     commits: list[StepCommit] = []
     group_filter = compose([AllWrong(n_samples_per_prompt=2)])
     async with make_rollouts(
-        ScriptedEngine(), scorer=Scorer(), group_filter=group_filter, commit=commits.append
+        ScriptedEngine(), scorer=Grading(), group_filter=group_filter, commit=commits.append
     ) as rollouts:
         batch = await rollouts.generate_batch()
     assert [dropped.group.group_index for dropped in commits[0].dropped] == [1]
@@ -235,14 +393,14 @@ async def test_a_response_is_graded_once_and_then_as_often_as_failure_retries_sa
 ) -> None:
     gradings: Counter[int] = Counter()
 
-    class Scorer:
+    class Failing(Scorer):
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
             gradings.update(rollout.rollout_id for rollout in rollouts if rollout.samples[0].reward is None)
             bad = Verdict(reward=None, outcome=Outcome.ERROR, detail="always")
             return [bad if rollout.rollout_id == 3 else Verdict(reward=1.0) for rollout in rollouts]
 
     settings = {"group_failure": "retry", "failure_retries": failure_retries}
-    async with make_rollouts(ScriptedEngine(), scorer=Scorer(), **settings) as rollouts:
+    async with make_rollouts(ScriptedEngine(), scorer=Failing(), **settings) as rollouts:
         batch = await rollouts.generate_batch()
     assert gradings[3] == 1 + failure_retries
     assert gradings[2] == 1

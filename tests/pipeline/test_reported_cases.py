@@ -14,6 +14,7 @@ from rollfeed.buffer import Buffer, fifo
 from rollfeed.errors import RunFailedError
 from rollfeed.filters import build_filter
 from rollfeed.generate import SampleBuilder
+from rollfeed.protocols import Scorer
 from rollfeed.testing import CharTokenizer, Fault, ListSource, ScriptedEngine, make_group, make_prompt, make_sample
 from rollfeed.types import Drop, Keep, LedgerCounts, Outcome, PromptDraw, Rollout, RunState, SampleStatus, Verdict
 
@@ -181,7 +182,7 @@ async def test_r26_forked_samples_share_their_group_and_have_rollouts_of_exact_s
         assert {sample.group_index for sample in group.samples} == {group.group_index}
 
 
-class RaisesForThird:
+class RaisesForThird(Scorer):
     """One verdict a rollout, joined by position; the third grading fails."""
 
     async def score(self, rollouts, prompt):

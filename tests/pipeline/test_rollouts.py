@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from rollfeed.errors import RunFailedError
+from rollfeed.protocols import Scorer
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import DroppedGroup, LedgerCounts, RolloutOutput, StepCommit
+from rollfeed.types import DroppedGroup, LedgerCounts, RolloutOutput, StepCommit, Verdict
 
 
 async def test_nothing_is_left_running_after_a_step_is_cancelled_at_a_random_time(make_rollouts) -> None:
@@ -182,16 +183,14 @@ async def test_an_engine_that_refuses_to_abort_does_not_end_the_drain(make_rollo
 
 
 async def test_a_slow_reward_is_cancelled_after_the_grace_of_the_abort(make_rollouts) -> None:
-    class Scorer:
+    class Stuck(Scorer):
         async def score(self, rollouts, prompt):
-            from rollfeed.types import Verdict
-
             if prompt.prompt_id == "list/0@e0":
                 await asyncio.Event().wait()
             return [Verdict(reward=1.0) for _ in rollouts]
 
     async with make_rollouts(
-        ScriptedEngine(), scorer=Scorer(), over_sampling_batch_size=5, abort_grace_seconds=0.3
+        ScriptedEngine(), scorer=Stuck(), over_sampling_batch_size=5, abort_grace_seconds=0.3
     ) as rollouts:
         batch = await rollouts.generate_batch()
     assert [group.group_index for group in batch.groups] == [1, 2, 3, 4]

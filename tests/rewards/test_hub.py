@@ -60,6 +60,38 @@ async def test_custom_function_comes_before_every_grader(group: list[Rollout], m
     assert rewards(await scorer.score(group, make_prompt("4", rm_type="exact"))) == [1.0, 4.0, 1.0]
 
 
+async def test_prompts_that_bring_their_verifier_are_not_for_the_custom_function(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    def verify(response: str, label: Any, metadata: Any) -> Verdict:
+        return Verdict(reward=0.5, correct=Correct.YES)
+
+    def several(samples: Sequence[Sample], prompt: Any) -> list[dict[str, float]]:
+        return [{"score": 7.0}] * len(samples)
+
+    graders = {**BUILTIN_GRADERS, "environment": verify}
+    for function in (
+        {"reward_fn": lambda sample, prompt: {"score": 7.0}},
+        {"batched_reward_fn": several},
+        {"group_reward_fn": several},
+    ):
+        scorer = hub(graders=graders, own_verifiers=["environment"], reward_key="score", **function)
+        assert rewards(await scorer.score(group, make_prompt(rm_type="environment"))) == [0.5] * 3
+        for metadata in ({}, {"rm_type": "exact"}, {"rm_type": ["environment"]}):
+            assert rewards(await scorer.score(group, make_prompt("4", **metadata))) == [{"score": 7.0}] * 3
+        overriding = hub(graders=graders, reward_key="score", **function)
+        assert rewards(await overriding.score(group, make_prompt(rm_type="environment"))) == [{"score": 7.0}] * 3
+
+
+async def test_functions_that_are_named_come_before_the_verifier_of_a_prompt(
+    group: list[Rollout], make_prompt: MakePrompt
+) -> None:
+    named = {"length": reward_by_length}
+    scorer = hub(own_verifiers=["environment"], reward_fn=lambda sample, prompt: -1.0, named_reward_fns=named)
+    prompt = make_prompt("4", rm_type="environment", reward_fn="length")
+    assert rewards(await scorer.score(group, prompt)) == [1.0, 4.0, 1.0]
+
+
 async def test_further_graders_come_by_mapping(group: list[Rollout], make_prompt: MakePrompt) -> None:
     def shout(response: str, label: Any, metadata: Any) -> Verdict:
         return Verdict(reward=metadata["loud"], correct=Correct.YES)
@@ -131,6 +163,63 @@ async def test_plain_functions_leave_the_event_loop_free(group: list[Rollout], p
     assert rewards(await scoring) == [1.0, 1.0, 1.0]
 
 
+async def most_at_once(scorer: RewardHub, count: int, prompt: Prompt, make_rollout: MakeRollout) -> None:
+    verdicts = await asyncio.gather(*(scorer.score([make_rollout(each, "a")], prompt) for each in range(count)))
+    assert {verdict.reward for (verdict,) in verdicts} == {1.0}
+
+
+@pytest.mark.parametrize("returns_awaitable", [False, True], ids=["async", "plain that returns an awaitable"])
+async def test_async_functions_run_as_many_at_once_as_are_called(
+    make_rollout: MakeRollout, prompt: Prompt, returns_awaitable: bool
+) -> None:
+    everybody = asyncio.Barrier(256)
+
+    async def function(sample: Sample, prompt: Prompt) -> float:
+        await everybody.wait()
+        return 1.0
+
+    chosen = (lambda sample, prompt: function(sample, prompt)) if returns_awaitable else function
+    await most_at_once(hub(reward_fn=chosen), 256, prompt, make_rollout)
+
+
+async def test_concurrency_bounds_the_calls_of_async_functions(make_rollout: MakeRollout, prompt: Prompt) -> None:
+    running = peak = 0
+
+    async def function(sample: Sample, prompt: Prompt) -> float:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        running -= 1
+        return 1.0
+
+    await most_at_once(hub(reward_fn=function, concurrency=3), 20, prompt, make_rollout)
+    assert peak == 3
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(None, 32), (2, 2)])
+async def test_concurrency_bounds_the_threads_of_plain_functions(
+    make_rollout: MakeRollout, prompt: Prompt, concurrency: int | None, most: int
+) -> None:
+    running, peak, lock, full = 0, 0, threading.Lock(), threading.Event()
+
+    def function(sample: Sample, prompt: Prompt) -> float:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+            if running >= most:
+                full.set()
+        full.wait()
+        with lock:
+            running -= 1
+        return 1.0
+
+    await most_at_once(hub(reward_fn=function, concurrency=concurrency), 40, prompt, make_rollout)
+    assert peak == most
+
+
 async def test_batched_function_scores_the_rollouts_in_one_call(group: list[Rollout], prompt: Prompt) -> None:
     calls: list[tuple[list[int], int]] = []
 
@@ -184,6 +273,29 @@ async def test_group_with_all_rewards_is_not_scored_again(make_rollout: MakeRoll
 
     group = [make_rollout(1, "a", reward=1.0), make_rollout(2, "b", reward=2.0)]
     assert rewards(await hub(group_reward_fn=function).score(group, prompt)) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "good", {}, {"bonus": 1.0}, {"score": None}])
+async def test_carried_reward_that_is_none_is_an_error_of_its_rollout(
+    make_rollout: MakeRollout, prompt: Prompt, reward: Any
+) -> None:
+    group = [make_rollout(1, "a", reward=reward), make_rollout(2, "b", reward={"score": 0.5})]
+    verdicts = await hub(reward_fn=reward_by_length, reward_key="score").score(group, prompt)
+    assert rewards(verdicts) == [None, {"score": 0.5}]
+    assert verdicts[0].outcome is Outcome.ERROR
+
+
+async def test_only_functions_that_take_several_wait_for_a_group(
+    make_rollout: MakeRollout, make_prompt: MakePrompt
+) -> None:
+    several: Any = {"own_verifiers": ["environment"], "named_reward_fns": {"length": reward_by_length}}
+    for name in ("group_reward_fn", "batched_reward_fn"):
+        scorer = hub(**{name: lambda *_: []}, **several)
+        assert not scorer.scores_alone(make_rollout(1, "a"), make_prompt())
+        assert scorer.scores_alone(make_rollout(1, "a"), make_prompt(rm_type="environment"))
+        assert scorer.scores_alone(make_rollout(1, "a"), make_prompt(reward_fn="length"))
+    for settings in ({"rm_type": "exact"}, {"reward_fn": reward_by_length}):
+        assert hub(**settings).scores_alone(make_rollout(1, "a"), make_prompt())
 
 
 @pytest.mark.parametrize("status", [SampleStatus.ABORTED, SampleStatus.FAILED, SampleStatus.PENDING])

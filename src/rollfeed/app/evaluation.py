@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,19 @@ import pyarrow.parquet as pq
 
 from rollfeed.app.eval_sets import load_sets
 from rollfeed.app.reward_keys import reward_key_problem
-from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, in_its_place
+from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, reward_hub
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig
 from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
-from rollfeed.evaluation import EvalResult, EvalSet, TrainingDefaults, answer_sets, answers_table, is_right, summarise
+from rollfeed.evaluation import (
+    AnswerGroup,
+    EvalResult,
+    EvalSet,
+    TrainingDefaults,
+    answer_sets,
+    answers_table,
+    is_right,
+    summarise,
+)
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
@@ -29,6 +40,9 @@ from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
 
 RESULT_FILE = "eval.json"
 ANSWERS_FILE = "answers.parquet"
+
+_MAX_PROMPTS = 16_384
+"""Under way at once: at the engine, or waiting for their rewards."""
 
 _WITHOUT_LABELS = frozenset({"random", "remote_rm", "ifeval", "ifeval_loose", "environment", "rlve"})
 
@@ -153,8 +167,8 @@ async def evaluate(
             for each in prepared.sets
         ]
         found = await answer_sets(
-            [(each, _answer_with(runner)) for each, runner in zip(prepared.sets, runners, strict=True)],
-            max_groups=_max_groups(prepared, engine),
+            list(zip(prepared.sets, _answer_with(runners, _turns(prepared, engine)), strict=True)),
+            max_groups=_MAX_PROMPTS,
             on_group=completed,
         )
     failures.report()
@@ -237,27 +251,16 @@ def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], 
 
 
 def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServices) -> RewardHub:
-    config, plan = prepared.config, eval_set.plan
-
-    def place(function: Any) -> Any:
-        return in_its_place(function, services.workers, timeout_seconds=config.reward_timeout_seconds)
-
-    def of_training(function: Any) -> Any:
-        return None if plan.has_own_grader else place(function)
-
+    plan = eval_set.plan
     try:
-        return RewardHub(
-            graders={**services.graders(), **prepared.graders},
+        return reward_hub(
+            prepared.config,
+            services,
+            graders=prepared.graders,
             rm_type=plan.rm_type,
-            reward_fn=of_training(config.reward),
-            batched_reward_fn=of_training(config.batched_reward),
-            group_reward_fn=of_training(config.group_reward),
-            named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
             reward_key=plan.reward_key,
             seed=eval_set.seed(prepared.seed),
-            timeout_seconds=config.reward_timeout_seconds,
-            workers=services.workers,
-            worker_timeout_seconds=services.worker_timeout_seconds,
+            has_functions=not plan.has_own_grader,
         )
     except ConfigError as error:
         raise ConfigError(f"eval set {eval_set.name}: {error}") from None
@@ -307,6 +310,8 @@ def _runner(
             rollout_timeout_seconds=config.rollout_timeout_seconds,
             failure_policy=GroupFailurePolicy.RETRY,
             failure_retries=config.failure_retries,
+            keeps_partial=False,
+            evaluation=True,
         ),
         endpoint=_NamedEndpoint(gate, eval_set.name),
         tokenizer=prepared.tokenizer,
@@ -319,19 +324,23 @@ def _runner(
     )
 
 
-def _answer_with(runner: GroupRunner) -> Any:
-    async def answer(draw: PromptDraw) -> GroupResult:
+def _answer_with(runners: Sequence[GroupRunner], turns: asyncio.Semaphore) -> list[AnswerGroup]:
+    """Return what answers the prompts of each set; a turn is held while the engine is needed, and not for rewards."""
+
+    async def answer(runner: GroupRunner, draw: PromptDraw) -> GroupResult:
+        draft = Draft(draw, n_samples_per_prompt=runner.n_samples_per_prompt)
+        await turns.acquire()
         # Step 0 always: the seeds of the answers depend on it, and every evaluation asks the same.
-        return await runner.run(Draft(draw, n_samples_per_prompt=runner.n_samples_per_prompt), step=0)
+        return await runner.run(draft, step=0, on_generated=turns.release)
 
-    return answer
+    return [partial(answer, runner) for runner in runners]
 
 
-def _max_groups(prepared: PreparedEvaluation, engine: Engine) -> int:
-    """Return how many prompts keep the engine full; more would only wait at its gate."""
+def _turns(prepared: PreparedEvaluation, engine: Engine) -> asyncio.Semaphore:
+    """Return turns for as many prompts as keep the engine full; more would only wait at its gate."""
     fewest = min(each.plan.n_samples_per_prompt for each in prepared.sets)
     wanted = prepared.config.max_requests_in_flight or 2 * engine.max_running_requests
-    return max(len(prepared.sets), -(-wanted // fewest))
+    return asyncio.Semaphore(max(len(prepared.sets), -(-wanted // fewest)))
 
 
 def _count(progress: EvalProgress, eval_set: EvalSet, result: GroupResult) -> None:

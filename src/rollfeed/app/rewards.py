@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
-from rollfeed.config import CodeRewardSettings, PluginSettings, RemoteRewardSettings, RewardSettings, WorkerSettings
+from rollfeed.config import (
+    CodeRewardSettings,
+    PluginSettings,
+    RemoteRewardSettings,
+    RewardSettings,
+    RolloutConfig,
+    WorkerSettings,
+)
 from rollfeed.config.api_key import ApiKey
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
@@ -186,6 +193,54 @@ def in_its_place(function: Any, workers: Workers, *, timeout_seconds: float) -> 
     )
 
 
+def reward_hub(
+    config: RolloutConfig,
+    services: RewardServices,
+    *,
+    graders: Mapping[str, Grader],
+    rm_type: str | None,
+    reward_key: str | None,
+    seed: int,
+    has_functions: bool = True,
+) -> RewardHub:
+    """Return the hub that scores as ``config`` says.
+
+    Args:
+        config: Has the functions.
+        services: What graders use.
+        graders: Further ones by ``rm_type``.
+        rm_type: For prompts that name none.
+        reward_key: Which entry of a reward dictionary counts.
+        seed: Of the run or set.
+        has_functions: Whether the reward functions of ``config`` score, besides those that prompts choose.
+
+    Raises:
+        ConfigError: If there is no grader ``rm_type``.
+    """
+
+    def place(function: Any) -> Any:
+        return in_its_place(function, services.workers, timeout_seconds=config.reward_timeout_seconds)
+
+    functions = {
+        "reward_fn": config.reward,
+        "batched_reward_fn": config.batched_reward,
+        "group_reward_fn": config.group_reward,
+    }
+    return RewardHub(
+        graders={**services.graders(), **graders},
+        rm_type=rm_type,
+        own_verifiers=_own_verifiers(overridden=config.override_environments),
+        **{name: place(function) if has_functions else None for name, function in functions.items()},
+        named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
+        reward_key=reward_key,
+        seed=seed,
+        timeout_seconds=config.reward_timeout_seconds,
+        concurrency=config.reward_concurrency,
+        workers=services.workers,
+        worker_timeout_seconds=services.worker_timeout_seconds,
+    )
+
+
 @asynccontextmanager
 async def open_reward_hub(
     settings: RewardSettings, *, functions: PluginSettings | None = None, folders: Sequence[Path] = ()
@@ -227,16 +282,23 @@ async def open_reward_hub(
     hub = RewardHub(
         graders=graders,
         rm_type=rm_type,
+        own_verifiers=_own_verifiers(overridden=settings.override_environments),
         reward_fn=load(chosen.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
         batched_reward_fn=load(chosen.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
         named_reward_fns={name: place(each) for name, each in load_named_functions(settings, folders=folders).items()},
         reward_key=settings.reward_key,
         timeout_seconds=settings.timeout_seconds,
+        concurrency=settings.concurrency,
         workers=services.workers,
         worker_timeout_seconds=services.worker_timeout_seconds,
     )
     async with services:
         yield hub
+
+
+def _own_verifiers(*, overridden: bool) -> tuple[str, ...]:
+    """Return the ``rm_type`` of prompts that reward functions do not score."""
+    return () if overridden else (ENVIRONMENT_RM_TYPE,)
 
 
 def load_named_functions(settings: RewardSettings, *, folders: Sequence[Path]) -> dict[str, Any]:

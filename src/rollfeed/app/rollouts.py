@@ -10,7 +10,7 @@ from typing import Any
 from rollfeed import plugins
 from rollfeed.app.marker_watch import MarkerWatch
 from rollfeed.app.reward_keys import KeyedCut, needs_keyed_cut
-from rollfeed.app.rewards import RewardServices, in_its_place
+from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.batch import AgeLimit, cut_batch, group_advantages
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.config import RolloutConfig, RolloutMode, StalenessPolicy
@@ -48,7 +48,6 @@ from rollfeed.protocols import (
     SampleHook,
     Tokenizer,
 )
-from rollfeed.rewards import RewardHub
 from rollfeed.types import RunState, SamplingParams, StepCommit
 from rollfeed.weights import WeightDirectory
 
@@ -118,7 +117,9 @@ def _parts(
         generate_fn=config.generate or single_turn,
         default_generate_fn=single_turn,
         rollout_fn=config.rollout or _scheduler(config),
-        scorer=_reward_hub(config, services, graders),
+        scorer=reward_hub(
+            config, services, graders=graders, rm_type=config.rm_type, reward_key=config.reward_key, seed=config.seed
+        ),
         group_filter=compose(config.group_filters),
         cut_batch=_batch_cutter(config),
         surplus_rule=_surplus_rule(config),
@@ -166,25 +167,6 @@ def _reward_services(config: RolloutConfig, on_isolation: Callable[[Isolation], 
         remote=config.remote_reward,
         on_isolation=on_isolation,
         rm_type=config.rm_type,
-    )
-
-
-def _reward_hub(config: RolloutConfig, services: RewardServices, graders: Mapping[str, Grader]) -> RewardHub:
-    def place(function: Any) -> Any:
-        return in_its_place(function, services.workers, timeout_seconds=config.reward_timeout_seconds)
-
-    return RewardHub(
-        graders={**services.graders(), **graders},
-        rm_type=config.rm_type,
-        reward_fn=place(config.reward),
-        batched_reward_fn=place(config.batched_reward),
-        group_reward_fn=place(config.group_reward),
-        named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
-        reward_key=config.reward_key,
-        seed=config.seed,
-        timeout_seconds=config.reward_timeout_seconds,
-        workers=services.workers,
-        worker_timeout_seconds=services.worker_timeout_seconds,
     )
 
 
@@ -284,4 +266,5 @@ def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:
         failure_retries=config.failure_retries,
         mask_offpolicy=config.mask_offpolicy_in_partial_rollout,
         mask_finished_members=config.mask_offpolicy_finished_members,
+        keeps_partial=config.mode is not RolloutMode.SYNC,
     )

@@ -21,9 +21,9 @@ class PluginSettings(Section):
     rollout: ImportPath | None = None
     """A `RolloutFn`: makes a whole step."""
     reward: ImportPath | None = None
-    """A `RewardFn`: scores one sample."""
+    """A `RewardFn`: scores one sample, of a data set; see `reward.override_environments`."""
     batched_reward: ImportPath | None = None
-    """A `BatchedRewardFn`: scores the samples of a prompt in one call."""
+    """A `BatchedRewardFn`: scores the samples of a prompt in one call, after all have finished."""
     group_reward: ImportPath | None = None
     """A `GroupRewardFn`: scores a group whole, after all its rollouts have finished."""
     group_filters: tuple[ImportPath, ...] = Field(default=(), strict=False)
@@ -38,6 +38,11 @@ class PluginSettings(Section):
     """A `BufferPolicy`: chooses which waiting prompts leave the buffer next; it replaces `buffer.policy`."""
     tracker: ImportPath | None = None
     """A class or function that makes a `Tracker`; it is called without arguments."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether a function scores prompts."""
+        return any((self.reward, self.batched_reward, self.group_reward))
 
     @model_validator(mode="after")
     def _one_reward(self) -> PluginSettings:

@@ -83,6 +83,12 @@ class RewardSettings(Section):
     """Which entry of a reward dictionary is the reward."""
     timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
     """A reward function that takes longer fails its rollout; it is never a reward of 0."""
+    concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Calls of reward functions at once, in this process; by default as many async ones as there are samples that wait
+    for a reward.
+    """
+    override_environments: bool = False
+    """Functions of `[plugins]` score the prompts of environments too, which verify their own otherwise."""
     functions: dict[str, ImportPath] = Field(default={})
     """Reward functions, each as `name = "module:name"`, that prompts choose with the `reward_fn` of their metadata."""
     functions_in_workers: bool = True

@@ -56,6 +56,10 @@ class RolloutConfig(RolloutSettings):
     """Which entry of a reward dictionary is the reward."""
     reward_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
     """A reward function that takes longer fails its rollout."""
+    reward_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Calls of reward functions at once; by default as many async ones as there are samples that wait for a reward."""
+    override_environments: bool = False
+    """Reward functions score the prompts of environments too, which verify their own otherwise."""
     reward_workers: WorkerSettings = WorkerSettings()
     """Processes that grade what could hang or crash."""
     code_reward: CodeRewardSettings = CodeRewardSettings()

@@ -36,6 +36,7 @@ FREE_TO_CHANGE = (
     "rollout.failure_budget",
     "rollout.failure_window",
     "rollout.failure_minimum",
+    "reward.concurrency",
     "reward.workers.num_workers",
     "reward.code.concurrency",
     "reward.remote.url",
@@ -136,6 +137,8 @@ class Settings(Section):
         """Return the settings that decide what a run is, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
         free = set(FREE_TO_CHANGE) - set(_THREADS if self.rollout.deterministic else ())
+        if self.reward.override_environments or not (self.prompts.environments and self.plugins.has_reward):
+            free.add("reward.override_environments")  # as in runs of before, which have no such key
         return {
             key: value
             for key, value in flat.items()

@@ -184,13 +184,6 @@ class StepContext:
         self._gate.close()
         await self._cancel(self._pending())
 
-    def _result(self, group_index: int) -> GroupResult | None:
-        """Return how a group ended; None when it is not under way, still runs, or died with the step."""
-        flight = self._in_flight.get(group_index)
-        if flight is None or not flight.task.done() or flight.task.cancelled() or flight.task.exception() is not None:
-            return None
-        return flight.task.result()
-
     def _give_back(self, draws: Sequence[PromptDraw]) -> None:
         for draw in draws:
             self.draws.pop(draw.group_index, None)
@@ -207,9 +200,6 @@ class StepContext:
         flight = self._in_flight.get(group_index)
         if flight is None:
             return self.draws[group_index]
-        result = self._result(group_index)
-        if result is not None and result.status is GroupStatus.FINISHED:
-            flight.draft.rollouts[:] = result.group.rollouts
         return flight.draft.rest()
 
     def _pending(self) -> set[asyncio.Task[GroupResult]]:

@@ -17,22 +17,18 @@ from rollfeed.protocols.execution import (
     Workers,
 )
 from rollfeed.protocols.prompts import PromptRenderer, Tokenizer
+from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
-    BatchedRewardFn,
     Endpoint,
     Engine,
     Environment,
     GenerateFn,
-    Grader,
     GroupFilter,
-    GroupRewardFn,
     PromptSource,
-    RewardFn,
     RolloutObserver,
     RolloutRequest,
     SampleHook,
-    Scorer,
     Task,
     Tracker,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,7 +19,6 @@ from rollfeed.types import (
     Group,
     Prompt,
     PromptDraw,
-    Reward,
     Rollout,
     Sample,
     SamplingParams,
@@ -177,6 +176,8 @@ class RolloutRequest:
     """Prompt and response together may not be longer."""
     partial: Sample | None = None
     """What an earlier, aborted execution left; its tokens are kept and continued."""
+    evaluation: bool = False
+    """Whether the answer measures the policy and is not trained on."""
 
 
 class GenerateFn(Protocol):
@@ -189,46 +190,10 @@ class GenerateFn(Protocol):
     async def __call__(
         self, request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
     ) -> Sequence[Sample]:
-        """Return the samples of the rollout, at least one."""
+        """Return the samples of the rollout, at least one.
 
-
-class Grader(Protocol):
-    """A reward by ``rm_type``: compares a response with a label."""
-
-    def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-        """Grade one response; ``metadata`` is the prompt's."""
-
-
-class Scorer(Protocol):
-    """Scores the finished rollouts of one prompt; what the reward hub is to the pipeline."""
-
-    async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> Sequence[Verdict]:
-        """Return one verdict a rollout, in order; rollouts that carry a reward keep it."""
-
-
-class RewardFn(Protocol):
-    """Scores one sample. *Extension point*. May be a plain function (run in a thread) or async."""
-
-    def __call__(self, sample: Sample, prompt: Prompt) -> Reward | Verdict | Awaitable[Reward | Verdict]:
-        """Return a number, named numbers, or a verdict."""
-
-
-class BatchedRewardFn(Protocol):
-    """Scores the finished rollouts of a prompt in one call. *Extension point*."""
-
-    def __call__(
-        self, samples: Sequence[Sample], prompts: Sequence[Prompt]
-    ) -> Sequence[Reward | Verdict] | Awaitable[Sequence[Reward | Verdict]]:
-        """Return one result a sample, in order."""
-
-
-class GroupRewardFn(Protocol):
-    """Scores a whole group at once, after all its members have finished. *Extension point*."""
-
-    def __call__(
-        self, samples: Sequence[Sample], prompt: Prompt
-    ) -> Sequence[Reward | Verdict] | Awaitable[Sequence[Reward | Verdict]]:
-        """Return one result a sample, in order."""
+        They share the reward that the last of them is given; where one brings a reward, each keeps or is given its own.
+        """
 
 
 class GroupFilter(Protocol):
@@ -246,10 +211,14 @@ class SampleHook(Protocol):
 
 
 class AdvantageFn(Protocol):
-    """Turns the rewards of one group into advantages. *Extension point*."""
+    """Turns the rewards of one group into advantages. *Extension point*.
+
+    Where samples of a rollout have rewards of their own, what a sample's is above the rollout's counts, too, as much as
+    rewards do in the group: by the slope of the line through its rollouts.
+    """
 
     def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return one advantage a rollout. ``(G,)``."""
+        """Return one advantage a rollout, given its reward, the mean of its samples'. ``(G,)``."""
 
 
 class Tracker(Protocol):

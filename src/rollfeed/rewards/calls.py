@@ -18,6 +18,8 @@ from typing import Any
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
 from rollfeed.types import Outcome, Verdict
 
+_MAX_THREADS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Returned:
@@ -41,37 +43,57 @@ class OwnPace:
         return await self.function(*args)
 
 
-async def call_at_own_pace(function: OwnPace, *args: Any) -> Returned | Verdict:
-    """Await ``function``; its failure is an ERROR verdict, a worker's timeout a TIMEOUT one."""
-    outcome = await _settle(function(*args))
+class Caller:
+    """Calls reward functions: plain ones in a thread each, async ones on the event loop.
+
+    Args:
+        timeout_seconds: Of each call, from its turn.
+        concurrency: Calls at once; by default any number of async ones, and a number of threads that is bounded.
+    """
+
+    def __init__(self, *, timeout_seconds: float, concurrency: int | None = None) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._threads = asyncio.Semaphore(min(_MAX_THREADS, concurrency or _MAX_THREADS))
+        self._turns = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Returned | Verdict:
+        """Call ``function``.
+
+        Returns:
+            What it returned, or the TIMEOUT or ERROR verdict when it did not. A plain function that overran its
+            deadline cannot be stopped: its thread is left behind and its result ignored.
+        """
+        if isinstance(function, OwnPace):
+            return _told(await _settle(function(*args)))
+        if _is_async(function):
+            async with self._turns:
+                return await self._within(_call_on_loop(function, args), self._timeout_seconds)
+        started = asyncio.get_running_loop().time()
+        async with self._threads:
+            waited = asyncio.get_running_loop().time() - started
+            outcome = await self._within(_call_in_thread(function, args), self._timeout_seconds)
+        if isinstance(outcome, Verdict) or not inspect.isawaitable(outcome.value):
+            return outcome
+        left = self._timeout_seconds + waited - (asyncio.get_running_loop().time() - started)
+        async with self._turns:
+            return await self._within(_settle(outcome.value), left)
+
+    async def _within(self, call: Awaitable[Returned | _Raised], seconds: float) -> Returned | Verdict:
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return _told(await call)
+        except TimeoutError as error:
+            if deadline.expired():
+                detail = f"no result within {self._timeout_seconds:g} s"
+                return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
+            return failure(error)
+
+
+def _told(outcome: Returned | _Raised) -> Returned | Verdict:
     return failure(outcome.error) if isinstance(outcome, _Raised) else outcome
 
 
-async def call_within(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Returned | Verdict:
-    """Call ``function``; a plain one in a thread of its own, an async one on the event loop.
-
-    Returns:
-        What it returned, or the TIMEOUT or ERROR verdict when it did not. A plain function that overran its
-        deadline cannot be stopped: its thread is left behind and its result ignored.
-    """
-    try:
-        async with asyncio.timeout(timeout_seconds) as deadline:
-            outcome = await _call(function, args)
-    except TimeoutError as error:
-        if deadline.expired():
-            return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=f"no result within {timeout_seconds:g} s")
-        return failure(error)
-    if isinstance(outcome, _Raised):
-        return failure(outcome.error)
-    return outcome
-
-
-async def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Returned | _Raised:
-    if not _is_async(function):
-        outcome = await _call_in_thread(function, args)
-        if isinstance(outcome, _Raised) or not inspect.isawaitable(outcome.value):
-            return outcome
-        return await _settle(outcome.value)
+async def _call_on_loop(function: Callable[..., Any], args: tuple[Any, ...]) -> Returned | _Raised:
     try:
         awaitable = function(*args)
     except Exception as error:  # reported as the verdict of this call

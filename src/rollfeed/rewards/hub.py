@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from rollfeed.answers import without_end_token
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
-from rollfeed.rewards.calls import OwnPace, call_at_own_pace, call_within, failure
+from rollfeed.rewards.calls import Caller, OwnPace, failure
 from rollfeed.rewards.graders.random_bit import SEED_KEY
 from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
 from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed, grader_name
@@ -28,8 +29,6 @@ from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 PROMPT_KEY = "prompt_text"
 """Entry of the metadata with the rendered prompt; the hub sets it for graders."""
 _REWARD_FN = "reward_fn"
-_MAX_CALLS = 32
-"""Reward calls at once; each plain function has a thread."""
 
 
 class RewardHub:
@@ -40,18 +39,22 @@ class RewardHub:
     ``boxed_<rm_type>`` grades the content of the last box. A ``reward_key`` in the prompt's metadata goes before
     ``reward_key``.
 
+    A prompt whose ``rm_type`` is one of ``own_verifiers`` is not for the custom function: its grader goes before.
+
     Any of these that is an :class:`OwnPace` is awaited without a deadline.
 
     Args:
         graders: By ``rm_type``; the door for further graders.
         rm_type: Grader for prompts whose metadata names none.
         named_reward_fns: Functions that prompts and samples may ask for by name.
+        own_verifiers: Each an ``rm_type`` of prompts that bring their verifier.
         reward_fn: Scores a rollout by its last sample.
         batched_reward_fn: Scores all rollouts of a prompt in one call.
         group_reward_fn: As ``batched_reward_fn``, and is handed rollouts that carry a reward as well.
         reward_key: Which entry of a reward dictionary counts.
         seed: Of the run; with it and what a sample is, grader ``random`` is decided.
         timeout_seconds: Deadline of every single call of a function or a further grader.
+        concurrency: Calls of async functions at once; by default any number.
         workers: Make the calls of built-in graders that must be killable; by default this process makes them.
         worker_timeout_seconds: Deadline of each of those, from its turn.
 
@@ -64,6 +67,7 @@ class RewardHub:
         *,
         graders: Mapping[str, Grader | OwnPace],
         rm_type: str | None = None,
+        own_verifiers: Collection[str] = (),
         reward_fn: RewardFn | None = None,
         batched_reward_fn: BatchedRewardFn | None = None,
         group_reward_fn: GroupRewardFn | None = None,
@@ -71,6 +75,7 @@ class RewardHub:
         reward_key: str | None = None,
         seed: int = 0,
         timeout_seconds: float,
+        concurrency: int | None = None,
         workers: Workers | None = None,
         worker_timeout_seconds: float = 5.0,
     ) -> None:
@@ -80,6 +85,7 @@ class RewardHub:
         if rm_type is not None and self._find_grader(rm_type) is None:
             raise ConfigError(self.problem(rm_type))
         self._rm_type = rm_type
+        self._own_verifiers = frozenset(own_verifiers)
         self._reward_fn = reward_fn
         self._batched_reward_fn = batched_reward_fn
         self._group_reward_fn = group_reward_fn
@@ -88,16 +94,21 @@ class RewardHub:
         self._seed = seed
         self._workers = workers or InProcessWorkers()
         self._worker_timeout_seconds = worker_timeout_seconds
-        self._timeout_seconds = timeout_seconds
-        self._calls = asyncio.Semaphore(_MAX_CALLS)
+        self._caller = Caller(timeout_seconds=timeout_seconds, concurrency=concurrency)
+
+    def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+        """Whether a finished rollout can be scored before the others of its prompt have finished."""
+        if (self._group_reward_fn is None and self._batched_reward_fn is None) or self._brings_verifier(prompt):
+            return True
+        return bool(rollout.samples) and _named_function(rollout.samples[-1], prompt) is not None
 
     async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
         """Return one verdict a rollout, in order.
 
-        Call it once, when all rollouts of the prompt have ended. An aborted or failed rollout gets an ERROR
-        verdict; with a batched or group function so do the others of its prompt, and the function is not called.
+        An aborted or failed rollout gets an ERROR verdict; with a batched or group function so do the others of its
+        prompt, and the function is not called.
         """
-        verdicts = [_carried(rollout) for rollout in rollouts]
+        verdicts = [_carried(rollout, prompt, self._reward_key) for rollout in rollouts]
         missing = [position for position, verdict in enumerate(verdicts) if verdict is None]
         if missing:
             scored = await self._score_missing(rollouts, missing, prompt)
@@ -160,7 +171,9 @@ class RewardHub:
     async def _score_missing(
         self, rollouts: Sequence[Rollout], missing: Sequence[int], prompt: Prompt
     ) -> dict[int, Verdict]:
-        alone = [position for position in missing if self._is_scored_alone(rollouts[position], prompt)]
+        alone = [position for position in missing if self.scores_alone(rollouts[position], prompt)]
+        if len(alone) == len(rollouts) == 1:  # without a task, as there is a call for every rollout
+            return {0: await self._score_one(rollouts[0], prompt)}
         together = [position for position in missing if position not in alone]
         async with asyncio.TaskGroup() as tasks:
             rest = tasks.create_task(self._score_rest(rollouts, together, prompt))
@@ -168,10 +181,9 @@ class RewardHub:
         verdicts = [task.result() for task in running]
         return dict(zip(alone, verdicts, strict=True)) | dict(zip(together, rest.result(), strict=True))
 
-    def _is_scored_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
-        if self._group_reward_fn is None and self._batched_reward_fn is None:
-            return True
-        return bool(rollout.samples) and _named_function(rollout.samples[-1], prompt) is not None
+    def _brings_verifier(self, prompt: Prompt) -> bool:
+        rm_type = prompt.metadata.get("rm_type")
+        return isinstance(rm_type, str) and rm_type in self._own_verifiers
 
     async def _score_rest(
         self, rollouts: Sequence[Rollout], positions: Sequence[int], prompt: Prompt
@@ -197,7 +209,8 @@ class RewardHub:
         name = _named_function(sample, prompt)
         if name is not None and (not isinstance(name, str) or name not in self._named_reward_fns):
             return _error(f"reward_fn {name!r:.80}: no such function; {suggestion(str(name), self._named_reward_fns)}")
-        function = self._reward_fn if name is None else self._named_reward_fns[name]
+        configured = None if self._brings_verifier(prompt) else self._reward_fn
+        function = configured if name is None else self._named_reward_fns[name]
         if function is not None:
             result = await self._call(function, sample, prompt)
         else:
@@ -244,11 +257,7 @@ class RewardHub:
 
     async def _call(self, function: Callable[..., Any] | None, *args: Any) -> Any:
         assert function is not None
-        if isinstance(function, OwnPace):
-            outcome = await call_at_own_pace(function, *args)
-            return outcome if isinstance(outcome, Verdict) else outcome.value
-        async with self._calls:
-            outcome = await call_within(function, *args, timeout_seconds=self._timeout_seconds)
+        outcome = await self._caller.call(function, *args)
         return outcome if isinstance(outcome, Verdict) else outcome.value
 
     def _grader(self, rm_type: Any) -> Grader | OwnPace | Verdict:
@@ -267,12 +276,14 @@ class RewardHub:
         return boxed(inner) if inner is not None and rm_type.startswith(BOXED_PREFIX) else inner
 
 
-def _carried(rollout: Rollout) -> Verdict | None:
+def _carried(rollout: Rollout, prompt: Prompt, reward_key: str | None) -> Verdict | None:
     """Return the verdict of a rollout that is scored already."""
-    if rollout.verdict is not None and rollout.verdict.outcome is Outcome.OK:
+    if rollout.is_scored:
         return rollout.verdict
-    reward = rollout.samples[-1].reward if rollout.samples else None
-    return None if reward is None else Verdict(reward=reward)
+    if not rollout.samples or rollout.samples[-1].reward is None:
+        return None
+    verdict = _verdict(rollout.samples[-1].reward, prompt.metadata, reward_key)
+    return replace(verdict, correct=rollout.samples[-1].correct)
 
 
 def _known(prompt: Any, reward_key: str | None) -> dict[str, Any]:

@@ -133,12 +133,15 @@ async def check_generate(generate: GenerateFn) -> None:
         max_context_length=1000,
     )
     async with ScriptedEngine() as engine:
-        samples = await generate(request, default=_one_answer, endpoint=engine, tokenizer=tokenizer)
-        assert samples, "no sample was returned"
-        assert all(isinstance(sample, Sample) for sample in samples), "something else than samples was returned"
-        assert {sample.group_index for sample in samples} == {7}, "group_index is not the request's"
-        assert {sample.rollout_id for sample in samples} == {28}, "rollout_id is not the request's: forks share it"
-        assert all(sample.status is not SampleStatus.PENDING for sample in samples), "a sample is still PENDING"
+        for each in (request, replace(request, evaluation=True)):
+            samples = await generate(each, default=_one_answer, endpoint=engine, tokenizer=tokenizer)
+            assert samples, "no sample was returned"
+            assert all(isinstance(sample, Sample) for sample in samples), "something else than samples was returned"
+            assert {sample.group_index for sample in samples} == {7}, "group_index is not the request's"
+            assert {sample.rollout_id for sample in samples} == {28}, "rollout_id is not the request's: forks share it"
+            assert all(sample.status is not SampleStatus.PENDING for sample in samples), "a sample is still PENDING"
+            for number in (sample.reward for sample in samples if sample.reward is not None):
+                _check_reward_value(number)
         await generate(request, default=_one_answer, endpoint=_ClosedEndpoint(engine), tokenizer=tokenizer)
 
 

@@ -1,7 +1,7 @@
 """Answers one prompt n times and scores the answers.
 
 Invariants: a group leaves the runner whole or not at all; an exception in one rollout fails that
-rollout only.
+rollout only; a rollout is scored while others are generated, unless its reward depends on them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import cast
 
 import numpy as np
 
 from rollfeed.config import GroupFailurePolicy
-from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.in_flight import Draft
@@ -34,6 +35,7 @@ from rollfeed.types import (
     GroupResult,
     GroupStatus,
     Outcome,
+    Prompt,
     PromptDraw,
     Rollout,
     Sample,
@@ -64,6 +66,10 @@ class GroupPlan:
     """Whether tokens of older versions lose their weight when a response is gone on with."""
     mask_finished_members: bool = False
     """Whether they do in the finished members of its group, too."""
+    keeps_partial: bool = True
+    """Whether somebody goes on with what a stopped group has."""
+    evaluation: bool = False
+    """Whether answers measure the policy and are not trained on."""
 
 
 class GroupRunner:
@@ -103,8 +109,13 @@ class GroupRunner:
         """Rollouts of a group."""
         return self._plan.n_samples_per_prompt
 
-    async def run(self, draft: Draft, *, step: int) -> GroupResult:
-        """Finish the members of a group that have not finished, score them all, and return the group.
+    async def run(self, draft: Draft, *, step: int, on_generated: Callable[[], None] | None = None) -> GroupResult:
+        """Finish the members of a group that have not finished, score those that are not scored, and return the group.
+
+        Args:
+            draft: What there is; filled as members are generated and scored.
+            step: In which this happens.
+            on_generated: Called once when nothing is left to be generated, unless it raises before.
 
         Raises:
             RunFailedError: If the failure budget is spent.
@@ -114,35 +125,65 @@ class GroupRunner:
             draft.mask_finished(self._endpoint.policy_version)
         self.phases[draw.group_index] = "generating"
         try:
-            rollouts = await self._generate_all(draft, step)
-            if all(rollout.has_finished for rollout in rollouts):
-                self.phases[draw.group_index] = "scoring"
-                rollouts = await self._score(rollouts, draw)
-            elif any(rollout.error is not None for rollout in rollouts):
-                for _ in filter(_is_unscored, rollouts):
-                    self._failures.succeed(draw.group_index)
+            uncounted = sum(rollout.is_scored for rollout in draft.rollouts)
+            await self._finish_members(draft, step, on_generated)
+            unscored = [rollout for rollout in draft.rollouts if rollout.has_finished and not rollout.is_scored]
+            if unscored and all(rollout.has_finished for rollout in draft.rollouts):
+                await self._score(draft, range(len(draft.rollouts)))
+            elif any(rollout.error is not None for rollout in draft.rollouts):
+                uncounted += len(unscored)
         finally:
             del self.phases[draw.group_index]
+        rollouts = draft.rollouts
         group = Group(group_index=draw.group_index, prompt=draw.prompt, rollouts=tuple(rollouts))
         cause = next((rollout.error for rollout in rollouts if rollout.error is not None), None)
-        if cause is not None:
-            return GroupResult(group=group, status=GroupStatus.FAILED, cause=cause)
-        finished = all(rollout.has_finished for rollout in rollouts)
-        return GroupResult(group=group, status=GroupStatus.FINISHED if finished else GroupStatus.ABORTED)
+        if cause is None and not all(rollout.has_finished for rollout in rollouts):
+            return GroupResult(group=group, status=GroupStatus.ABORTED)
+        for _ in range(uncounted):
+            self._failures.succeed(draw.group_index)
+        return GroupResult(group=group, status=GroupStatus.FAILED if cause else GroupStatus.FINISHED, cause=cause or "")
 
-    async def _generate_all(self, draft: Draft, step: int) -> list[Rollout]:
+    async def _finish_members(self, draft: Draft, step: int, on_generated: Callable[[], None] | None) -> None:
+        """Generate what is missing, each member scored as soon as it can be; all that is left is to score together."""
+        prompt = draft.draw.prompt
+        generating = {member for member, rollout in enumerate(draft.rollouts) if not rollout.has_finished}
+        scoring: set[asyncio.Task[None]] = set()
+        was_aborted = False
+
+        async def finish(member: int) -> None:
+            nonlocal was_aborted
+            if member in generating:
+                rollout = await self._rollout(draft, member, step)
+                generating.discard(member)
+                if not generating:
+                    generated()
+                if rollout.status is SampleStatus.ABORTED:
+                    was_aborted = True
+                    if not self._plan.keeps_partial:
+                        for task in scoring:  # nobody will ask for these verdicts
+                            task.cancel()
+            rollout = draft.rollouts[member]
+            if rollout.has_finished and not was_aborted and self._scores_alone(rollout, prompt):
+                scoring.add(task := cast(asyncio.Task[None], asyncio.current_task()))
+                await self._score(draft, [member])
+                scoring.discard(task)
+
+        def generated() -> None:
+            self.phases[draft.draw.group_index] = "scoring"
+            if on_generated is not None:
+                on_generated()
+
+        if not generating:
+            generated()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for member, rollout in enumerate(draft.rollouts):
-                    if not rollout.has_finished:
-                        tasks.create_task(
-                            self._rollout(draft, member, step), name=f"group {draft.draw.group_index}.{member}"
-                        )
-        except* RunFailedError as errors:
+                    if not rollout.is_scored:
+                        tasks.create_task(finish(member), name=f"group {draft.draw.group_index}.{member}")
+        except* Exception as errors:
             raise errors.exceptions[0] from None
-        return list(draft.rollouts)
 
-    async def _rollout(self, draft: Draft, member: int, step: int) -> None:
+    async def _rollout(self, draft: Draft, member: int, step: int) -> Rollout:
         """Answer once, or go on with what there is, and put the outcome into the draft."""
         draw, before = draft.draw, draft.rollouts[member]
         request = self._request(draw, before, member, step)
@@ -162,6 +203,7 @@ class GroupRunner:
         draft.rollouts[member] = rollout
         self.num_generated_tokens += max(0, rollout.response_tokens - before.response_tokens)
         self._observer.rollout_finished(rollout)
+        return rollout
 
     def _request(self, draw: PromptDraw, before: Rollout, member: int, step: int) -> RolloutRequest:
         plan = self._plan
@@ -177,6 +219,7 @@ class GroupRunner:
             step=step,
             max_context_length=plan.max_context_length,
             partial=self._partial(before),
+            evaluation=plan.evaluation,
         )
 
     def _partial(self, before: Rollout) -> Sample | None:
@@ -205,23 +248,35 @@ class GroupRunner:
                 raise complaint(_SAMPLE_HOOK, self._sample_hook, told)
         return hooked
 
-    async def _score(self, rollouts: list[Rollout], draw: PromptDraw) -> list[Rollout]:
-        """Score the rollouts, trying those again whose grading failed; what still fails is a failed rollout."""
-        for _ in range(1 + self._retries):
-            verdicts = await self._scorer.score(rollouts, draw.prompt)
-            self._count(rollouts, verdicts, draw)
-            scored = [_scored(rollout, verdict, draw) for rollout, verdict in zip(rollouts, verdicts, strict=True)]
-            if all(verdict.outcome is Outcome.OK for verdict in verdicts):
-                return scored
-            rollouts = [new if new.error is None else old for new, old in zip(scored, rollouts, strict=True)]
-        return scored
+    def _scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+        return all(self._scorer.scores_alone(part, prompt) for part in rollout.parts())
 
-    def _count(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], draw: PromptDraw) -> None:
-        failed = {id(verdict): verdict for verdict in verdicts if verdict.outcome is not Outcome.OK}
-        for rollout, verdict in zip(rollouts, verdicts, strict=True):
-            if verdict.outcome is not Outcome.OK:
-                self._reward_failures[verdict.outcome] += 1
-            elif rollout.verdict is None:
+    async def _score(self, draft: Draft, members: Sequence[int]) -> None:
+        """Score members, trying those again whose grading failed; what still fails is a failed rollout."""
+        draw, rollouts = draft.draw, draft.rollouts
+        for _ in range(1 + self._retries):
+            before = [rollouts[member] for member in members]
+            parts = [rollout.parts() for rollout in before]
+            verdicts = iter(await self._scorer.score([part for each in parts for part in each], draw.prompt))
+            scored = [
+                rollout.with_verdicts(list(islice(verdicts, len(each))))
+                for rollout, each in zip(before, parts, strict=True)
+            ]
+            for member, rollout in zip(members, scored, strict=True):
+                rollouts[member] = rollout
+            self._count(before, scored, draw)
+            if all(rollout.is_scored for rollout in scored):
+                return
+        for member in members:
+            rollouts[member] = _failed_if_unscored(rollouts[member], draw)
+
+    def _count(self, before: Sequence[Rollout], scored: Sequence[Rollout], draw: PromptDraw) -> None:
+        failed: dict[int, Verdict] = {}
+        for old, new in zip(before, scored, strict=True):
+            if new.verdict is not None and not new.is_scored:
+                self._reward_failures[new.verdict.outcome] += 1
+                failed[id(new.verdict)] = new.verdict
+            elif not old.is_scored:
                 self._failures.succeed(draw.group_index)
         # A call that was to score several rollouts is one failure, whatever the size of the group.
         for verdict in failed.values():
@@ -246,15 +301,11 @@ def _with_origin(sample: Sample, partial: Sample | None) -> Sample:
     return replace(sample, metadata={**sample.metadata, START_ROLLOUT_ID: partial.metadata[START_ROLLOUT_ID]})
 
 
-def _scored(rollout: Rollout, verdict: Verdict, draw: PromptDraw) -> Rollout:
-    if verdict.outcome is Outcome.OK:
-        return rollout.with_reward(verdict)
+def _failed_if_unscored(rollout: Rollout, draw: PromptDraw) -> Rollout:
+    if rollout.is_scored or rollout.verdict is None:
+        return rollout
     samples = tuple(replace(sample, status=SampleStatus.FAILED) for sample in rollout.samples)
-    return replace(rollout, samples=samples, verdict=verdict, error=f"{_where(draw)}: {_reward_cause(verdict)}")
-
-
-def _is_unscored(rollout: Rollout) -> bool:
-    return rollout.has_finished and rollout.verdict is None
+    return replace(rollout, samples=samples, error=f"{_where(draw)}: {_reward_cause(rollout.verdict)}")
 
 
 def _where(draw: PromptDraw) -> str:
