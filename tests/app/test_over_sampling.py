@@ -141,6 +141,15 @@ async def test_what_was_left_out_is_counted_as_over_sampled() -> None:
     assert not [name for name in metrics if name.startswith("rollout/dynamic_filter/")]
 
 
+async def test_deterministic_choices_do_not_depend_on_completion_order() -> None:
+    outcomes = []
+    for order in range(3):
+        commits = await make_steps(4, order=order, deterministic=True)
+        outcomes.append([[group.group_index for group in commit.batch.groups] for commit in commits])
+        outcomes[-1] += [[group.group_index for group in left_out(commit)] for commit in commits]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
 async def test_without_a_batch_filter_surplus_is_kept() -> None:
     commits = await make_steps(6, batch_filter=None)
     assert sum(len(commit.state.surplus) for commit in commits) > 0

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollfeed.config import RolloutConfig, RolloutSettings, Settings, validate_settings
+from rollfeed.config import RolloutConfig, RolloutSettings, Settings, read_stored, stored_identity, validate_settings
 
 PROMPTS = {"environments": [{"id": "core/copy_text"}]}
 
@@ -25,17 +25,24 @@ def test_synchronous_rollouts_are_on_policy_by_default() -> None:
     assert RolloutSettings().max_staleness == Settings(prompts=settings_of().prompts).rollout.max_staleness == 0
 
 
-def test_settings_that_were_stored_with_a_limit_keep_it() -> None:
-    stored = settings_of().model_dump(mode="json")
-    stored["rollout"]["max_staleness"] = 4
+def stored_before(mode: str, max_staleness: int) -> dict[str, Any]:
+    """Return settings as they were stored when only asynchronous runs had a limit."""
+    stored = settings_of(mode=mode, max_staleness=max_staleness).model_dump(mode="json")
     del stored["rollout"]["mask_offpolicy_finished_members"]
-    again = validate_settings(stored, where="stored")
-    assert (again.rollout.mode, again.rollout.max_staleness) == ("sync", 4)
+    return stored
 
 
-def test_a_stored_asynchronous_run_and_its_file_agree() -> None:
-    stored = settings_of(mode="async", max_staleness=4)
-    assert stored.identity() == settings_of(mode="async").identity()
+@pytest.mark.parametrize(("mode", "limit"), [("sync", 0), ("partial", None), ("async", 4)])
+def test_runs_of_before_can_be_gone_on_with(mode: str, limit: int | None) -> None:
+    stored = stored_before(mode, 4)
+    assert read_stored(stored, where="stored").rollout.max_staleness == limit
+    assert stored_identity(stored) == settings_of(mode=mode).identity()
+
+
+def test_a_limit_that_was_set_is_kept() -> None:
+    assert read_stored(stored_before("partial", 2), where="stored").rollout.max_staleness == 2
+    stored = settings_of(max_staleness=4).model_dump(mode="json")
+    assert read_stored(stored, where="stored").rollout.max_staleness == 4
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from rollfeed.errors import RunFailedError
-from rollfeed.testing import ListSource, ScriptedEngine
+from rollfeed.testing import Fault, ListSource, ScriptedEngine
 from rollfeed.types import LedgerCounts, RolloutOutput, StepCommit, VersionSpan
 
 MODES = ["sync", "partial", "async"]
@@ -204,6 +204,26 @@ async def test_weights_that_come_during_a_step_leave_a_synchronous_batch_on_poli
     assert total(commits, "rollout/wasted_tokens/stale") >= max(masked, 1)
 
 
+@pytest.mark.parametrize("mode", ["sync", "partial"])
+async def test_weights_that_come_between_the_last_answer_and_the_cut_are_noticed(make_rollouts, mode) -> None:
+    class UpdatedAtTheEnd(ScriptedEngine):
+        async def abort(self, request_id: str | None = None) -> None:
+            self.policy_version = 1
+            await super().abort(request_id)
+
+    engine = UpdatedAtTheEnd(
+        fault_of=lambda request: Fault.HANG if request.request_id.startswith("step0-rollout8") else None
+    )
+    async with make_rollouts(
+        engine, source=prompts(), mode=mode, max_staleness=0, over_sampling_batch_size=5
+    ) as rollouts:
+        batch = await rollouts.generate_batch()
+        assert rollouts.ledger.balanced
+    assert (batch.policy_version, staleness(batch)) == (1, 0)
+    assert indices(batch.groups) == [0, 1, 2, 3]
+    assert batch.metrics["rollout/groups_stale"] == 4
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_last_prompts_of_a_source_are_trained_on_even_if_they_became_too_old(make_rollouts, mode) -> None:
     async with make_rollouts(
@@ -359,3 +379,24 @@ async def test_whatever_happens_no_sample_is_staler_than_allowed_and_no_prompt_i
     ended += [dropped.group.group_index for commit in commits for dropped in commit.dropped]
     waiting = [draw.group_index for draw in (*state.requeued, *state.in_flight)] + indices(state.surplus)
     assert sorted([*ended, *waiting]) == list(range(state.ledger.drawn))
+
+
+async def test_deterministic_steps_with_new_weights_between_them_do_not_depend_on_completion_order(
+    make_rollouts,
+) -> None:
+    outcomes = []
+    for order in range(4):
+        commits: list[StepCommit] = []
+        async with make_rollouts(
+            ScriptedEngine(random_order=order, max_running_requests=16),
+            source=prompts(),
+            deterministic=True,
+            over_sampling_factor=2.0,
+            commit=commits.append,
+        ) as rollouts:
+            for step in range(5):
+                await rollouts.generate_batch()
+                await rollouts.update_weights({}, policy_version=step + 1)
+        outcomes.append([[(s.index, s.response) for s in commit.batch.samples] for commit in commits])
+        assert total(commits, "rollout/staleness_max") == 0
+    assert all(outcome == outcomes[0] for outcome in outcomes)

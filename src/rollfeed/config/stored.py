@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from rollfeed.config.load import validate_settings
-from rollfeed.config.rollout import RolloutSettings
+from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.settings import Settings
 from rollfeed.errors import ConfigError
 
@@ -35,7 +35,12 @@ def stored_identity(tree: Mapping[str, Any]) -> dict[str, Any] | None:
 def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
     changed = deepcopy(dict(tree))
     rollout = changed.get("rollout")
-    if isinstance(rollout, dict) and "failure_window" not in rollout and "failure_budget" in rollout:
+    if not isinstance(rollout, dict):
+        return changed
+    had_limit = rollout.get("mode") == RolloutMode.ASYNC or "mask_offpolicy_finished_members" in rollout
+    if not had_limit and rollout.get("max_staleness") == 4:
+        del rollout["max_staleness"]  # the default, which had no effect in other modes
+    if "failure_window" not in rollout and "failure_budget" in rollout:
         # It was the number of failures that a whole run could have.
         count = rollout.pop("failure_budget")
         fields = RolloutSettings.model_fields

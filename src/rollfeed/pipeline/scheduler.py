@@ -217,6 +217,8 @@ class Scheduler:
         if self.clock is not None:
             self.clock.see(now)
         unseen = [group for group in step.ready if step.weeded.get(group.group_index) != now]
+        if not unseen:
+            return
         by_age = self.age_rule(unseen, policy_version=now)
         step.weeded |= {group.group_index: now for group in by_age.fresh}
         step.dropped += by_age.dropped
