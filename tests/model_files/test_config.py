@@ -24,7 +24,7 @@ def write(folder: Path, **values: Any) -> None:
         (b"", "config.json is empty"),
         (b"{", "config.json is not JSON, or cut short"),
         (b"3", "config.json is not a JSON object"),
-        (b"{}", "config.json is not a causal language model's: architectures is None"),
+        (b"{}", "config.json: not a causal language model: architectures is None"),
         (b'{"architectures": ["BertModel"], "model_type": "bert"}', "architectures is ['BertModel']"),
         (b'{"architectures": ["LlamaForCausalLM"]}', "config.json has no model_type"),
         (

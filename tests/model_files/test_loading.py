@@ -124,3 +124,9 @@ def test_a_model_that_transformers_does_not_know_is_a_line(tmp_path: Path) -> No
         with pytest.raises(CheckpointError, match="transformers cannot load it") as caught:
             use(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+def test_values_that_are_not_finite_are_named(changed: Callable[..., Path]) -> None:
+    folder = changed(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
+    with pytest.raises(CheckpointError, match=r"weight 'model\.norm\.weight': some of its values are not finite"):
+        load_model(folder, dtype=torch.float32)

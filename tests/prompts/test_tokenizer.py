@@ -124,7 +124,7 @@ def test_missing_folder_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 
 def test_folder_without_a_tokenizer_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot load a tokenizer") as caught:
+    with pytest.raises(CheckpointError, match="no tokenizer") as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -202,4 +202,13 @@ def test_a_pointer_or_a_broken_link_in_place_of_a_tokenizers_file_is_named(
     (folder / name).unlink()
     (folder / name).symlink_to("../blobs/1")
     with pytest.raises(CheckpointError, match=f"{name} is a link to a file that is not there"):
+        load_tokenizer(folder)
+
+
+def test_a_folder_without_a_tokenizer_says_what_to_put_there(
+    tmp_path: Path, save_tokenizer: Callable[..., Path]
+) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer: put the model's tokenizer\.json"):
         load_tokenizer(folder)

@@ -25,10 +25,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     if not any(isinstance(name, str) and name.endswith(_CAUSAL_SUFFIXES) for name in names):
-        raise refusal(
-            folder / CONFIG_FILE,
-            f"is not a causal language model's: architectures is {architectures!r}, not one of *ForCausalLM; "
-            "give model.checkpoint one that is",
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: not a causal language model: architectures is {architectures!r}, not one of "
+            "*ForCausalLM; give model.checkpoint one that is"
         )
     if not isinstance(config.get("model_type"), str):
         raise refusal(folder / CONFIG_FILE, "has no model_type: fetch it again, or add the one of the model")
@@ -70,6 +69,6 @@ def _hint(folder: Path) -> str:
     """Return where else the model may be."""
     models = sorted(folder.glob(f"*/{CONFIG_FILE}")) or sorted(folder.glob(f"snapshots/*/{CONFIG_FILE}"))
     found = [path.parent for path in models] or sorted(folder.glob("*.gguf"))
-    if (folder / "adapter_config.json").exists():
+    if os.path.exists(folder / "adapter_config.json"):
         return ", but that of an adapter: merge it into its base model first"
     return f"; give model.checkpoint = {str(found[0])!r}" if found else ""

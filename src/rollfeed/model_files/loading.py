@@ -37,7 +37,7 @@ def load_model(
         change_config: Called with its configuration before the model is made.
 
     Raises:
-        CheckpointError: If the folder is not that of a causal language model, or lacks weights.
+        CheckpointError: If the folder is not that of a causal language model, or weights are missing or not finite.
     """
     read_config(folder)
     read_headers(folder)
@@ -57,6 +57,9 @@ def load_model(
         )
     _refuse_differences(folder, mismatched=found["mismatched_keys"], missing=found["missing_keys"])
     tell_of_unknown(folder, found["unexpected_keys"])
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise CheckpointError(f"{folder}: weight {name!r}: some of its values are not finite: fetch it again")
     return model
 
 

@@ -57,9 +57,9 @@ def weight_files(folder: Path) -> list[Path]:
         CheckpointError: If there are none, or an index is unreadable.
     """
     single, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
-    if single.is_file():
+    if os.path.isfile(single):  # which raises nothing where a folder may not be looked into
         return [single]
-    if index.is_file():
+    if os.path.isfile(index):
         return [folder / name for name in sorted(_tensors_by_file(index))]
     raise _missing_weights(folder)
 
@@ -169,7 +169,7 @@ def _tensors_by_file(index: Path) -> dict[str, set[str]]:
 def _check_index(folder: Path, headers: Mapping[Path, Mapping[str, TensorHeader]]) -> None:
     """Refuse an index that is not true of its files; tell of one that is not asked."""
     index = folder / INDEX_FILE
-    if not index.is_file():
+    if not os.path.isfile(index):
         return
     if folder / WEIGHTS_FILE in headers:
         with suppress(CheckpointError):
@@ -196,7 +196,7 @@ def _missing_weights(folder: Path) -> CheckpointError:
             except CheckpointError as error:
                 return error
     others = sorted(path.name for path in folder.glob("*.safetensors"))
-    pickled = [name for name in _PICKLED if (folder / name).exists()]
+    pickled = [name for name in _PICKLED if os.path.exists(folder / name)]
     if any(map(_SHARD.search, others)):
         return CheckpointError(f"{folder}: it has shards, but {INDEX_FILE} is missing: fetch it too")
     if others and others[0].startswith("adapter"):

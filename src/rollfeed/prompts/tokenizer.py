@@ -35,6 +35,8 @@ _FILES = (
 )
 """What a tokenizer may be made of; one that is a pointer or a broken link would be passed over, or misread."""
 
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "*.py")
+
 
 def load_tokenizer(
     folder: Path,
@@ -71,6 +73,10 @@ def load_tokenizer(
             raise CheckpointError(
                 f"{folder}: its tokenizer needs Python code that lies in the folder: "
                 "read that code, then set trust_remote_code = true"
+            ) from error
+        if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
+            raise CheckpointError(
+                f"{folder}: no tokenizer: put the model's tokenizer.json and tokenizer_config.json there"
             ) from error
         message = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: cannot load a tokenizer from it: {message}") from error
