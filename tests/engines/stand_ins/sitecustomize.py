@@ -1,0 +1,87 @@
+"""Lets SGLang start where packages are missing that it imports and, as the tests start it, never uses.
+
+Python imports this module by itself when its folder is on ``PYTHONPATH``. Modules that are installed are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+NOT_NEEDED = frozenset(
+    "IPython flashinfer jsonschema loguru modelscope opentelemetry soundfile torchaudio torchvision xgrammar".split()
+)
+TRULY_ABSENT = frozenset({"flashinfer.norm"})  # is asked for to choose between kernels
+
+
+def _is_python_own(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+class Anything:
+    """Can be called, indexed, looped over, joined in type hints, inherited from and validated, to no effect."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_python_own(name):
+            raise AttributeError(name)
+        return Anything()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        return Anything()
+
+    def __getitem__(self, key: Any) -> Any:
+        del key
+        return Anything()
+
+    def __iter__(self) -> Any:
+        return iter([])
+
+    def __or__(self, other: Any) -> Any:
+        del other
+        return object
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, bases: Any) -> Any:
+        del bases
+        return (object,)
+
+    def __get_pydantic_core_schema__(self, *args: Any) -> Any:
+        del args
+        from pydantic_core.core_schema import any_schema
+
+        return any_schema()
+
+
+class EmptyModule(ModuleType):
+    """Has every name that is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_python_own(name):
+            raise AttributeError(name)
+        return Anything()
+
+
+class EmptyModules:
+    """Finds and makes them, after every real finder has been asked."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        del path, target
+        if name in TRULY_ABSENT or name.partition(".")[0] not in NOT_NEEDED:
+            return None
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return EmptyModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        del module
+
+
+sys.meta_path.append(EmptyModules())  # type: ignore[arg-type]
