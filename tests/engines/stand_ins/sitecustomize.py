@@ -11,7 +11,10 @@ from types import ModuleType
 from typing import Any
 
 NOT_NEEDED = frozenset(
-    "IPython flashinfer jsonschema loguru modelscope opentelemetry soundfile torchaudio torchvision xgrammar".split()
+    (
+        *("IPython", "flashinfer", "jsonschema", "loguru", "modelscope", "opentelemetry", "soundfile"),
+        *("torchaudio", "torchvision", "xgrammar"),
+    )
 )
 TRULY_ABSENT = frozenset({"flashinfer.norm"})  # is asked for to choose between kernels
 
