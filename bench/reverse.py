@@ -39,7 +39,11 @@ from rollfeed.config import Settings, load_settings
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "examples" / "reverse" / "train.toml"
 TUNED_SEEDS, FRESH_SEEDS = (0, 1, 2, 3, 4, 5), (7, 11)
-CONTROL = ("plugins.group_reward=shuffled_rewards:shuffled", "eval.rm_type=environment")
+CONTROL = (
+    "plugins.group_reward=shuffled_rewards:shuffled",
+    "reward.override_environments=true",
+    "eval.rm_type=environment",
+)
 GOAL_ACCURACY, GOAL_START, GOAL_SECONDS = 0.80, 0.35, 300.0
 
 

@@ -52,6 +52,9 @@ micro_batch_tokens = 300
 [train.optimizer]
 learning_rate = 1e-3
 
+[reward]
+override_environments = true
+
 [plugins]
 reward = "breaking_reward:spread"
 """

@@ -35,6 +35,9 @@ micro_batch_tokens = 512
 [train.optimizer]
 learning_rate = 1e-2
 
+[reward]
+override_environments = true
+
 [plugins]
 reward = "counted_scores:score"
 

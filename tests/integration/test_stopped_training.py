@@ -13,6 +13,9 @@ micro_batch_tokens = 512
 [train.optimizer]
 learning_rate = 1e-3
 
+[reward]
+override_environments = true
+
 [plugins]
 reward = "own_reward:score"
 sample_hook = "own_reward:keep"

@@ -15,6 +15,9 @@ micro_batch_tokens = 512
 [train.optimizer]
 learning_rate = 1e-3
 
+[reward]
+override_environments = true
+
 [plugins]
 reward = "spread_reward:spread"
 sample_hook = "spread_reward:keep"

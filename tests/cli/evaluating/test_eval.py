@@ -106,7 +106,7 @@ def test_an_evaluation_whose_answers_all_fail_ends_with_1(
     settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.py").write_text("async def score(sample, prompt):\n    raise ValueError('broken')\n")
-    path = settings_file('[plugins]\nreward = "broken:score"\n')
+    path = settings_file('[reward]\noverride_environments = true\n[plugins]\nreward = "broken:score"\n')
     code = main(["eval", str(path), "--out", str(tmp_path / "out"), "--set", "rollout.failure_minimum=3"])
     assert code == 1
     assert "more than rollout.failure_budget = 0.1" in capsys.readouterr().err
