@@ -1,12 +1,20 @@
 """A causal language model of transformers, and the log-probabilities it gives to tokens.
 
+A prompt that several responses share may be computed once for all of them, in a row with branches. Places in such a row
+are no distances: a window, a recurrence or a bias that goes by the place sees something else there than in a sequence
+alone. So it is tried: sequences are packed as training packs them, and scored both ways. A window is found if the rows
+of the trial are longer than it; they are as long as rows with branches become, as far as the time allows, and behind
+that only the configuration tells.
+
 Axes: B rows, L places in a row, K places with logits, V vocabulary, N all places with logits, T trained tokens.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,20 +24,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.errors import ConfigError
+from rollfeed.config.train import TrainSettings
+from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import loading
-from rollfeed.training.packing import MicroBatch
+from rollfeed.model_files.trial import longest_text, refusal_of_model, vocab_size_of
+from rollfeed.training.packing import LONGEST_TREE, MicroBatch, pack_sequences
+from rollfeed.training.sequences import TrainSequence
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_ELEMENTS = 1 << 22
 """Logits that are exponentiated at a time: what bounds the memory beside the logits themselves."""
-_TREE_TOLERANCE = 1e-3
-"""Between logits of a tree and of its sequences, where the largest is 1."""
+_BRANCH_LENGTHS = (9, 13)
+_SHORTEST = 64
+"""Places of the shorter trial's row; windows of tiny models are shorter."""
+_MOST_OPERATIONS = 2e11
+"""Of the longer trial on a CPU, where that is a second or two."""
+_TOLERANCE = 1e-5
+"""Between log-probabilities, for the largest of them."""
+_WINDOW = re.compile(r"window|attention_chunk|attn_chunk|local_attention|index_topk|indexer_budget")
+_NO_WINDOW = re.compile(r"layers|pattern|dropout")
+_FULL = "full_attention"
 
 
 def load_model(checkpoint: Path, *, device: torch.device, trust_remote_code: bool = False) -> Any:
-    """Return the model of a local folder in fp32, in training mode, without dropout.
+    """Return the model of a local folder in fp32, in evaluation mode.
 
-    Dropout is off because a policy that changes from one pass to the next has no ratio to what sampled the tokens.
+    A policy that changes from one pass to the next, by dropout or noise in a router, has no ratio to what sampled the
+    tokens.
 
     Raises:
         CheckpointError: If the folder is not that of a causal language model, or lacks weights.
@@ -37,14 +59,13 @@ def load_model(checkpoint: Path, *, device: torch.device, trust_remote_code: boo
     model = loading.load_model(
         checkpoint, dtype=torch.float32, trust_remote_code=trust_remote_code, change_config=_switch_dropout_off
     )
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model.to(device).train()
+    return model.to(device)
 
 
 def enable_activation_checkpointing(model: Any) -> None:
     """Have the model compute its layers again in the backward pass.
+
+    transformers does so in training mode only, in which the modules concerned are then; dropout stays off.
 
     Raises:
         ConfigError: If it does not know how.
@@ -57,19 +78,9 @@ def enable_activation_checkpointing(model: Any) -> None:
             model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise ConfigError(f"train.activation_checkpointing = true: {error}; set it to false") from error
-
-
-def exported_weights(model: Any) -> dict[str, Tensor]:
-    """Return the weights by the names of a Hugging Face checkpoint, tied ones once; they are the model's own memory.
-
-    Where transformers renames or fuses weights when it loads a checkpoint, this is undone.
-    """
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    if getattr(model, "_weight_conversions", None):
-        from transformers.core_model_loading import revert_weight_conversion
-
-        tensors = dict(revert_weight_conversion(model, tensors))
-    return tensors
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
 
 
 class Scored(NamedTuple):
@@ -97,7 +108,7 @@ class Policy:
     ) -> None:
         self.model = model
         self.device: torch.device = next(model.parameters()).device
-        self.vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self.vocab_size = vocab_size_of(model)
         self._temperature = temperature
         self._autocast = autocast
         self._threads = threads
@@ -134,33 +145,6 @@ class Policy:
                 "rollouts does not belong to the model that is trained"
             )
 
-    def can_share_prompts(self) -> bool:
-        """Whether a prompt with several branches gives what its sequences give one by one: tried, not looked up.
-
-        Sliding windows are not tried but refused: places in a row are then no distances.
-        """
-        config = self.model.config
-        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-            return False
-        size = max(1, self.vocab_size - 1)
-        prompt, branches = [1 % size, 2 % size, 3 % size], [[4 % size, 5 % size], [5 % size, 6 % size, 2 % size]]
-        tree = torch.tensor([[*prompt, *branches[0], *branches[1]]], device=self.device)
-        positions = torch.tensor([[0, 1, 2, 3, 4, 3, 4, 5]], device=self.device)
-        numbers = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2]], device=self.device)
-        with torch.no_grad():
-            try:
-                mask = tree_attention(numbers)
-                output = self.model(input_ids=tree, position_ids=positions, attention_mask=mask, use_cache=False)
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-                return False  # a model that does not take such a mask says so in a way of its own
-            alone = [
-                self.model(input_ids=torch.tensor([[*prompt, *branch]], device=self.device), use_cache=False).logits[0]
-                for branch in branches
-            ]
-        expected = torch.cat([alone[0], alone[1][3:]])
-        scale = max(1.0, float(expected.abs().max()))
-        return bool((output.logits[0] - expected).abs().max() <= _TREE_TOLERANCE * scale)
-
     def _logits(self, micro_batch: MicroBatch) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": self._tensor(micro_batch.token_ids_BL), "use_cache": False}
         columns_K = self._tensor(micro_batch.columns_K)
@@ -174,6 +158,112 @@ class Policy:
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def longest_tree(policy: Policy, *, checkpoint: Path, settings: TrainSettings) -> int:
+    """Return the most places of a row with branches; 0 where prompts are not shared, which is said.
+
+    Raises:
+        CheckpointError: If the model cannot be trained on sampled tokens at all.
+    """
+    refusal = refusal_of_model(policy.model, generates=False)
+    if refusal is not None:
+        raise CheckpointError(f"{checkpoint}: not a model to train on what was sampled: {refusal}")
+    if not settings.share_prompts:
+        return 0
+    longest = min(LONGEST_TREE, settings.micro_batch_tokens, longest_text(policy.model) or LONGEST_TREE)
+    reason = refusal_to_share(policy, longest=longest)
+    if reason is not None:
+        logger.info("%s: prompts are computed once for each response (train.share_prompts): %s", checkpoint, reason)
+        return 0
+    return longest
+
+
+def refusal_to_share(policy: Policy, *, longest: int) -> str | None:
+    """Return why prompts cannot be shared in rows of up to ``longest`` places; None where they can."""
+    model = policy.model
+    config = model.config.get_text_config(decoder=True).to_dict()
+    window = next((each for each in _windows(config) if each[1] < longest), None)
+    if window is not None:
+        return f"its attention is local ({window[0]} = {window[1]})"
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    affordable = longest if policy.device.type != "cpu" else int(_MOST_OPERATIONS / (6 * num_parameters))
+    exact = Policy(model, temperature=1.0)
+    for length in sorted({min(_SHORTEST, longest), min(max(affordable, _SHORTEST), longest)}):
+        try:
+            differs = _differs(exact, length)
+        except Exception as error:  # a model that does not take such rows says so in a way of its own
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            return f"it does not take rows with branches ({reason})"
+        if differs:
+            return "in a row with branches it says something else of a response than alone"
+    return None
+
+
+def _windows(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield what a configuration bounds the reach of attention by, by name."""
+    layer_types = config.get("layer_types")
+    if (layer_types and set(layer_types) == {_FULL}) or config.get("use_sliding_window") is False:
+        return
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _windows(value)
+        elif _WINDOW.search(str(name)) and not _NO_WINDOW.search(name) and type(value) is int and value > 0:
+            yield name, value
+
+
+def _differs(policy: Policy, length: int) -> bool:
+    """Return whether a row of ``length`` places with two branches gives other values than its two sequences."""
+    size = policy.vocab_size
+    prompt_length = length - sum(_BRANCH_LENGTHS)
+    prompt_P = np.arange(prompt_length) * 7 + 11
+    sequences = [
+        _sequence(
+            np.concatenate([prompt_P, np.arange(branch_length + 1) * (5 + number) + 3]) % size, prompt_length, number
+        )
+        for number, branch_length in enumerate(_BRANCH_LENGTHS)
+    ]
+    shared, alone = (_scored(policy, sequences, length, share_prompts=share) for share in (True, False))
+    scale = max(1.0, float(np.abs(alone).max()))
+    # Not "greater than": what is not a number differs too.
+    return not bool((np.abs(shared - alone) <= _TOLERANCE * scale).all())
+
+
+def _sequence(token_ids: NDArray[np.int64], prompt_length: int, number: int) -> TrainSequence:
+    num_trained = len(token_ids) - prompt_length
+    return TrainSequence(
+        sequence_id=number,
+        sample_index=number,
+        rollout_id=number,
+        family=0,
+        token_ids=token_ids.astype(np.int32),
+        prompt_length=prompt_length,
+        positions_T=np.arange(prompt_length, len(token_ids)),
+        mask_T=np.ones(num_trained, np.float32),
+        rollout_logprobs_T=np.zeros(num_trained, np.float32),
+        advantage=1.0,
+    )
+
+
+def _scored(
+    policy: Policy, sequences: Sequence[TrainSequence], length: int, *, share_prompts: bool
+) -> NDArray[np.float32]:
+    """Return log-probabilities and entropies of all trained tokens, in the order of the sequences."""
+    micro_batches = pack_sequences(
+        sequences,
+        [sequence.mask_T for sequence in sequences],
+        micro_batch_tokens=length,
+        share_prompts=share_prompts,
+        longest_tree=length,
+    )
+    found: dict[int, list[Tensor]] = {}
+    with torch.no_grad():
+        for micro_batch in micro_batches:
+            scored = policy.score(micro_batch)
+            for number in np.unique(micro_batch.sequence_ids_T):
+                own = torch.from_numpy(micro_batch.sequence_ids_T == number)
+                found[number] = [each.float().cpu()[own] for each in scored]
+    return torch.cat([each for number in sorted(found) for each in found[number]]).numpy()
 
 
 def tree_attention(branches_BL: Tensor) -> Tensor:
@@ -237,6 +327,7 @@ def _chunks(logits_NV: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _switch_dropout_off(config: Any) -> None:
-    for name, value in vars(config).items():
-        if ("dropout" in name or name.endswith(("pdrop", "_drop"))) and isinstance(value, float):
-            setattr(config, name, 0.0)
+    for part in (config, config.get_text_config(decoder=True)):
+        for name, value in vars(part).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)

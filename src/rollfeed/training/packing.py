@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rollfeed.errors import ConfigError
 from rollfeed.training.sequences import TrainSequence
 
-_LONGEST_TREE = 1024
+LONGEST_TREE = 1024
 """Places in a row with branches. Attention over such a row is computed in full, so it must not become what counts."""
 
 
@@ -71,6 +71,7 @@ def pack_sequences(
     *,
     micro_batch_tokens: int,
     share_prompts: bool,
+    longest_tree: int = LONGEST_TREE,
 ) -> list[MicroBatch]:
     """Return micro-batches of at most ``micro_batch_tokens`` places, padding included, that hold every sequence once.
 
@@ -82,6 +83,7 @@ def pack_sequences(
         weights: ``(T,)`` for each of them.
         micro_batch_tokens: The most rows times the longest of them.
         share_prompts: Whether equal prompts of a family become one.
+        longest_tree: The most places of a row with branches.
 
     Raises:
         ConfigError: If a sequence alone is longer.
@@ -92,8 +94,8 @@ def pack_sequences(
                 f"train.micro_batch_tokens = {micro_batch_tokens}: sample {sequence.sample_index} has "
                 f"{sequence.num_inputs} tokens; raise it to at least that, or lower sampling.rollout_max_response_len"
             )
-    longest_tree = min(micro_batch_tokens, _LONGEST_TREE) if share_prompts else 0
-    rows = sorted(_make_rows(sequences, longest_tree), key=lambda row: -row.length)
+    longest = min(micro_batch_tokens, longest_tree) if share_prompts else 0
+    rows = sorted(_make_rows(sequences, longest), key=lambda row: -row.length)
     bins: list[list[_Row]] = []
     for row in rows:
         # The first row is the longest, and every row takes as many places.
@@ -129,13 +131,15 @@ def _lay_out(
     num_rows, width = len(rows), rows[0].length
     token_ids_BL = np.zeros((num_rows, width), np.int64)
     branches_BL = np.full((num_rows, width), -1, np.int32)
-    position_ids_BL = np.tile(np.arange(width), (num_rows, 1))
+    # Of padding too, a position is one that the model has, and not beyond those of the row.
+    position_ids_BL = np.zeros((num_rows, width), np.int64)
     members = [number for row in rows for number in row.members]
     places: list[NDArray[np.int64]] = []
     for index, row in enumerate(rows):
         prompt_length, start = row.prompt_length, row.prompt_length
         token_ids_BL[index, :prompt_length] = sequences[row.members[0]].token_ids[:prompt_length]
         branches_BL[index, :prompt_length] = 0
+        position_ids_BL[index, :prompt_length] = np.arange(prompt_length)
         for branch, number in enumerate(row.members, start=1):
             sequence = sequences[number]
             end = start + sequence.num_inputs - prompt_length

@@ -23,9 +23,12 @@ from torch import Tensor
 from rollfeed.config.train import NonFinitePolicy, TrainPrecision, TrainSettings
 from rollfeed.cores import num_physical_cores
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
+from rollfeed.model_files import read_headers
+from rollfeed.model_files.names import CheckpointNames
+from rollfeed.model_files.trial import longest_text
 from rollfeed.training.checkpoint import TrainerState, read_state, write_state
 from rollfeed.training.metrics import Stopwatch, Tally
-from rollfeed.training.model import Policy, enable_activation_checkpointing, exported_weights, load_model
+from rollfeed.training.model import Policy, enable_activation_checkpointing, load_model, longest_tree
 from rollfeed.training.objective import TokenArrays, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import MicroBatch, pack_sequences
@@ -90,7 +93,7 @@ class Trainer:
         trust_remote_code: Let the model run code that comes with the checkpoint.
 
     Raises:
-        CheckpointError: If the model cannot be loaded.
+        CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.
         ConfigError: If there is no such device, or the model knows no activation checkpointing.
     """
 
@@ -120,12 +123,14 @@ class Trainer:
 
         self._stopwatch = Stopwatch()
         self._policy = load()
+        self._names = CheckpointNames(self._policy.model, read_headers(checkpoint))
         self._reference = load() if settings.loss.kl_coefficient > 0 else None
         if self._reference is not None:
             self._reference.model.requires_grad_(False)
-        self._share_prompts = settings.share_prompts and self._policy.can_share_prompts()
         if settings.activation_checkpointing:
             enable_activation_checkpointing(self._policy.model)
+        with self._policy.computing():
+            self._longest_tree = longest_tree(self._policy, checkpoint=checkpoint, settings=settings)
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
         )
@@ -138,7 +143,7 @@ class Trainer:
     @property
     def shares_prompts(self) -> bool:
         """Whether the prompt of a group is computed once: asked for, and the model allows it."""
-        return self._share_prompts
+        return self._longest_tree > 0
 
     def train_step(self, batch: TrainBatch) -> TrainReport:
         """Train on a batch: ``num_epochs`` times ``num_minibatches`` updates.
@@ -214,7 +219,7 @@ class Trainer:
 
         They are the trainer's own memory: done with before the next :meth:`train_step`.
         """
-        return exported_weights(self._policy.model)
+        return self._names.tensors()
 
     def take_as_reference(self) -> None:
         """Measure the divergence, where it is penalised, from the model as it is now."""
@@ -253,7 +258,7 @@ class Trainer:
     def _pack(self, sequences: Sequence[TrainSequence]) -> list[MicroBatch]:
         loss = self._settings.loss
         weights = sequence_weights(sequences, normalisation=loss.normalisation, constant_length=self._constant_length)
-        longest = getattr(self._policy.model.config, "max_position_embeddings", None) or math.inf
+        longest = longest_text(self._policy.model) or math.inf
         for sequence in sequences:
             self._policy.check_tokens(sequence.token_ids)
             if sequence.num_inputs > longest:
@@ -270,7 +275,8 @@ class Trainer:
             [sequence for sequence, _ in learnable],
             [weights_T for _, weights_T in learnable],
             micro_batch_tokens=self._settings.micro_batch_tokens,
-            share_prompts=self._share_prompts,
+            share_prompts=self.shares_prompts,
+            longest_tree=self._longest_tree,
         )
 
     def _part(self, micro_batch: MicroBatch) -> _Part:

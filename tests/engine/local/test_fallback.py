@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import transformers
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
-from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.engine.weight_folders import write_checkpoint
+from rollfeed.errors import CheckpointError, ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine
 from rollfeed.testing.tokenizer import CharTokenizer
 from rollfeed.types import EngineLoad, FinishKind, FinishReason, SamplingParams
@@ -161,6 +163,98 @@ async def test_weights_change_and_requests_pause_between_two_tokens(
         assert engine.policy_version == 2
     assert completion.version_spans[-1].policy_version == 2
     assert completion.version_spans[-1].end == len(completion.token_ids) == 500
+
+
+async def test_experts_and_buffers_are_replaced_by_the_names_of_the_checkpoint(
+    save_tiny: Callable[[Any], Path],
+    make_tiny_engine: MakeEngine,
+    load_reference: Callable[[Path], Any],
+    reference_logprobs: Callable[..., list[NDArray[np.float32]]],
+    tmp_path: Path,
+) -> None:
+    config = transformers.DeepseekV3Config(
+        vocab_size=128,
+        hidden_size=24,
+        intermediate_size=40,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=4,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    folder = save_tiny(config)
+    random = np.random.default_rng(1)
+    tensors = {name: tensor.numpy() for name, tensor in load_file(folder / "model.safetensors").items()}
+    changed = {
+        name: values + random.normal(0, 0.1, values.shape).astype(np.float32) for name, values in tensors.items()
+    }
+    expert, router = "model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert {expert, router} <= changed.keys()
+    write_checkpoint(changed, tmp_path / "changed", checkpoint=folder)
+    async with make_tiny_engine(checkpoint=folder, tokenizer=NoEndTokenizer()) as engine:
+        await engine.update_weights(changed, policy_version=1)
+        completion = await engine.generate(PROMPT, params(12), request_id="r")
+        assert await engine.read_weight(expert, num_rows=1) == changed[expert][:1].tolist()
+        with pytest.raises(
+            EngineProtocolError, match=rf"weight '{expert}': its shape is \(2, 2\), the model's \(8, 24\)"
+        ):
+            await engine.update_weights({expert: np.ones((2, 2), np.float32)}, policy_version=2)
+        await engine.update_weights({expert: tensors[expert]}, policy_version=2)
+        assert await engine.read_weight(expert, num_rows=1) == tensors[expert][:1].tolist()
+        assert await engine.read_weight(expert.replace("3.up", "2.up"), num_rows=1) != tensors[expert][:1].tolist()
+    [expected] = reference_logprobs(load_reference(tmp_path / "changed"), [PROMPT], [completion])
+    np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_sampled_from_is_refused_before_anything_starts(
+    save_tiny: Callable[[Any], Path], make_tiny_engine: MakeEngine
+) -> None:
+    folder = save_tiny(
+        transformers.BertConfig(
+            vocab_size=128, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2
+        )
+    )
+    with pytest.raises(CheckpointError, match="not a model to sample from and train: it is not causal"):
+        make_tiny_engine(checkpoint=folder)
+
+
+def test_a_text_is_not_longer_than_a_model_says_the_same_of_it_at_once_and_token_by_token(
+    save_tiny: Callable[[Any], Path], make_tiny_engine: MakeEngine
+) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 3, "long_factor": [4.0] * 3}
+    folder = save_tiny(
+        transformers.Phi3Config(
+            vocab_size=128,
+            hidden_size=24,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            original_max_position_embeddings=64,
+            pad_token_id=0,
+            rope_parameters={**rope, "original_max_position_embeddings": 64},
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    with pytest.raises(
+        ConfigError, match=r"engine\.context_length = 65: .*all positions of the model change.*at most 64"
+    ):
+        make_tiny_engine(checkpoint=folder, context_length=65)
+    make_tiny_engine(checkpoint=folder, context_length=64)
 
 
 async def test_leaving_ends_a_generation_and_fails_it(make_engine: MakeEngine) -> None:

@@ -112,9 +112,16 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
     if settings.engine.is_embedded:
         return  # the engine has looked
     # It brings PyTorch, which takes seconds to import.
-    from rollfeed.model_files.loading import check_model
+    import torch
 
-    check_model(checkpoint, trust_remote_code=settings.model.trust_remote_code)
+    from rollfeed.model_files.loading import check_model
+    from rollfeed.model_files.trial import is_small, load_tried
+
+    trust = settings.model.trust_remote_code
+    if is_small(checkpoint):
+        load_tried(checkpoint, dtype=torch.float32, generates=False, trust_remote_code=trust)
+    else:
+        check_model(checkpoint, trust_remote_code=trust)
 
 
 def _check_memory(settings: Settings) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3")
+_CHANGING_ROPE_TYPES = ("longrope", "su")
+_CHOSEN_TOKENS = {"index_topk", "indexer_budget", "index_topk_blocks"}
+"""What configurations call the number of tokens, or blocks of them, that attention chooses among those before."""
+_BLOCK_OF_CHOSEN = "index_block_size"
 _DEFAULT_SLIDING_WINDOW = 4096
 """What transformers takes for a Mistral config without the key."""
 _QWEN3_HEAD_DIM = 128
@@ -100,6 +104,32 @@ def _rope(config: Mapping[str, Any]) -> Rope:
             values.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0
         ),
     )
+
+
+class Border(NamedTuple):
+    """Up to how many tokens a text can be sampled and scored with the same result."""
+
+    length: int
+    reason: str
+
+
+def border(config: Mapping[str, Any]) -> Border | None:
+    """Return the shortest border of a model; None where a text may have any length."""
+    found: list[Border] = []
+    rope, key = _rope_values(config), "original_max_position_embeddings"
+    for values in (rope, *_parts(rope)):
+        if _rope_kind(values) in _CHANGING_ROPE_TYPES:
+            length = int(values.get(key) or config.get(key) or 0)
+            found.append(Border(length, "all positions of the model change when a text grows beyond that"))
+    for part in (config, *_parts(config)):
+        for name in _CHOSEN_TOKENS & part.keys():
+            length = int(part[name] or 0) * int(part.get(_BLOCK_OF_CHOSEN, 1) if "blocks" in name else 1)
+            found.append(Border(length, f"its attention chooses among tokens ({name}), and rounding changes which"))
+    return min((each for each in found if each.length > 0), default=None)
+
+
+def _parts(tree: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [value for value in tree.values() if isinstance(value, Mapping)]
 
 
 def unsupported_reason(config: Mapping[str, Any], *, context_length: int) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rollfeed.cores import num_physical_cores
-from rollfeed.engine.local.architecture import Architecture, unsupported_reason
+from rollfeed.engine.local.architecture import Architecture, border, unsupported_reason
 from rollfeed.engine.local.batching import PREFILL_TOKENS, ContinuousBatcher, Runner
 from rollfeed.engine.local.embedded import EmbeddedEngine
 from rollfeed.engine.local.loop import Backend
@@ -167,18 +167,35 @@ def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
     # Their imports take seconds, which models that are computed here need not wait for.
     from rollfeed.engine.local.fallback import TransformersBackend
     from rollfeed.model_files.loading import check_model
+    from rollfeed.model_files.trial import is_small, load_tried
 
-    check_model(options.checkpoint)
-
+    checkpoint = options.checkpoint
+    limit = border(config)
+    if limit is not None and options.context_length > limit.length:
+        raise ConfigError(
+            f"engine.context_length = {options.context_length}: what this model says of a text of more than "
+            f"{limit.length} tokens is not the same token by token and at once ({limit.reason}): set it to at most "
+            f"{limit.length}"
+        )
+    load_model: Callable[[], Any] = partial(load_tried, checkpoint, dtype=_DTYPES[options.precision], generates=True)
+    if is_small(checkpoint):
+        model = load_model()
+        load_model = partial(_itself, model)
+    else:
+        check_model(checkpoint)
     return TransformersBackend(
-        checkpoint=options.checkpoint,
-        vocab_size=int(config.get("vocab_size", 0)),
+        checkpoint=checkpoint,
+        load_model=load_model,
         tokenizer=options.tokenizer,
         threads=options.threads or num_physical_cores(),
         num_slots=1 if options.deterministic else options.num_slots,
         device=options.device,
         dtype=_DTYPES[options.precision],
     )
+
+
+def _itself(model: Any) -> Any:
+    return model
 
 
 def _chosen_kernels(options: _Options) -> str:

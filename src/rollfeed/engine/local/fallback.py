@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from rollfeed.engine.local.requests import Request
 from rollfeed.engine.local.sampling import Sampler
-from rollfeed.engine.local.weights import load_known, replace_in_place
+from rollfeed.engine.local.weights import as_tensor, check_replacement, load_known
 from rollfeed.errors import EngineError
-from rollfeed.model_files import tell_of_unknown
-from rollfeed.model_files.loading import load_model
+from rollfeed.model_files import read_headers, tell_of_unknown
+from rollfeed.model_files.names import CheckpointNames
+from rollfeed.model_files.trial import vocab_size_of
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import FinishKind, FinishReason
 
@@ -37,21 +37,22 @@ class TransformersBackend:
         self,
         *,
         checkpoint: Path,
-        vocab_size: int,
         tokenizer: Tokenizer,
         threads: int,
         num_slots: int,
         device: torch.device,
         dtype: torch.dtype,
+        load_model: Callable[[], Any],
     ) -> None:
-        self.vocab_size = vocab_size
+        self.vocab_size = 0
+        """The model's, once it is there."""
         self.precision = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
         self.num_slots = num_slots
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
         self.threads = threads
         self._device = device
-        self._dtype = dtype
+        self._load_model = load_model
         self._waiting: deque[Request] = deque()
         self._rows: list[Request | None] = []
         """The requests of the present call of ``generate()``; None where one has been answered."""
@@ -66,10 +67,12 @@ class TransformersBackend:
 
     def start(self) -> None:
         torch.set_num_threads(self.threads)
-        model = load_model(self._checkpoint, dtype=self._dtype)
-        self._model = model.to(self._device).eval()
+        model = self._load_model()
+        self._model = model.to(self._device)
+        self._names = CheckpointNames(self._model, read_headers(self._checkpoint))
         # The checkpoint's own generation settings would add processors to ours.
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+        self.vocab_size = vocab_size_of(self._model)
         self._sampler = Sampler(num_rows=self.num_slots, vocab_size=self.vocab_size, device=self._device)
 
     def close(self) -> None:
@@ -96,11 +99,21 @@ class TransformersBackend:
         self._waiting.clear()
 
     def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
-        targets = self._model.state_dict()
-        unknown = tensors.keys() - targets.keys() if skip_unknown else set()
-        load_known(partial(replace_in_place, targets), tensors, unknown=unknown)
+        unknown = tensors.keys() - self._names.shapes.keys() if skip_unknown else set()
+        load_known(self._replace, tensors, unknown=unknown)
         tell_of_unknown(self._checkpoint, unknown)
         self.policy_version = policy_version
+
+    def _replace(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
+        names = self._names
+        chosen = check_replacement(
+            names.shapes, names.ties, tensors, complete=complete, whole_numbers=names.whole_numbers
+        )
+        converted = names.convert({name: as_tensor(name, tensors[name]) for name in chosen})
+        own = self._model.state_dict()
+        with torch.no_grad():
+            for name, tensor in converted.items():
+                own[name].copy_(tensor)
 
     def take_step_milliseconds(self) -> Mapping[str, float]:
         # generate() makes the steps.
@@ -111,8 +124,8 @@ class TransformersBackend:
         pass
 
     def weight(self, name: str) -> Tensor | None:
-        tensor: Tensor | None = self._model.state_dict().get(name)
-        return tensor
+        tensor = self._names.tensors().get(name)
+        return self._model.state_dict().get(name) if tensor is None else tensor
 
     def step(self, between_tokens: Callable[[], None]) -> None:
         requests = self._take_equal_prompts()

@@ -53,6 +53,7 @@ def check_replacement(
     tensors: Mapping[str, Any],
     *,
     complete: bool,
+    whole_numbers: Container[str] = (),
 ) -> list[str]:
     """Check new weights, and return the names to be copied: one of those that are tied.
 
@@ -61,6 +62,7 @@ def check_replacement(
         ties: A value for each name, the same one where names stand for one weight.
         tensors: numpy or torch tensors by name.
         complete: Whether every weight must be among them.
+        whole_numbers: Names of weights whose values are whole numbers, in tables for example.
 
     Raises:
         EngineProtocolError: See :func:`replace_in_place`.
@@ -69,7 +71,7 @@ def check_replacement(
     for name, value in tensors.items():
         if name not in shapes:
             raise EngineProtocolError(f"weight {name!r}: the model has no weight of this name")
-        source = _checked(name, value, shapes[name])
+        source = _checked(name, value, shapes[name], is_floating_point=name not in whole_numbers)
         tied = chosen.setdefault(ties[name], name)
         if tied != name and not torch.equal(source, as_tensor(tied, tensors[tied])):
             raise EngineProtocolError(f"weights {tied!r} and {name!r} are tied in the model, but differ")
@@ -80,12 +82,13 @@ def check_replacement(
     return list(chosen.values())
 
 
-def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+def _checked(name: str, value: Any, shape: tuple[int, ...], *, is_floating_point: bool) -> Tensor:
     source = as_tensor(name, value)
     if tuple(source.shape) != shape:
         raise EngineProtocolError(f"weight {name!r}: its shape is {tuple(source.shape)}, the model's {shape}")
-    if not source.is_floating_point():
-        raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not floating point")
+    if source.is_floating_point() != is_floating_point:
+        kind = "floating point" if is_floating_point else "whole numbers"
+        raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not {kind}")
     if not bool(torch.isfinite(source).all()):
         raise EngineProtocolError(f"weight {name!r}: some of its values are not finite")
     return source
@@ -99,11 +102,11 @@ def as_tensor(name: str, value: Any) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value.detach()
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
         # torch warns of read-only arrays, and takes no foreign byte order.
         usable = value.flags.writeable and value.dtype.isnative
         return torch.from_numpy(value if usable else value.astype(value.dtype.newbyteorder("=")))
-    raise EngineProtocolError(f"weight {name!r}: neither a torch tensor nor a numpy array of floating point numbers")
+    raise EngineProtocolError(f"weight {name!r}: neither a torch tensor nor a numpy array of numbers")
 
 
 class CheckpointTensors(Mapping[str, Tensor]):
