@@ -69,6 +69,19 @@ def test_a_template_that_takes_parts_gets_them(load: Load, template: str) -> Non
     assert load(template).render_chat(user(PARTS)) == "<user>[What is][ 1+1?]"
 
 
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}", "What is 1+1?"),
+        ("[{{ m.content[0]['text'] }}]", "[What is 1+1?]"),
+    ],
+)
+def test_a_template_that_takes_the_first_part_only_loses_none(load: Load, template: str, expected: str) -> None:
+    tokenizer = load("{% for m in messages %}" + template + "{% endfor %}")
+    assert tokenizer.render_chat(user(PARTS)) == expected
+    assert tokenizer.render_chat(user("What is 1+1?")) == expected
+
+
 def test_a_text_stays_one_where_both_are_taken_and_is_a_part_where_only_parts_are(load: Load) -> None:
     assert load(MACRO).render_chat(user("hi")) == "<user>hi"
     assert load(PARTS_ONLY).render_chat(user("hi")) == "<user>[hi]"

@@ -204,7 +204,29 @@ async def test_batches_of_a_parquet_file_that_are_too_large_to_join_are_read_in_
     monkeypatch.setattr("rollfeed.prompts.files._MAX_BATCH_ROWS", 4)
     source = make_source(f"{path}@[1:]", num_epoch=1)
     assert await ids_of(source, 99) == [f"train/{row}@e0" for row in range(1, 10)]
-    assert sizes == [4, 1, 4]
+    assert sizes == [4, 1, 1]
+
+
+async def test_rows_of_a_parquet_file_are_read_by_their_size_and_not_by_that_of_their_encoding(
+    make_source: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.parquet"
+    texts = ["a"] * 200 + ["long " * 20_000] * 100  # a dictionary holds the long text once
+    parquet.write_table(pa.table({"prompt": texts}), path)
+    read, sizes = parquet.ParquetFile.iter_batches, []
+
+    def noting(file: Any, *, batch_size: int, **settings: Any) -> Any:
+        for batch in read(file, batch_size=batch_size, **settings):
+            sizes.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", noting)
+    monkeypatch.setattr("rollfeed.prompts.files._BATCH_BYTES", 200_000)
+    monkeypatch.setattr("rollfeed.prompts.files._MAX_BATCH_ROWS", 128)
+    source = make_source(str(path), num_epoch=1)
+    assert [prompt.text.count("long") for prompt in await source.draw(999)] == [0] * 200 + [20_000] * 100
+    assert (sizes[0], max(sizes)) == (64, 128)
+    assert sizes[-1] <= 8
 
 
 async def test_text_of_a_parquet_row_that_is_not_utf8_is_named(make_source: Make, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -66,8 +67,8 @@ class ChatTemplate:
         self._texts = tuple(texts.values()) if isinstance(texts, Mapping) else (texts,) if texts else ()
         self._compiled = [_compiled(text) for text in self._texts]
         self._takes_text: dict[_Kind, bool] = {}
-        self._takes_parts: dict[_Kind, bool] = {}
-        self._takes_argument_objects: bool | None = None
+        self._takes_parts: dict[_Kind, _Parts] = {}
+        self._takes_argument_objects: dict[bool, bool] = {}
 
     def __bool__(self) -> bool:
         """Whether there is a template."""
@@ -131,55 +132,74 @@ class ChatTemplate:
         """Return the messages in the form that the template takes."""
         kinds = [(message["role"], index == 0, has_tools) for index, message in enumerate(messages)]
         if any("tool_calls" in message or "function_call" in message for message in messages):
-            messages = self._with_fitted_arguments(messages, render)
+            messages = self._with_fitted_arguments(messages, render, has_tools=has_tools)
         self._try_contents(messages, kinds, render)
         return [
             {**message, "content": self._content(message["content"], kind)}
             for message, kind in zip(messages, kinds, strict=True)
         ]
 
-    def _with_fitted_arguments(self, messages: _Messages, render: _Render) -> _Messages:
-        if self._takes_argument_objects is None:
-            for form in (text_of, _as_parts):
+    def _with_fitted_arguments(self, messages: _Messages, render: _Render, *, has_tools: bool) -> _Messages:
+        if has_tools not in self._takes_argument_objects:
+            for form in (text_of, _one_part):
                 probe = [{**message, "content": form(message["content"])} for message in messages]
-                self._takes_argument_objects = _takes_argument_objects(probe, render)
-                if self._takes_argument_objects is not None:
+                takes_objects = _takes_argument_objects(probe, render)
+                if takes_objects is not None:
+                    self._takes_argument_objects[has_tools] = takes_objects
                     break
-        change = arguments_as_text if self._takes_argument_objects is False else arguments_as_object
-        return [change(message) for message in messages]
+        takes_objects = self._takes_argument_objects.get(has_tools, True)
+        return [(arguments_as_object if takes_objects else arguments_as_text)(message) for message in messages]
 
     def _content(self, content: Any, kind: _Kind) -> Any:
+        takes_text, takes_parts = self._takes_text.get(kind, True), self._takes_parts.get(kind, _Parts.NONE)
         if isinstance(content, str):
-            wants_parts = not self._takes_text.get(kind, True) and self._takes_parts.get(kind, False)
-            return _as_parts(content) if wants_parts else content
-        if self._takes_parts.get(kind, False):
+            return content if takes_text or takes_parts is _Parts.NONE else _one_part(content)
+        if takes_parts is _Parts.ALL:
             return content
         if any(part["type"] != "text" for part in content):
             raise ConfigError(f"the model's chat template takes no parts in messages of the {kind[0]}, so no images")
-        return text_of(content)
+        return text_of(content) if takes_text or takes_parts is _Parts.NONE else _one_part(content)
 
     def _try_contents(self, messages: _Messages, kinds: Sequence[_Kind], render: _Render) -> None:
         """Find out in which forms contents of these kinds are taken, where that is not known."""
-        unknown = [
-            kind
+        if all(
+            kind in (self._takes_text if isinstance(message["content"], str) else self._takes_parts)
             for message, kind in zip(messages, kinds, strict=True)
-            if kind not in (self._takes_text if isinstance(message["content"], str) else self._takes_parts)
-        ]
-        if not unknown:
+            if message["content"]  # beside calls it is empty, and often not rendered
+        ):
             return
         marks = [f"{_PRINTED}{index}x" for index in range(len(messages))]
         texts = _try(render, [{**each, "content": mark} for each, mark in zip(messages, marks, strict=True)])
         parts = None
         if any(not isinstance(each["content"], str) for each in messages) or not all(mark in texts for mark in marks):
-            listed = [[{"type": "text", "text": mark, _DUMPED: _DUMPED + mark}] for mark in marks]
+            listed = [
+                [{"type": "text", "text": mark + half, _DUMPED: _DUMPED + mark} for half in ("first", "second")]
+                for mark in marks
+            ]
             parts = _try(render, [{**each, "content": part} for each, part in zip(messages, listed, strict=True)])
         for kind, mark in zip(kinds, marks, strict=True):
             takes_text = mark in texts
-            takes_parts = parts is not None and mark in parts and _DUMPED + mark not in parts
-            if takes_text or takes_parts:
+            takes_parts = _Parts.of(parts or "", mark)
+            if takes_text or takes_parts is not _Parts.NONE:
                 self._takes_text.setdefault(kind, takes_text)
                 if parts is not None:
                     self._takes_parts.setdefault(kind, takes_parts)
+
+
+class _Parts(Enum):
+    """How many parts of a content a template renders."""
+
+    NONE = "none"
+    FIRST = "first"
+    """What is behind it would be lost."""
+    ALL = "all"
+
+    @classmethod
+    def of(cls, text: str, mark: str) -> _Parts:
+        """Return how many of two marked parts are in a text, as parts and not as they are written in Python or JSON."""
+        if mark + "first" not in text or _DUMPED + mark in text:
+            return cls.NONE
+        return cls.ALL if mark + "second" in text else cls.FIRST
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -203,8 +223,8 @@ def _takes_argument_objects(messages: _Messages, render: _Render) -> bool | None
     return False if _PRINTED in _try(render, [arguments_as_text(message) for message in objects]) else None
 
 
-def _as_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _one_part(content: Any) -> Any:
+    return [{"type": "text", "text": text_of(content)}]
 
 
 def _try(render: _Render, messages: _Messages) -> str:

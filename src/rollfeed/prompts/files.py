@@ -25,7 +25,7 @@ _REMEDIES = {
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """What may be half of a pair, in a JSON line."""
 _BATCH_BYTES = 32 * 1024**2
-_MAX_BATCH_ROWS = 8_192
+_FIRST_BATCH_ROWS, _MAX_BATCH_ROWS = 64, 8_192
 
 
 class RawRow(NamedTuple):
@@ -194,42 +194,59 @@ def _open_parquet(path: Path, start: int | None, stop: int | None, columns: Coll
 def _parquet_records(file: Any, chosen: range, columns: list[str], path: Path) -> Iterator[dict[str, Any] | ValueError]:
     import pyarrow
 
-    first = 0
+    first, reader = 0, _BatchReader(file, columns)
     try:
         for group in range(file.num_row_groups):
             num_rows = file.metadata.row_group(group).num_rows
-            start, stop = max(chosen.start - first, 0), min(chosen.stop - first, num_rows)
-            if start < stop:
-                for batch in _group_batches(file, group, start, stop, columns):
-                    yield from _records_of(batch)
+            for batch in reader.read(group, max(chosen.start - first, 0), min(chosen.stop - first, num_rows)):
+                yield from _records_of(batch)
             first += num_rows
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
 
 
-def _group_batches(file: Any, group: int, start: int, stop: int, columns: list[str]) -> Iterator[Any]:
-    """Yield rows of a row group, so few at a time that their size is bounded and that pyarrow can join them."""
-    import pyarrow
+class _BatchReader:
+    """Reads so few rows at a time that their size is bounded, and that pyarrow can join their texts."""
 
-    about = file.metadata.row_group(group)
-    bytes_per_row = max(1, about.total_byte_size // about.num_rows)
-    size = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // bytes_per_row))
-    while start < stop:
-        position = 0
-        try:
-            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=columns):
-                begin, position = position, position + batch.num_rows
-                if position <= start:
-                    continue
-                yield batch.slice(start - begin, min(stop, position) - start)
-                start = min(stop, position)
-                if start == stop:
-                    return
-        except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowCapacityError):
-            # Nested text of more than 2 GiB; the sizes in the file are those of its encoding.
-            if size == 1:
-                raise
-            size = max(1, size // 8)
+    def __init__(self, file: Any, columns: list[str]) -> None:
+        self._file = file
+        self._columns = columns
+        self._num_rows = min(_FIRST_BATCH_ROWS, _MAX_BATCH_ROWS)
+        self._may_grow = True
+
+    def read(self, group: int, start: int, stop: int) -> Iterator[Any]:
+        """Yield rows of a row group, from ``start`` to before ``stop``, in batches."""
+        import pyarrow
+
+        while start < stop:
+            position = 0
+            try:
+                for batch in self._file.iter_batches(
+                    batch_size=self._num_rows, row_groups=[group], columns=self._columns
+                ):
+                    begin, position = position, position + batch.num_rows
+                    if position <= start:
+                        continue
+                    yield batch.slice(start - begin, min(stop, position) - start)
+                    start = min(stop, position)
+                    if start == stop or self._changes_after(batch):
+                        break
+            except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowCapacityError):  # more than 2 GiB of nested text
+                if self._num_rows == 1:
+                    raise
+                self._num_rows, self._may_grow = max(1, self._num_rows // 8), False
+
+    def _changes_after(self, batch: Any) -> bool:
+        """Whether the next batches have another number of rows, because these rows are smaller or larger than thought.
+
+        What a file says of its sizes is of no use: they are those of its encoding.
+        """
+        fitting = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        grows = self._may_grow and fitting > self._num_rows
+        if grows or fitting < self._num_rows // 8:
+            self._num_rows, self._may_grow = fitting, False
+            return True
+        return False
 
 
 def _records_of(batch: Any) -> Iterator[dict[str, Any] | ValueError]:

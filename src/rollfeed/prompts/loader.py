@@ -12,6 +12,7 @@ from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
 from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
 from rollfeed.protocols import PromptRenderer
 from rollfeed.types import Prompt
+from rollfeed.types.text import well_formed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class PromptLoader:
         if self._apply_chat_template:
             self._renderer.check_template()  # a missing one is no fault of a row
         file = open_prompt_file(path, columns=self._keys.named().values())
-        loaded = LoadedPrompts(name=name or file.path.stem)
+        loaded = LoadedPrompts(name=name or well_formed(file.path.stem))
         records: Iterable[tuple[RawRow, Mapping[str, Any]]] = self._parse(file.rows, loaded)
         columns = file.columns
         if columns is None:
