@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollfeed.app import prepare, run
+from rollfeed.app import build_config, prepare, run
+from rollfeed.app.combination import check_combination
 from rollfeed.config import Settings, validate_settings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.store import RunReader
@@ -68,7 +69,10 @@ def test_a_key_that_no_grader_of_the_run_has_is_a_mistake(
     ],
 )
 def test_a_key_that_a_reward_may_have_is_none(settings_for: Make, tmp_path: Path, reward: Any) -> None:
-    assert prepare(settings_for(**reward), folders=[tmp_path]).config.reward_key == reward["reward_key"]
+    settings = settings_for(**reward)
+    config = build_config(settings, folders=[tmp_path])
+    check_combination(settings, config)
+    assert config.reward_key == reward["reward_key"]
 
 
 @pytest.mark.parametrize(

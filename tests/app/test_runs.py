@@ -53,3 +53,33 @@ def test_graders_without_labels_need_none(tiny_checkpoint: Path, tmp_path: Path)
     dataset = settings.prompts.datasets[0].model_copy(update={"label_key": None})
     prompts = settings.prompts.model_copy(update={"datasets": (dataset,)})
     assert prepare(settings.model_copy(update={"prompts": prompts}), folders=[tmp_path]).config.rm_type == "remote_rm"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"rollout": {"n_samples_per_prompt": 1}, "filters": {"dynamic_sampling": [{"name": "reward_std"}]}},
+            "reward_std drops every group of one rollout",
+        ),
+        (
+            {
+                "rollout": {"n_samples_per_prompt": 3},
+                "filters": {"dynamic_sampling": [{"name": "all_wrong"}, {"name": "at_least_half_correct"}]},
+            },
+            "at_least_half_correct and all_wrong together drop every group of 3",
+        ),
+        (
+            {"filters": {"dynamic_sampling": [{"name": "response_length", "minimum": 5}]}},
+            "response_length with minimum = 5 drops every group",
+        ),
+    ],
+)
+def test_filters_that_drop_every_group_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, sections: dict[str, dict[str, object]], message: str
+) -> None:
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="livecodebench")
+    tree = settings.model_dump(mode="json", exclude_unset=True)
+    changed = {**tree, **{name: {**tree.get(name, {}), **section} for name, section in sections.items()}}
+    with pytest.raises(ConfigError, match=f"filters.dynamic_sampling: {message}"):
+        prepare(validate_settings(changed, where="test"), folders=[tmp_path])

@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from rollfeed.errors import ConfigError, DataError
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, load_tokenizer
+from rollfeed.types import Prompt
 
 Write = Callable[..., str]
 TEN = [{"prompt": f"question {number}"} for number in range(10)]
@@ -343,8 +344,6 @@ def test_bad_row_is_named_with_file_and_line(make_source: Make, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("row", "key", "what"),
     [
-        ({"answer": None}, "label_key", "column 'answer' (label_key) is null"),
-        ({}, "label_key", "no column 'answer' (label_key); the row has prompt"),
         ({"answer": "{"}, "metadata_key", "column 'answer' is a text that is not JSON"),
         ({"answer": [1]}, "metadata_key", "column 'answer' must be an object or its JSON text, is a list"),
         ({"answer": ["search"]}, "tools_key", "column 'answer' must be a list of tool objects or its JSON text"),
@@ -354,9 +353,26 @@ def test_bad_row_is_named_with_file_and_line(make_source: Make, tmp_path: Path, 
 def test_bad_column_of_a_row_is_named(
     make_source: Make, write_jsonl: Write, row: dict[str, Any], key: str, what: str
 ) -> None:
-    good: dict[str, Any] = {"label_key": 1, "metadata_key": {}, "tools_key": [], "image_key": "a.png"}
+    good: dict[str, Any] = {"metadata_key": {}, "tools_key": [], "image_key": "a.png"}
     path = write_jsonl([{"prompt": "a", "answer": good[key]}, {"prompt": "b", **row}])
     assert refusal(make_source, path, **{key: "answer"}).startswith(f"{path}:2: {what}")
+
+
+async def test_rows_without_a_label_have_none(make_source: Make, write_jsonl: Write) -> None:
+    path = write_jsonl([{"prompt": "a", "answer": 0}, {"prompt": "b", "answer": None}, {"prompt": "c"}])
+    source = make_source(path, label_key="answer")
+    assert [prompt.label for prompt in await source.draw(3)] == [0, None, None]
+
+
+def test_a_row_that_is_of_no_use_is_named_or_skipped(make_source: Make, write_jsonl: Write) -> None:
+    def check(prompt: Prompt) -> str | None:
+        return "asks for b" if prompt.messages and prompt.messages[-1]["content"] == "b" else None
+
+    path = write_jsonl([{"prompt": "a"}, {"prompt": "b"}])
+    expected = f"{path}:2: asks for b"
+    assert refusal(make_source, path, check_row=check) == f"{expected}; mend the row, or set skip_bad_rows = true"
+    source = make_source(path, check_row=check, skip_bad_rows=True)
+    assert (len(source), source.num_bad_rows, source.first_bad_row) == (1, 1, expected)
 
 
 def test_optional_columns_may_be_left_out_of_rows(make_source: Make, write_jsonl: Write) -> None:

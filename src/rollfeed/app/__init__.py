@@ -5,7 +5,6 @@ a run, by error or by signal, leaves no task, thread, socket or half-written fil
 """
 
 from rollfeed.app.calibration import Calibration, LevelResult, calibrate_environment
-from rollfeed.app.end_of_data import DataLimit
 from rollfeed.app.evaluation import (
     EvalProgress,
     PreparedEvaluation,
@@ -15,14 +14,17 @@ from rollfeed.app.evaluation import (
     write_evaluation,
 )
 from rollfeed.app.model import Model, build_engine, load_model, load_settings_model
+from rollfeed.app.prompts.end_of_data import DataLimit
+from rollfeed.app.prompts.rows import no_images_of
+from rollfeed.app.prompts.sources import build_source, environment_source, source_names
 from rollfeed.app.rewards import open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, run_problem, stored_settings
 from rollfeed.app.scoring import grade_rows, score_file
-from rollfeed.app.sources import build_source, environment_source, source_names
 from rollfeed.app.training import (
     TrainedStep,
     check_trained_model,
+    check_trained_prompts,
     check_training,
     directory_problem,
     prepare_warm_up,
@@ -45,6 +47,7 @@ __all__ = [
     "calibrate_environment",
     "check_eval_output",
     "check_trained_model",
+    "check_trained_prompts",
     "check_training",
     "directory_problem",
     "environment_source",
@@ -52,6 +55,7 @@ __all__ = [
     "grade_rows",
     "load_model",
     "load_settings_model",
+    "no_images_of",
     "open_reward_hub",
     "open_rollouts",
     "prepare",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollfeed.app.sources import find_file
+from rollfeed.app.prompts.rows import RowChecks
+from rollfeed.app.prompts.sources import find_file
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.errors import ConfigError, RunFailedError
@@ -21,7 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 def load_sets(
-    settings: EvalSettings, *, training: TrainingDefaults, tokenizer: Tokenizer, folders: Sequence[Path]
+    settings: EvalSettings,
+    *,
+    training: TrainingDefaults,
+    tokenizer: Tokenizer,
+    folders: Sequence[Path],
+    rows_of: Callable[[SetPlan], RowChecks],
 ) -> tuple[EvalSet, ...]:
     """Return all sets: environments, then files, each in the order of the settings.
 
@@ -36,7 +42,7 @@ def load_sets(
         sets.append(_environment_set(name, environment, plan, registry, tokenizer, seed=settings.seed))
     for dataset in settings.datasets:
         plan = plan_set(dataset.name or dataset.path, dataset, settings, training)
-        sets.append(_dataset_set(dataset, settings, plan, tokenizer, folders))
+        sets.append(_dataset_set(dataset, settings, plan, tokenizer, folders, rows_of(plan)))
     names = [each.name for each in sets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -76,11 +82,21 @@ def _problems(
 
 
 def _dataset_set(
-    chosen: EvalDatasetSettings, defaults: EvalSettings, plan: SetPlan, tokenizer: Tokenizer, folders: Sequence[Path]
+    chosen: EvalDatasetSettings,
+    defaults: EvalSettings,
+    plan: SetPlan,
+    tokenizer: Tokenizer,
+    folders: Sequence[Path],
+    rows: RowChecks,
 ) -> EvalSet:
     def column(key: str) -> Any:
         own = getattr(chosen, key)
         return getattr(defaults, key) if own is None else own
+
+    unlabelled: dict[str, str] = {}
+
+    def note(prompt: Prompt, rm_type: str) -> None:
+        unlabelled[prompt.prompt_id] = rm_type
 
     loader = PromptLoader(
         renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
@@ -92,6 +108,7 @@ def _dataset_set(
             image_key=column("image_key"),
         ),
         apply_chat_template=plan.apply_chat_template,
+        check_row=rows.of(chosen.path, label_key=column("label_key"), unlabelled=note),
         skip_bad_rows=False,  # without some of its rows it is another set
     )
     try:
@@ -101,6 +118,12 @@ def _dataset_set(
         raise type(error)(f"eval set {chosen.name or chosen.path}: {message}") from None
     _tell_what_was_left_out(loaded.name, loaded.num_over_length, plan)
     prompts = tuple(loaded.prompts[: plan.num_prompts])
+    for prompt in prompts:
+        if (rm_type := unlabelled.get(prompt.prompt_id)) is not None:
+            raise ConfigError(
+                f"eval set {loaded.name}, prompt {prompt.prompt_id}: has no label, and rm_type {rm_type!r} needs one: "
+                "set label_key of the set"
+            )
     return EvalSet(name=loaded.name, prompts=prompts, plan=plan, num_over_length=loaded.num_over_length)
 
 

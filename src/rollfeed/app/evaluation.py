@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rollfeed.app.eval_sets import load_sets
+from rollfeed.app.prompts.rows import RowChecks
 from rollfeed.app.reward_keys import reward_key_problem
 from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, reward_hub
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig
@@ -22,6 +23,7 @@ from rollfeed.evaluation import (
     AnswerGroup,
     EvalResult,
     EvalSet,
+    SetPlan,
     TrainingDefaults,
     answer_sets,
     answers_table,
@@ -43,8 +45,6 @@ ANSWERS_FILE = "answers.parquet"
 
 _MAX_PROMPTS = 16_384
 """Under way at once: at the engine, or waiting for their rewards."""
-
-_WITHOUT_LABELS = frozenset({"random", "remote_rm", "ifeval", "ifeval_loose", "environment", "rlve"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,7 @@ def prepare_evaluation(
     context_length: int,
     folders: Sequence[Path] = (),
     graders: Mapping[str, Grader] | None = None,
+    no_images: str | None = None,
 ) -> PreparedEvaluation:
     """Read and check all sets, without starting anything.
 
@@ -95,6 +96,7 @@ def prepare_evaluation(
         context_length: Tokens that the engine takes.
         folders: Where data files are looked for, in this order.
         graders: Further graders by ``rm_type``.
+        no_images: Why the engine takes no images; None where it does, or nobody knows.
 
     Raises:
         ConfigError: If there is no set, a file or environment is wrong, keys do not fit together, or nothing can
@@ -109,7 +111,18 @@ def prepare_evaluation(
         reward_key=config.reward_key,
         context_length=context_length,
     )
-    sets = load_sets(settings, training=training, tokenizer=tokenizer, folders=folders)
+
+    def rows_of(plan: SetPlan) -> RowChecks:
+        return RowChecks(
+            config,
+            rm_type=plan.rm_type,
+            has_function=config.has_reward_function and not plan.has_own_grader,
+            unscored=None,
+            no_images=no_images,
+            graders=graders,
+        )
+
+    sets = load_sets(settings, training=training, tokenizer=tokenizer, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
         sets=sets, seed=settings.seed, config=config, tokenizer=tokenizer, graders=graders or {}
     )
@@ -272,7 +285,7 @@ def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> 
     Raises:
         ConfigError: With the first such prompt.
     """
-    if not eval_set.plan.has_own_grader and any((config.reward, config.batched_reward, config.group_reward)):
+    if not eval_set.plan.has_own_grader and config.has_reward_function:
         return
     for prompt in eval_set.prompts:
         where = f"eval set {eval_set.name}, prompt {prompt.prompt_id}"
@@ -287,8 +300,6 @@ def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> 
         is_of_others = own_key is not None or key == config.reward_key
         if problem := reward_key_problem(own_key or key, rm_type, is_of_others=is_of_others):
             raise ConfigError(f"{where}: {problem}")
-        if prompt.label is None and grader_name(rm_type) not in _WITHOUT_LABELS:
-            raise ConfigError(f"{where}: has no label, and rm_type {rm_type!r} needs one: set label_key of the set")
 
 
 def _runner(

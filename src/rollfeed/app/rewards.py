@@ -229,7 +229,7 @@ def reward_hub(
     return RewardHub(
         graders={**services.graders(), **graders},
         rm_type=rm_type,
-        own_verifiers=_own_verifiers(overridden=config.override_environments),
+        own_verifiers=own_verifiers(overridden=config.override_environments),
         **{name: place(function) if has_functions else None for name, function in functions.items()},
         named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
         reward_key=reward_key,
@@ -282,7 +282,7 @@ async def open_reward_hub(
     hub = RewardHub(
         graders=graders,
         rm_type=rm_type,
-        own_verifiers=_own_verifiers(overridden=settings.override_environments),
+        own_verifiers=own_verifiers(overridden=settings.override_environments),
         reward_fn=load(chosen.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
         batched_reward_fn=load(chosen.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
         named_reward_fns={name: place(each) for name, each in load_named_functions(settings, folders=folders).items()},
@@ -296,7 +296,7 @@ async def open_reward_hub(
         yield hub
 
 
-def _own_verifiers(*, overridden: bool) -> tuple[str, ...]:
+def own_verifiers(*, overridden: bool) -> tuple[str, ...]:
     """Return the ``rm_type`` of prompts that reward functions do not score."""
     return () if overridden else (ENVIRONMENT_RM_TYPE,)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
-from rollfeed.app.end_of_data import DataLimit, data_limit, early_end
+from rollfeed.app.combination import check_combination
 from rollfeed.app.model import Model, build_engine, load_settings_model
-from rollfeed.app.reward_keys import check_reward_key
-from rollfeed.app.rewards import REMOTE_RM_TYPE, load_named_functions, load_reward_function
+from rollfeed.app.prompts.end_of_data import DataLimit, data_limit, early_end
+from rollfeed.app.prompts.rows import RowChecks, no_images_of
+from rollfeed.app.prompts.sources import build_source
+from rollfeed.app.rewards import load_named_functions, load_reward_function
 from rollfeed.app.rollouts import open_rollouts
-from rollfeed.app.sources import build_source
 from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
 from rollfeed.errors import ConfigError, PromptsEndedError, RollfeedError, RunDirectoryError
@@ -42,8 +43,6 @@ from rollfeed.store import Rewind, RunDirectory, RunReader
 from rollfeed.store.layout import JOURNAL, holds_training
 from rollfeed.types import LedgerCounts, StepCommit
 
-_WITHOUT_LABELS = ("random", REMOTE_RM_TYPE)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
@@ -55,6 +54,8 @@ class PreparedRun:
     engine: Engine
     model: Model
     tracker: Tracker | None
+    rows: RowChecks
+    """Whether rows of data sets can be answered and scored."""
     data_limit: DataLimit | None = None
     """How many batches there are, where the data ends."""
     folders: tuple[Path, ...] = ()
@@ -92,12 +93,19 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | Non
         ConfigError: If anything is wrong that can be known before the engine starts.
     """
     config = build_config(settings, folders=folders)
-    _check_combination(settings, config)
+    check_combination(settings, config)
     settings = _with_template_date(settings, None if out is None else _stored_template_date(settings, out))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
-    source = build_source(settings, model.tokenizer, folders=folders)
     engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    rows = RowChecks(
+        config,
+        rm_type=config.rm_type,
+        has_function=config.has_reward_function,
+        unscored="set reward.rm_type or plugins.reward",
+        no_images=no_images_of(settings.engine, model),
+    )
+    source = build_source(settings, model.tokenizer, folders=folders, rows=rows)
     # Nothing is started by this: it shows that all parts fit together.
     open_rollouts(config, source=source, engine=engine, tokenizer=model.tokenizer)
     tracker_path = settings.plugins.tracker
@@ -111,6 +119,7 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | Non
         engine=engine,
         model=model,
         tracker=tracker,
+        rows=rows,
         data_limit=data_limit(source, settings, config),
         folders=tuple(folders),
     )
@@ -365,31 +374,3 @@ def _builtin_batch_filter(settings: Settings) -> BatchFilter | None:
         return build_batch_filter(chosen.name, chosen.parameters, reward_key=settings.reward.reward_key)
     except ConfigError as error:
         raise ConfigError(f"filters.over_sampling: {error}") from None
-
-
-def _check_combination(settings: Settings, config: RolloutConfig) -> None:
-    """Refuse what each section allows and the whole cannot do.
-
-    Raises:
-        ConfigError: With what does not fit, and what to change.
-    """
-    has_function = any((config.reward, config.batched_reward, config.group_reward))
-    for dataset in settings.prompts.datasets:
-        if has_function or dataset.metadata_key is not None:
-            continue
-        if config.rm_type is None:
-            raise ConfigError(
-                f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
-            )
-        if dataset.label_key is None and config.rm_type not in _WITHOUT_LABELS:
-            raise ConfigError(
-                f"prompts.datasets: reward.rm_type = {config.rm_type!r} needs labels, and {dataset.path} has none: "
-                "set its label_key"
-            )
-    check_reward_key(settings, config)
-    names = [each.name for each in settings.filters.dynamic_sampling]
-    if settings.rollout.n_samples_per_prompt == 1 and "reward_std" in names:
-        raise ConfigError(
-            "filters.dynamic_sampling: reward_std drops every group of one rollout: raise "
-            "rollout.n_samples_per_prompt or remove the filter"
-        )

@@ -107,6 +107,7 @@ def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
         asyncio.run(app.prepare_warm_up(prepared))
     if _can_train(settings, prepared.model):
         app.check_trained_model(settings, prepared.model.checkpoint)
+        app.check_trained_prompts(prepared)
     return _Checked(prepared.model, prepared.config, prepared.data_limit)
 
 
@@ -123,5 +124,6 @@ def _check_evaluation(settings: Settings, model: app.Model, config: RolloutConfi
         tokenizer=model.tokenizer,
         context_length=settings.engine.context_length,
         folders=folders,
+        no_images=app.no_images_of(settings.engine, model),
     )
     return [each.name for each in evaluation.sets]

@@ -85,6 +85,11 @@ class RolloutConfig(RolloutSettings):
     advantage: SkipValidation[AdvantageFn] | None = None
     """Turns the rewards of a group into advantages; by default reward minus the group's mean."""
 
+    @property
+    def has_reward_function(self) -> bool:
+        """Whether a function scores samples that name none, before any grader."""
+        return any((self.reward, self.batched_reward, self.group_reward))
+
     @model_validator(mode="after")
     def _chooses_among_more(self) -> RolloutConfig:
         if self.batch_filter is not None and not (

@@ -1,6 +1,7 @@
 """Environments: generators of problems with verifiers, as prompt sources and as graders."""
 
 from rollfeed.environments.grading import RM_TYPE, EnvironmentGrader
+from rollfeed.environments.problems import environment_problem, rlve_problem
 from rollfeed.environments.registry import ENTRY_POINT_GROUP, EnvironmentRegistry
 from rollfeed.environments.rlve import RLVE_KEYS, RLVE_RM_TYPE, RlveGrader
 from rollfeed.environments.source import EnvironmentSource
@@ -18,6 +19,8 @@ __all__ = [
     "HasParameters",
     "HasSplits",
     "RlveGrader",
+    "environment_problem",
     "make_task",
+    "rlve_problem",
     "with_parameters",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rollfeed.environments.problems import NO_ENVIRONMENT
 from rollfeed.environments.registry import EnvironmentRegistry
 from rollfeed.environments.verifying import verifier_path, verify_problem
 from rollfeed.errors import ConfigError, RewardError
@@ -44,7 +45,7 @@ class EnvironmentGrader:
         """
         name, params = metadata.get("environment"), metadata.get("params")
         if not isinstance(name, str) or not isinstance(params, Mapping):
-            return failed("the prompt's metadata has no environment and params to verify with")
+            return failed(NO_ENVIRONMENT)
         return await self.verify(name, {"version": metadata.get("version"), "params": params}, response)
 
     async def verify(self, environment_id: str, problem: Mapping[str, Any], response: str) -> Verdict:

@@ -5,13 +5,13 @@ Source: RLVE (arXiv:2511.07317) and its package rlve-gym.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from rollfeed.environments.grading import EnvironmentGrader, call_verifier, failed
+from rollfeed.environments.problems import GYM_NAMESPACE, NO_PARAMETER, has_gym, has_gym_parameter, no_gym, problem_of
 from rollfeed.environments.registry import EnvironmentRegistry
 from rollfeed.protocols import Workers
 from rollfeed.types import Correct, Verdict
@@ -20,12 +20,7 @@ RLVE_RM_TYPE = "rlve"
 RLVE_KEYS = ("reward", "accuracy", "format_score")
 """What ``reward_key`` may choose."""
 
-_GYM_NAMESPACE = "rlve/"
 _GYM_VERIFIER = "rollfeed.environments.rlve_gym.verify"
-_NO_PARAMETER = (
-    "the prompt's metadata has no config with the problem: rm_type rlve reads config.parameter, "
-    "or config.seed with problem_difficulty for environments of rollfeed"
-)
 
 
 class RlveGrader:
@@ -66,49 +61,26 @@ class RlveGrader:
 
     async def _verdict(self, name: str, response: str, metadata: Mapping[str, Any]) -> Verdict:
         if name in self._registry:
-            problem = _problem(metadata)
-            return failed(_NO_PARAMETER) if problem is None else await self._registered.verify(name, problem, response)
-        gym_name = name.removeprefix(_GYM_NAMESPACE)
+            problem = problem_of(metadata)
+            return failed(NO_PARAMETER) if problem is None else await self._registered.verify(name, problem, response)
+        gym_name = name.removeprefix(GYM_NAMESPACE)
         if "/" in gym_name:  # of neither kind; the registry says what is near
             return await self._registered.verify(name, {}, response)
         if not self._has_gym:
-            return failed(
-                f"environment {name!r:.80} is none of rollfeed's, and RLVE-Gym is not installed here: "
-                "pip install 'rollfeed[rlve]', or correct the id; `rollfeed env list` shows rollfeed's"
-            )
-        config = metadata.get("config")
-        if not isinstance(config, Mapping) or not isinstance(config.get("parameter"), Mapping):
-            return failed(_NO_PARAMETER)
+            return failed(no_gym(name))
+        if not has_gym_parameter(metadata):
+            return failed(NO_PARAMETER)
         return await call_verifier(
             self._workers,
             _GYM_VERIFIER,
-            {"environment": gym_name, "config": dict(config)},
+            {"environment": gym_name, "config": dict(metadata["config"])},
             response,
             deadline_seconds=self._deadline_seconds,
         )
 
     @cached_property
     def _has_gym(self) -> bool:
-        return importlib.util.find_spec("Gym") is not None
-
-
-def _problem(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the problem of a registered environment, or None where the metadata does not say which."""
-    version, config = metadata.get("version"), metadata.get("config")
-    given = metadata.get("params")
-    if given is None and isinstance(config, Mapping):
-        given = config.get("parameter")
-    if isinstance(given, Mapping):
-        return {"version": version, "params": dict(given)}
-    level = metadata.get("problem_difficulty")
-    seed = config.get("seed") if isinstance(config, Mapping) else None
-    if given is None and _is_integer(level) and _is_integer(seed):
-        return {"version": version, "level": level, "seed": seed}
-    return None
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        return has_gym()
 
 
 def _with_keys(verdict: Verdict) -> Verdict:

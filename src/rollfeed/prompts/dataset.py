@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from rollfeed.errors import ConfigError
-from rollfeed.prompts.loader import PromptLoader
+from rollfeed.prompts.loader import PromptLoader, RowCheck
 from rollfeed.prompts.rows import ColumnKeys
 from rollfeed.protocols import PromptRenderer
 from rollfeed.seeds import derive_seed
@@ -36,7 +36,8 @@ class DatasetSource:
         apply_chat_template: Render through the chat template; False takes texts as they are.
         rollout_shuffle: Shuffle anew each epoch, by (seed, epoch).
         num_epoch: End after this many epochs; None never ends.
-        skip_bad_rows: Count and skip rows that cannot be read.
+        skip_bad_rows: Count and skip rows that cannot be read or used.
+        check_row: Says why a row cannot be used that could be read.
 
     Raises:
         DataError: If the file or a row cannot be used, or no prompt is left.
@@ -55,19 +56,21 @@ class DatasetSource:
         rollout_shuffle: bool = False,
         num_epoch: int | None = None,
         skip_bad_rows: bool = False,
+        check_row: RowCheck | None = None,
     ) -> None:
         loader = PromptLoader(
             renderer=renderer,
             keys=keys or ColumnKeys(),
             apply_chat_template=apply_chat_template,
             skip_bad_rows=skip_bad_rows,
+            check_row=check_row,
         )
         loaded = loader.load(path, name=name)
         self.name = loaded.name
         self.num_over_length = loaded.num_over_length
         """Prompts left out because they are over ``rollout_max_prompt_len`` tokens."""
         self.num_bad_rows = loaded.num_bad_rows
-        """Rows left out because they cannot be read."""
+        """Rows left out because they cannot be read or used."""
         self.first_bad_row = loaded.first_bad_row
         """What was wrong with the first of them, with file and line."""
         self._prompts = loaded.prompts
@@ -85,6 +88,11 @@ class DatasetSource:
     def is_endless(self) -> bool:
         """Whether it starts over for ever."""
         return self._num_epoch is None
+
+    @property
+    def prompt_with_images(self) -> Prompt | None:
+        """The first one that has images; None where none has."""
+        return next((prompt for prompt in self._prompts if prompt.images), None)
 
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts, over the epoch's end where needed; fewer only after the last epoch."""

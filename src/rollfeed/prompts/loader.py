@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollfeed.errors import DataError
 from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
@@ -13,6 +13,9 @@ from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
 from rollfeed.protocols import PromptRenderer
 from rollfeed.types import Prompt
 from rollfeed.types.text import well_formed
+
+RowCheck: TypeAlias = Callable[[Prompt], str | None]
+"""Why a row is of no use that could be read, such as a label that its grader cannot compare with; or None."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,19 +37,26 @@ class PromptLoader:
     """Reads prompt files by one set of settings."""
 
     def __init__(
-        self, *, renderer: PromptRenderer, keys: ColumnKeys, apply_chat_template: bool, skip_bad_rows: bool
+        self,
+        *,
+        renderer: PromptRenderer,
+        keys: ColumnKeys,
+        apply_chat_template: bool,
+        skip_bad_rows: bool,
+        check_row: RowCheck | None = None,
     ) -> None:
         self._renderer = renderer
         self._keys = keys
         self._apply_chat_template = apply_chat_template
         self._skip_bad_rows = skip_bad_rows
+        self._check_row = check_row
 
     def load(self, path: str, *, name: str | None) -> LoadedPrompts:
         """Read ``path`` or ``path@[start:stop]``; the name is by default the file's stem.
 
         Raises:
             DataError: If the file or a row cannot be used, or no prompt is left.
-            ConfigError: If the model has no chat template but one is to be applied.
+            ConfigError: If the model has no chat template but one is to be applied, or ``check_row`` raises it.
         """
         if self._apply_chat_template:
             self._renderer.check_template()  # a missing one is no fault of a row
@@ -81,7 +91,11 @@ class PromptLoader:
             self._refuse(raw, error, loaded)
             return
         if self._renderer.fits(prompt.token_ids):
-            loaded.prompts.append(prompt)
+            problem = None if self._check_row is None else self._check_row(prompt)
+            if problem is None:
+                loaded.prompts.append(prompt)
+            else:
+                self._refuse(raw, ValueError(problem), loaded)
             return
         loaded.num_over_length += 1
         shortest = loaded.shortest_over_length

@@ -47,10 +47,19 @@ class MixtureSource:
     @property
     def num_prompts(self) -> int | None:
         """Prompts of an epoch; None where a source does not end, or does not say."""
-        datasets = [source for source in self._sources.values() if isinstance(source, DatasetSource)]
+        datasets = self._datasets
         if len(datasets) < len(self._sources) or any(dataset.is_endless for dataset in datasets):
             return None
         return sum(map(len, datasets))
+
+    @property
+    def prompt_with_images(self) -> Prompt | None:
+        """One that has images; None where none has."""
+        return next((found for dataset in self._datasets if (found := dataset.prompt_with_images)), None)
+
+    @property
+    def _datasets(self) -> list[DatasetSource]:
+        return [source for source in self._sources.values() if isinstance(source, DatasetSource)]
 
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts; fewer only when every source has ended."""

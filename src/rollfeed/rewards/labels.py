@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from rollfeed.types import Outcome, Verdict
+
+LabelProblem: TypeAlias = Callable[[Any, Mapping[str, Any]], str | None]
+"""Why a grader can grade no response by a label and metadata, or None: known beforehand, without a response."""
+NO_LABEL = "has no label"
+"""The problem of a label that is None, where one is needed."""
+TEXTS = "a text, a number or a list of them"
 
 
 def accepted_labels(label: Any) -> list[str] | None:
@@ -14,6 +21,16 @@ def accepted_labels(label: Any) -> list[str] | None:
         return None
     texts = [str(one) for one in labels]
     return texts if all(text.strip() for text in texts) else None
+
+
+def text_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Fits :data:`LabelProblem`, for graders that compare texts."""
+    return None if accepted_labels(label) is not None else unusable(label, TEXTS)
+
+
+def unusable(label: Any, wanted: str) -> str:
+    """Return what is wrong with a label that a grader cannot compare with."""
+    return NO_LABEL if label is None else f"the label is {label!r:.80}; it must be {wanted}"
 
 
 def undecidable(rm_type: str, label: Any, wanted: str) -> Verdict:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollfeed.answers import clean, find_box, normalize
 from rollfeed.rewards.equality import Equality, compare
 from rollfeed.rewards.isolation import IsolatedCall
+from rollfeed.rewards.labels import TEXTS, unusable
 from rollfeed.types import Correct, Verdict
 
 EQUALS_ANY = "rollfeed.rewards.equality.numeric.equals_any"
@@ -26,6 +27,14 @@ def math_labels(label: Any) -> list[str] | None:
     if not labels or len(labels) > _MAX_LABELS or not all(_is_label(one) for one in labels):
         return None
     return [_label_text(str(one)) for one in labels]
+
+
+def math_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Fits :data:`rollfeed.rewards.labels.LabelProblem`."""
+    labels = math_labels(label)
+    if labels is None:
+        return unusable(label, TEXTS)
+    return None if any(labels) else f"the label is {label!r:.80}, which no answer equals; give it a content"
 
 
 def grade_equality(

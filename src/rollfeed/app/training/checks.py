@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollfeed.app.runs import PreparedRun
 from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
 from rollfeed.config import Settings
 from rollfeed.config.train import AdvantageEstimator
 from rollfeed.errors import CheckpointError, ConfigError
-from rollfeed.model_files import has_weights
+from rollfeed.model_files import find_config, has_weights
+from rollfeed.prompts import MixtureSource
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.layout import holds_training
 
@@ -73,6 +75,31 @@ def check_training(settings: Settings) -> None:
         from rollfeed.training.trainer import choose_device
 
         choose_device(train.device)
+
+
+def check_trained_prompts(prepared: PreparedRun) -> None:
+    """Refuse prompts of which no sample could be trained on, whatever engine answers them.
+
+    Raises:
+        ConfigError: If one has images, or a sample of the longest may have more tokens than the model takes.
+    """
+    settings, source = prepared.settings, prepared.source
+    own = settings.plugins
+    shown = source.prompt_with_images if isinstance(source, MixtureSource) else None
+    if shown is not None and not (own.generate or own.rollout or own.sample_hook):
+        raise ConfigError(
+            f"prompts.datasets: {shown.prompt_id} has images, and the trainer takes text only: remove image_key, or "
+            "use rollfeed run with a trainer of your own"
+        )
+    limit = (find_config(prepared.model.checkpoint) or {}).get("max_position_embeddings")
+    longest = settings.max_context_length
+    if not (own.prompt_source or own.generate or own.rollout):
+        longest = settings.max_prompt_length + settings.sampling.rollout_max_response_len
+    if isinstance(limit, int) and longest - 1 > limit:
+        raise ConfigError(
+            f"samples of {longest} tokens are allowed, and the model that is trained takes at most {limit}: lower "
+            "engine.context_length, or prompts.rollout_max_prompt_len"
+        )
 
 
 def _check_that_it_can_learn(settings: Settings) -> None:

@@ -14,8 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rollfeed.app.end_of_data import early_end
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
+from rollfeed.app.prompts.end_of_data import early_end
+from rollfeed.app.prompts.rows import no_images_of
 from rollfeed.app.runs import PreparedRun, RunSummary, make_steps, open_directory
 from rollfeed.app.training.checkpoints import (
     export_model,
@@ -26,7 +27,7 @@ from rollfeed.app.training.checkpoints import (
     save_step,
     save_warm_up,
 )
-from rollfeed.app.training.checks import check_trained_model, check_training, directory_problem
+from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, directory_problem
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
@@ -131,6 +132,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     settings = prepared.settings
     check_training(settings)
     check_trained_model(settings, prepared.model.checkpoint)
+    check_trained_prompts(prepared)
     return Trainer(
         prepared.model.checkpoint,
         settings=settings.train,
@@ -155,6 +157,7 @@ def prepare_run_evaluation(prepared: PreparedRun) -> PreparedEvaluation | None:
         tokenizer=prepared.model.tokenizer,
         context_length=prepared.engine.context_length,
         folders=prepared.folders,
+        no_images=no_images_of(prepared.settings.engine, prepared.model),
     )
 
 

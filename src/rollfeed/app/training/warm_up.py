@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate
+from rollfeed.app.prompts.sources import build_source
 from rollfeed.app.runs import PreparedRun
-from rollfeed.app.sources import build_source
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import EvalSet, SetResult, TrainingDefaults, plan_set
@@ -171,7 +171,7 @@ def _source(prepared: PreparedRun, purpose: str) -> PromptSource:
     seed = derive_seed(settings.seed, _NAME, purpose) >> 1  # settings take 63 bits
     endless = settings.prompts.model_copy(update={"num_epoch": None})
     changed = settings.model_copy(update={"seed": seed, "prompts": endless})
-    return build_source(changed, prepared.model.tokenizer, folders=prepared.folders)
+    return build_source(changed, prepared.model.tokenizer, folders=prepared.folders, rows=prepared.rows)
 
 
 async def _evaluation(prepared: PreparedRun, settings: WarmUpSettings) -> PreparedEvaluation:

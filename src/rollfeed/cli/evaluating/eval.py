@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         tokenizer=model.tokenizer,
         context_length=settings.engine.context_length,
         folders=folders,
+        no_images=app.no_images_of(settings.engine, model),
     )
     engine = app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
     out = arguments.out or default_directory(arguments.file)

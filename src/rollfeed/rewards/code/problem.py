@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rollfeed.errors import RewardError
+from rollfeed.rewards.labels import NO_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,17 @@ class CodeTests:
 
     function: str | None
     tests: tuple[CodeTest, ...]
+
+
+def tests_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Fits :data:`rollfeed.rewards.labels.LabelProblem`."""
+    if label is None:
+        return NO_LABEL
+    try:
+        parse_tests(label, metadata)
+    except RewardError as error:
+        return str(error)
+    return None
 
 
 def parse_tests(label: Any, metadata: Mapping[str, Any]) -> CodeTests:

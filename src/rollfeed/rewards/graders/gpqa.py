@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollfeed.answers import clean, final_text, find_answer, normalize
-from rollfeed.rewards.labels import undecidable
+from rollfeed.rewards.labels import undecidable, unusable
 from rollfeed.types import Correct, Verdict
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DEFAULT_NUM_OPTIONS = 4
+_KIND = "a letter, an index or the text of a choice"
 MAX_CHARS = 5_000
 """A choice that is stated further than this from the end of the response is not found."""
 
@@ -90,7 +91,7 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdic
     letters = _valid_letters(metadata.get("valid_letters"), choices)
     wanted = _wanted_letter(metadata.get("correct_letter", label), letters, choices)
     if wanted is None and (not isinstance(label, str) or not label.strip()):
-        return undecidable("gpqa", label, "a letter, an index or the text of a choice")
+        return undecidable("gpqa", label, _KIND)
     text = _BLANK_LINES.sub("\n\n", _SPACES.sub(" ", _MARKS.sub("**", final_text(response)[-MAX_CHARS:])))
     text = _ANSWER_TAG.sub(lambda tag: "\n" if tag[1] else "answer: ", text.replace("\\(", "").replace("\\)", ""))
     letter = _chosen_letter(text, letters)
@@ -98,6 +99,25 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdic
         return _by_text(response, wanted, label, choices)
     right = letter == wanted if wanted is not None else False
     return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO, extracted=letter)
+
+
+def gpqa_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Fits :data:`rollfeed.rewards.labels.LabelProblem`; a label that is none of the choices is of no use either."""
+    given, own_letters = metadata.get("choices"), metadata.get("valid_letters")
+    choices = _choices(given)
+    if given is not None and not choices:
+        return f"choices = {given!r:.80} in the metadata must be a list, or a mapping from letters"
+    if own_letters is not None and not (isinstance(own_letters, str | list | tuple) and own_letters):
+        return f"valid_letters = {own_letters!r:.80} in the metadata must be a list of letters"
+    letters, right = _valid_letters(own_letters, choices), metadata.get("correct_letter", label)
+    if _wanted_letter(right, letters, choices) is not None:
+        return None
+    if not isinstance(right, str) or not right.strip():
+        return unusable(right, _KIND)
+    if choices or (own_letters is not None and len(right.strip()) == 1):
+        among = ", ".join(f"{letter}: {text!r:.20}" for letter, text in choices.items()) or ", ".join(letters)
+        return f"the right choice is {right!r:.80}, which is not one of {among:.200}"
+    return None
 
 
 def _choices(choices: Any) -> dict[str, str]:

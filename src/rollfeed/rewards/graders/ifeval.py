@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollfeed.answers import after_reasoning
+from rollfeed.errors import suggestion
 from rollfeed.rewards.ifeval import INSTRUCTIONS, ArgumentError, follows, loose_forms
 from rollfeed.types import Correct, Outcome, Verdict
+
+_ANY_RESPONSE = "a"
+"""Arguments are read before a response is looked at."""
 
 
 def grade_ifeval(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
@@ -24,23 +28,46 @@ def grade_ifeval_loose(response: str, label: Any, metadata: Mapping[str, Any]) -
     return _grade(metadata, loose_forms(after_reasoning(response).strip()))
 
 
-def _grade(metadata: Mapping[str, Any], forms: Sequence[str]) -> Verdict:
-    names, kwargs = metadata.get("instruction_id_list"), metadata.get("kwargs")
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
-        return _error(f"instruction_id_list = {names!r:.80} must be a list of ids")
-    if kwargs is None:
-        kwargs = [{}] * len(names)
-    if not isinstance(kwargs, list | tuple) or len(kwargs) != len(names):
-        return _error(f"kwargs must be a list with {len(names)} entries, one an instruction")
-    failed = []
-    for name, arguments in zip(names, kwargs, strict=True):
+def ifeval_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Fits :data:`rollfeed.rewards.labels.LabelProblem`; no label is needed, and every instruction has to be known."""
+    found = _instructions(metadata)
+    if isinstance(found, str):
+        return found
+    for name, arguments in found:
+        if name not in INSTRUCTIONS:
+            return f"instruction_id_list has {name!r:.60}, which is not known here; {suggestion(name, INSTRUCTIONS)}"
         try:
-            if not _follows_any(forms, name, arguments or {}):
+            _follows_any([_ANY_RESPONSE], name, arguments)
+        except ArgumentError as error:
+            return f"kwargs of {name}: {error}"
+    return None
+
+
+def _grade(metadata: Mapping[str, Any], forms: Sequence[str]) -> Verdict:
+    found = _instructions(metadata)
+    if isinstance(found, str):
+        return _error(found)
+    failed = []
+    for name, arguments in found:
+        try:
+            if not _follows_any(forms, name, arguments):
                 failed.append(name if name in INSTRUCTIONS else f"{name} (unknown)")
         except ArgumentError as error:
             return _error(f"{name}: {error}")
     detail = f"not followed: {', '.join(failed)}" if failed else ""
     return Verdict(reward=0.0 if failed else 1.0, correct=Correct.NO if failed else Correct.YES, detail=detail[:1_000])
+
+
+def _instructions(metadata: Mapping[str, Any]) -> list[tuple[str, Any]] | str:
+    """Return the ids with their arguments, or what is wrong with them."""
+    names, kwargs = metadata.get("instruction_id_list"), metadata.get("kwargs")
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        return f"instruction_id_list = {names!r:.80} must be a list of ids"
+    if kwargs is None:
+        kwargs = [{}] * len(names)
+    if not isinstance(kwargs, list | tuple) or len(kwargs) != len(names):
+        return f"kwargs must be a list with {len(names)} entries, one an instruction"
+    return [(name, arguments or {}) for name, arguments in zip(names, kwargs, strict=True)]
 
 
 def _follows_any(forms: Sequence[str], name: str, arguments: Any) -> bool:

@@ -7,8 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from rollfeed.answers import Mark, find_answer, find_numbers, normalize
-from rollfeed.rewards.labels import accepted_labels, undecidable
+from rollfeed.rewards.labels import accepted_labels, undecidable, unusable
 from rollfeed.types import Correct, Verdict
+
+_KIND = "one number, or a list of numbers"
 
 
 def grade_number(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
@@ -18,16 +20,26 @@ def grade_number(response: str, label: Any, metadata: Mapping[str, Any]) -> Verd
     currency signs do not matter. Of a label with "####" only what follows counts, as in GSM8K. A response without
     a number gets 0 and ``format_ok`` False; a label that is not one number is an ERROR.
     """
-    texts = accepted_labels(label)
-    wanted = [_label_number(text) for text in texts or ()]
-    if not wanted or None in wanted:
-        return undecidable("number", label, "one number, or a list of numbers")
+    wanted = _wanted(label)
+    if wanted is None:
+        return undecidable("number", label, _KIND)
     answer = find_answer(response, fallback=Mark.RAW)
     numbers = find_numbers(answer.text) if answer is not None else []
     if not numbers:
         return Verdict(reward=0.0, correct=Correct.NO, format_ok=False, detail="no number found")
     right = numbers[-1] in wanted
     return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO, extracted=str(numbers[-1]))
+
+
+def number_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Fits :data:`rollfeed.rewards.labels.LabelProblem`."""
+    return None if _wanted(label) is not None else unusable(label, _KIND)
+
+
+def _wanted(label: Any) -> list[Fraction] | None:
+    found = [_label_number(text) for text in accepted_labels(label) or ()]
+    numbers = [number for number in found if number is not None]
+    return numbers if numbers and len(numbers) == len(found) else None
 
 
 def _label_number(text: str) -> Fraction | None:

@@ -49,11 +49,12 @@ def nth_paragraph_first_word(response: str, arguments: Arguments) -> bool:
     place = number(arguments, "nth_paragraph")
     if place < 1:
         raise ArgumentError("nth_paragraph must be at least 1")
-    if len(paragraphs) != number(arguments, "num_paragraphs") or place > len(paragraphs):
+    num_paragraphs, first_word = number(arguments, "num_paragraphs"), text(arguments, "first_word")
+    if len(paragraphs) != num_paragraphs or place > len(paragraphs):
         return False
     word = paragraphs[place - 1].split()[0].lstrip("\"'*_(\u201c\u2018")
     bare = re.split(r"[.,?!'\":;)*_]", word, maxsplit=1)[0]
-    return bare.lower() == text(arguments, "first_word").lower()
+    return bare.lower() == first_word.lower()
 
 
 def number_placeholders(response: str, arguments: Arguments) -> bool:

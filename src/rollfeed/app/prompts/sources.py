@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollfeed import plugins
+from rollfeed.app.prompts.rows import RowChecks
 from rollfeed.config import DatasetSettings, Settings
 from rollfeed.config.paths import expand_path
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
 from rollfeed.protocols import PromptSource, Tokenizer
+from rollfeed.types import Prompt
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +28,16 @@ def environment_source(environment_id: str, *, level: int, seed: int, tokenizer:
     return EnvironmentSource(EnvironmentRegistry().get(environment_id), level=level, seed=seed, renderer=renderer)
 
 
-def build_source(settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[Path] = ()) -> PromptSource:
+def build_source(
+    settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[Path] = (), rows: RowChecks | None = None
+) -> PromptSource:
     """Return the prompt source that the settings describe, read and checked.
+
+    Args:
+        settings: The whole tree.
+        tokenizer: The policy's.
+        folders: Where data files and plug-in modules are looked for, in this order.
+        rows: Check that rows can be answered and scored.
 
     Raises:
         ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
@@ -48,7 +58,7 @@ def build_source(settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[
         )
         sources.append((made.name, environment.weight, made))
     for dataset in settings.prompts.datasets:
-        read = _dataset_source(dataset, settings, renderer, folders)
+        read = _dataset_source(dataset, settings, renderer, folders, rows)
         _tell_what_was_left_out(read, settings)
         sources.append((read.name, dataset.weight, read))
     return MixtureSource(sources, seed=settings.seed)
@@ -69,8 +79,15 @@ def find_file(path: str, folders: Sequence[Path]) -> Path:
 
 
 def _dataset_source(
-    dataset: DatasetSettings, settings: Settings, renderer: ChatRenderer, folders: Sequence[Path]
+    dataset: DatasetSettings,
+    settings: Settings,
+    renderer: ChatRenderer,
+    folders: Sequence[Path],
+    rows: RowChecks | None,
 ) -> DatasetSource:
+    def unlabelled(prompt: Prompt, rm_type: str) -> str:
+        return f"prompts.datasets: rm_type = {rm_type!r} needs labels, and {dataset.path} has none: set its label_key"
+
     return DatasetSource(
         str(find_file(dataset.path, folders)),
         name=dataset.name,
@@ -87,6 +104,7 @@ def _dataset_source(
         seed=settings.seed,
         num_epoch=settings.prompts.num_epoch,
         skip_bad_rows=settings.prompts.skip_bad_rows,
+        check_row=None if rows is None else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled),
     )
 
 
@@ -100,7 +118,7 @@ def _tell_what_was_left_out(dataset: DatasetSource, settings: Settings) -> None:
         )
     if dataset.num_bad_rows:
         _log.warning(
-            "%d rows of %s cannot be read and are left out, the first: %s",
+            "%d rows of %s cannot be used and are left out, the first: %s",
             dataset.num_bad_rows,
             dataset.name,
             dataset.first_bad_row,
