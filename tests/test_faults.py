@@ -1,3 +1,4 @@
+import asyncio
 import json
 from functools import partial, wraps
 from pathlib import Path
@@ -97,6 +98,24 @@ def test_what_has_been_said_is_passed_on_and_our_own_mistakes_stay_what_they_are
 def test_the_first_of_several_errors_is_described_on_one_line() -> None:
     group = ExceptionGroup("several", [ExceptionGroup("inner", [ValueError("a\n  b")]), KeyError("c")])
     assert describe(group) == "ValueError: a b"
+
+
+async def test_a_cancellation_is_an_error_unless_somebody_cancelled() -> None:
+    async def gives_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RunFailedError, match=r"gives_up\): CancelledError"), blaming("plugins.generate", gives_up):
+        await gives_up()
+
+    async def waits() -> None:
+        with blaming("plugins.generate", waits):
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 def test_an_exit_is_an_error_like_others() -> None:

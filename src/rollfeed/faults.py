@@ -9,6 +9,7 @@ import inspect
 import os
 import sysconfig
 import traceback
+from asyncio import CancelledError, current_task
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,8 +40,8 @@ def blaming(setting: str, function: object) -> Iterator[None]:
         yield
     except (RunFailedError, EngineError):
         raise
-    except (Exception, SystemExit) as error:
-        if is_own(function) and not isinstance(error, RollfeedError):
+    except (Exception, SystemExit, CancelledError) as error:
+        if _is_cancelled(error) or (is_own(function) and not isinstance(error, RollfeedError)):
             raise
         raise RunFailedError(f"{_named(setting, function)}: {describe(error, function)}") from error
 
@@ -62,6 +63,13 @@ def complaint(setting: str, function: object, text: str) -> RunFailedError:
     """Return the error for a function that broke its promise: ``text`` says how, and what it must do."""
     place = _definition(function)
     return RunFailedError(f"{_named(setting, function)} {text}{f' ({place})' if place else ''}")
+
+
+def attributed(setting: str, function: object, text: str) -> str:
+    """Return what is wrong with a function's result, with its setting, its name and where it is."""
+    place = _definition(function)
+    is_placed = place is None or f"{place.rpartition(':')[0]}:" in text
+    return f"{_named(setting, function)}: {text}{'' if is_placed else f' ({place})'}"
 
 
 def describe(error: BaseException, function: object = None) -> str:
@@ -86,6 +94,14 @@ def is_own(function: object) -> bool:
     """Whether a function, or an object with methods, is of rollfeed itself and not a user's."""
     module = getattr(_unwrapped(function), "__module__", None) or ""
     return module.partition(".")[0] == "rollfeed"
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether somebody cancelled this task; a function may raise CancelledError as well."""
+    if not isinstance(error, CancelledError):
+        return False
+    task = current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _named(setting: str, function: object) -> str:

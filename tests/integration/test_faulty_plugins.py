@@ -119,8 +119,8 @@ context_length = 256
 {rest}
 """
 PROMPTS = """
-[[prompts.environments]]
-id = "core/copy_text"
+[[prompts.datasets]]
+path = "prompts.jsonl"
 """
 
 
@@ -132,6 +132,7 @@ def run(tiny_checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
         from rollfeed.cli.main import main
 
         (tmp_path / "faulty.py").write_text(PLUGINS)
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "2 + 2?"}\n' * 40)
         settings = SETTINGS.format(checkpoint=tiny_checkpoint, rollout=rollout, rest=rest) + prompts
         (tmp_path / "run.toml").write_text(settings)
         sys.modules.pop("faulty", None)
@@ -177,6 +178,10 @@ def test_a_plug_in_that_breaks_ends_the_run_in_one_line(run, setting: str, name:
 @pytest.mark.parametrize(
     ("setting", "name", "said", "line"),
     [
+        ("reward", "reward", "reward error: plugins.reward (faulty:reward): KeyError: 'reward'", '{}["reward"]'),
+        ("reward", "plain_reward", "plugins.reward (faulty:plain_reward): KeyError: 'plain", '{}["plain reward"]'),
+        ("batched_reward", "batched_reward", "(faulty:batched_reward): KeyError: 'batched", '{}["batched reward"]'),
+        ("group_reward", "group_reward", "(faulty:group_reward): it returned 1 results for", "async def group_reward"),
         ("generate", "generate", "plugins.generate (faulty:generate): KeyError: 'generate'", '{}["generate"]'),
         ("generate", "generate_nothing", "returned []; it must return a list", "async def generate_nothing"),
         ("sample_hook", "sample_hook", "plugins.sample_hook (faulty:sample_hook): KeyError: 'hook'", '{}["hook"]'),
@@ -186,7 +191,8 @@ def test_a_plug_in_that_breaks_ends_the_run_in_one_line(run, setting: str, name:
 def test_rollouts_that_all_fail_end_the_run_in_one_line_with_their_number(
     run, setting: str, name: str, said: str, line: str
 ) -> None:
-    rest = f'[plugins]\nreward = "faulty:good_reward"\n{setting} = "faulty:{name}"\n'
+    good = "" if setting.endswith("reward") else 'reward = "faulty:good_reward"\n'
+    rest = f'[plugins]\n{good}{setting} = "faulty:{name}"\n'
     code, error = run(rollout="over_sampling_batch_size = 16", rest=rest)
     assert code == 1
     (told,) = error.splitlines()

@@ -27,6 +27,15 @@ async def test_nothing_is_left_running_after_a_step_is_cancelled_at_a_random_tim
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_rollout_function_that_cancels_itself_has_failed(make_rollouts) -> None:
+    async def gives_up(context):
+        raise asyncio.CancelledError
+
+    async with make_rollouts(ScriptedEngine(), rollout_fn=gives_up) as rollouts:
+        with pytest.raises(RunFailedError, match=r"plugins.rollout .*gives_up.*CancelledError"):
+            await rollouts.generate_batch()
+
+
 async def test_a_cancelled_step_can_be_made_again(make_rollouts) -> None:
     hanging = True
     engine = ScriptedEngine(fault_of=lambda r: Fault.HANG if hanging else None)

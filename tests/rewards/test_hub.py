@@ -5,6 +5,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -331,12 +332,25 @@ def fail(error: BaseException) -> Any:
     raise error
 
 
+def told(setting: str, function: Callable[..., Any], detail: str) -> str:
+    return f"{setting} ({function.__module__}:{function.__qualname__}): {detail}"
+
+
+def shown_here() -> Path:
+    path = Path(__file__)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def place_of_fail() -> str:
+    return f"{shown_here()}:{fail.__code__.co_firstlineno + 1}, in fail"
+
+
 @pytest.mark.parametrize(
     ("error", "detail"),
     [
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
         (TimeoutError("its own"), "TimeoutError: its own"),
-        (StopIteration(), "StopIteration: "),
+        (StopIteration(), "StopIteration"),
         (asyncio.CancelledError("its own"), "CancelledError: its own"),
     ],
 )
@@ -352,18 +366,41 @@ async def test_exception_fails_its_own_rollout_with_the_cause(
     for function in (plain, asynchronous) if not isinstance(error, StopIteration) else (plain,):
         verdicts = await hub(reward_fn=function).score(group, prompt)
         assert rewards(verdicts) == [1.0, None, 1.0]
-        assert (verdicts[1].outcome, verdicts[1].detail) == (Outcome.ERROR, detail)
+        assert verdicts[1].outcome is Outcome.ERROR
+        assert verdicts[1].detail == told("plugins.reward", function, f"{detail} ({place_of_fail()})")
 
 
 async def test_exit_in_a_reward_function_does_not_end_the_run(group: list[Rollout], prompt: Prompt) -> None:
     verdicts = await hub(reward_fn=lambda sample, prompt: fail(SystemExit(1))).score(group, prompt)
-    assert [verdict.detail for verdict in verdicts] == ["SystemExit: 1"] * 3
+    assert all("SystemExit: 1 (" in verdict.detail for verdict in verdicts)
 
 
 async def test_exception_of_a_group_function_fails_all_members(group: list[Rollout], prompt: Prompt) -> None:
-    for name in ("group_reward_fn", "batched_reward_fn"):
-        verdicts = await hub(**{name: lambda samples, prompt: fail(KeyError("x"))}).score(group, prompt)
-        assert [verdict.detail for verdict in verdicts] == ["KeyError: 'x'"] * 3
+    def broken(samples: Sequence[Sample], prompt: Any) -> list[float]:
+        return [fail(KeyError("x"))]
+
+    for name in ("group_reward", "batched_reward"):
+        verdicts = await hub(**{f"{name}_fn": broken}).score(group, prompt)
+        said = told(f"plugins.{name}", broken, f"KeyError: 'x' ({place_of_fail()})")
+        assert [verdict.detail for verdict in verdicts] == [said] * 3
+
+
+async def test_a_result_that_is_no_reward_names_the_function_and_where_it_is(
+    group: list[Rollout], prompt: Prompt
+) -> None:
+    def wordy(*_: Any) -> str:
+        return "good"
+
+    place = f"{shown_here()}:{wordy.__code__.co_firstlineno}"
+    verdict = (await hub(reward_fn=wordy).score(group, prompt))[0]
+    assert verdict.detail.startswith(told("plugins.reward", wordy, "it returned 'good'"))
+    assert verdict.detail.endswith(f"({place})")
+    verdict = (await hub(group_reward_fn=wordy).score(group, prompt))[0]
+    assert verdict.detail.startswith(told("plugins.group_reward", wordy, "it returned 4 results for 3 rollouts"))
+    assert verdict.detail.endswith(f"({place})")
+    named = replace(prompt, metadata={"reward_fn": "mine"})
+    verdict = (await hub(named_reward_fns={"mine": wordy}).score(group, named))[0]
+    assert verdict.detail.startswith(told("reward.functions.mine", wordy, "it returned 'good'"))
 
 
 async def test_call_over_its_deadline_is_a_timeout_for_that_rollout_only(group: list[Rollout], prompt: Prompt) -> None:
@@ -382,7 +419,8 @@ async def test_call_over_its_deadline_is_a_timeout_for_that_rollout_only(group: 
     for function in (plain, asynchronous):
         verdicts = await hub(reward_fn=function, timeout_seconds=0.5).score(group, prompt)
         assert rewards(verdicts) == [1.0, None, 1.0]
-        assert (verdicts[1].outcome, verdicts[1].detail) == (Outcome.TIMEOUT, "no result within 0.5 s")
+        assert verdicts[1].outcome is Outcome.TIMEOUT
+        assert verdicts[1].detail.startswith(told("plugins.reward", function, "no result within 0.5 s"))
     release.set()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +184,14 @@ def in_its_place(function: Any, workers: Workers, *, timeout_seconds: float) -> 
     """Return the function as the hub is to call it."""
     if not isinstance(function, PluginFunction):
         return function
-    return in_workers(
+    placed = in_workers(
         function.path,
         takes=function.takes,
         folders=function.folders,
         workers=workers,
         deadline_seconds=timeout_seconds,
     )
+    return replace(placed, calls=function.function)
 
 
 def reward_hub(

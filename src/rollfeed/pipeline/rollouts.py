@@ -385,4 +385,5 @@ class Rollouts:
             await asyncio.shield(storing)
         except asyncio.CancelledError:
             await asyncio.wait([storing])
+            storing.exception()  # read, so that asyncio does not complain of one that nobody has
             raise

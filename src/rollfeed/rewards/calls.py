@@ -12,10 +12,11 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
+from rollfeed.faults import attributed, describe
 from rollfeed.types import Outcome, Verdict
 
 _MAX_THREADS = 32
@@ -38,6 +39,8 @@ class OwnPace:
     """An async function that holds its own deadlines and its own number of calls at once; it is awaited without any."""
 
     function: Callable[..., Awaitable[Any]]
+    calls: object = None
+    """The user's function that it stands for."""
 
     async def __call__(self, *args: Any) -> Any:
         return await self.function(*args)
@@ -141,6 +144,14 @@ async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -
     return await future
 
 
+def blamed(verdict: Verdict, *, setting: str, function: object) -> Verdict:
+    """Return the verdict; one that says that a user's function failed says which, and where it is."""
+    if verdict.outcome is Outcome.OK:
+        return verdict
+    users = function.calls if isinstance(function, OwnPace) else function
+    return replace(verdict, detail=attributed(setting, users, verdict.detail))
+
+
 def failure(error: BaseException) -> Verdict:
     """Return the verdict that says what was raised: TIMEOUT for a worker's timeout, else ERROR."""
     message = " ".join(str(error).split())
@@ -148,4 +159,4 @@ def failure(error: BaseException) -> Verdict:
         return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=message)
     if isinstance(error, WorkerCallError):  # its message names what was raised over there
         return Verdict(reward=None, outcome=Outcome.ERROR, detail=message[:1_000])
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=f"{type(error).__name__}: {message}"[:1_000])
+    return Verdict(reward=None, outcome=Outcome.ERROR, detail=describe(error))

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from rollfeed.answers import without_end_token
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
-from rollfeed.rewards.calls import Caller, OwnPace, failure
+from rollfeed.rewards.calls import Caller, OwnPace, blamed, failure
 from rollfeed.rewards.graders.random_bit import SEED_KEY
 from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
 from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed, grader_name
@@ -193,13 +194,19 @@ class RewardHub:
             return []
         if self._group_reward_fn is not None:
             verdicts = await self._score_together(
-                rollouts, lambda samples: self._call(self._group_reward_fn, samples, prompt), prompt
+                rollouts,
+                lambda samples: self._call(self._group_reward_fn, samples, prompt),
+                prompt,
+                partial(blamed, setting="plugins.group_reward", function=self._group_reward_fn),
             )
             return [verdicts[position] for position in positions]
         chosen = [rollouts[position] for position in positions]
         prompts = [prompt] * len(chosen)
         return await self._score_together(
-            chosen, lambda samples: self._call(self._batched_reward_fn, samples, prompts), prompt
+            chosen,
+            lambda samples: self._call(self._batched_reward_fn, samples, prompts),
+            prompt,
+            partial(blamed, setting="plugins.batched_reward", function=self._batched_reward_fn),
         )
 
     async def _score_one(self, rollout: Rollout, prompt: Prompt) -> Verdict:
@@ -212,14 +219,15 @@ class RewardHub:
         configured = None if self._brings_verifier(prompt) else self._reward_fn
         function = configured if name is None else self._named_reward_fns[name]
         if function is not None:
-            result = await self._call(function, sample, prompt)
-        else:
-            grader = self._grader(prompt.metadata.get("rm_type", self._rm_type))
-            if isinstance(grader, Verdict):
-                return grader
-            seed = derive_seed(self._seed, "reward", prompt.prompt_id, sample.group_index, sample.index)
-            metadata = {**_known(prompt.text, self._reward_key), **prompt.metadata, SEED_KEY: seed}
-            result = await self._grade(grader, sample.response, prompt.label, metadata)
+            verdict = _verdict(await self._call(function, sample, prompt), prompt.metadata, self._reward_key)
+            setting = "plugins.reward" if name is None else f"reward.functions.{name}"
+            return blamed(verdict, setting=setting, function=function)
+        grader = self._grader(prompt.metadata.get("rm_type", self._rm_type))
+        if isinstance(grader, Verdict):
+            return grader
+        seed = derive_seed(self._seed, "reward", prompt.prompt_id, sample.group_index, sample.index)
+        metadata = {**_known(prompt.text, self._reward_key), **prompt.metadata, SEED_KEY: seed}
+        result = await self._grade(grader, sample.response, prompt.label, metadata)
         return _verdict(result, prompt.metadata, self._reward_key)
 
     async def _grade(self, grader: Grader | OwnPace, response: Any, label: Any, metadata: Mapping[str, Any]) -> Any:
@@ -241,7 +249,11 @@ class RewardHub:
         return call.finish(result)
 
     async def _score_together(
-        self, rollouts: Sequence[Rollout], call: Callable[[list[Sample]], Awaitable[Any]], prompt: Prompt
+        self,
+        rollouts: Sequence[Rollout],
+        call: Callable[[list[Sample]], Awaitable[Any]],
+        prompt: Prompt,
+        blame: Callable[[Verdict], Verdict],
     ) -> list[Verdict]:
         unfinished = [rollout for rollout in rollouts if not rollout.has_finished]
         if unfinished:
@@ -249,11 +261,12 @@ class RewardHub:
             return [_error(f"not scored: rollout {unfinished[0].rollout_id} of the group is {status}")] * len(rollouts)
         results = await call([rollout.samples[-1] for rollout in rollouts])
         if isinstance(results, Verdict):
-            return [results if results.outcome is not Outcome.OK else _not_a_list(results, rollouts)] * len(rollouts)
+            failed = results if results.outcome is not Outcome.OK else _not_a_list(results, rollouts)
+            return [blame(failed)] * len(rollouts)
         results = results.tolist() if isinstance(results, np.ndarray) and results.ndim == 1 else results
         if not isinstance(results, Sequence) or isinstance(results, str | bytes) or len(results) != len(rollouts):
-            return [_not_a_list(results, rollouts)] * len(rollouts)
-        return [_verdict(result, prompt.metadata, self._reward_key) for result in results]
+            return [blame(_not_a_list(results, rollouts))] * len(rollouts)
+        return [blame(_verdict(result, prompt.metadata, self._reward_key)) for result in results]
 
     async def _call(self, function: Callable[..., Any] | None, *args: Any) -> Any:
         assert function is not None

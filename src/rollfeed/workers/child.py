@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _CPU_MARGIN_SECONDS = 2.0
-_MAX_MESSAGE_CHARS = 1_000
 _PAGE_BYTES = resource.getpagesize()
 
 Reply = tuple[str, str]
@@ -71,8 +70,10 @@ def _guarded(action: Callable[[], Any]) -> Reply:
     except MemoryError:
         return "memory", json.dumps("MemoryError: the worker's memory limit")
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a function are its failure, not the worker's
-        message = " ".join(str(error).split())[:_MAX_MESSAGE_CHARS]
-        return "raised", json.dumps(f"{type(error).__name__}: {message}")
+        # Here, as calls that do not fail need not wait for its import.
+        from rollfeed.faults import describe
+
+        return "raised", json.dumps(describe(error))
     if len(text) > MAX_FRAME_BYTES:
         return "raised", json.dumps(f"the result is larger than {MAX_FRAME_BYTES} bytes")
     return "ok", text
