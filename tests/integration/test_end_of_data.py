@@ -39,7 +39,7 @@ path = "data.jsonl"
 label_key = "label"
 
 [plugins]
-reward = "own_reward:score"
+reward = "ending_reward:score"
 """
 REWARD = """
 def score(sample, prompt):
@@ -51,7 +51,7 @@ def score(sample, prompt):
 def settings(tmp_path: Path, tiny_checkpoint: Path) -> Path:
     rows = [{"prompt": f"What is {number} + 1?", "label": str(number + 1)} for number in range(5)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "own_reward.py").write_text(REWARD)
+    (tmp_path / "ending_reward.py").write_text(REWARD)
     (tmp_path / "run.toml").write_text(SETTINGS.format(checkpoint=tiny_checkpoint))
     return tmp_path / "run.toml"
 
@@ -101,7 +101,7 @@ def test_a_run_ends_with_its_data(rollfeed, settings, tmp_path, mode: str) -> No
 
 
 def test_data_of_which_no_batch_could_be_made_fails_the_run(rollfeed, settings, tmp_path) -> None:
-    (tmp_path / "own_reward.py").write_text("def score(sample, prompt):\n    return 0.5\n")
+    (tmp_path / "ending_reward.py").write_text("def score(sample, prompt):\n    return 0.5\n")
     filtered = ("--set", 'filters.dynamic_sampling=[{name = "reward_std"}]')
     result = rollfeed("run", settings, "--out", tmp_path / "run", *filtered)
     assert result.code == 1

@@ -17,8 +17,8 @@ learning_rate = 1e-3
 override_environments = true
 
 [plugins]
-reward = "own_reward:score"
-sample_hook = "own_reward:keep"
+reward = "stopped_reward:score"
+sample_hook = "stopped_reward:keep"
 """
 REWARD = """
 import os
@@ -45,7 +45,7 @@ DETERMINISTIC = ("--set", "rollout.deterministic=true")
 
 @pytest.fixture(autouse=True)
 def reward_beside_the_settings(tmp_path: Path) -> None:
-    (tmp_path / "own_reward.py").write_text(REWARD)
+    (tmp_path / "stopped_reward.py").write_text(REWARD)
 
 
 def lines(path: Path) -> list[dict[str, float]]:
