@@ -17,7 +17,7 @@ from rollfeed.app.model import Model, build_engine, load_model, load_settings_mo
 from rollfeed.app.prompts.end_of_data import DataLimit
 from rollfeed.app.prompts.rows import no_images_of
 from rollfeed.app.prompts.sources import build_source, environment_source, source_names
-from rollfeed.app.rewards import open_reward_hub
+from rollfeed.app.rewards import check_isolation, open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, run_problem, stored_settings
 from rollfeed.app.scoring import grade_rows, score_file
@@ -46,6 +46,7 @@ __all__ = [
     "build_source",
     "calibrate_environment",
     "check_eval_output",
+    "check_isolation",
     "check_trained_model",
     "check_trained_prompts",
     "check_training",

@@ -116,6 +116,7 @@ def prepare_evaluation(
         return RowChecks(
             config,
             rm_type=plan.rm_type,
+            reward_key=plan.reward_key,
             has_function=config.has_reward_function and not plan.has_own_grader,
             unscored=None,
             no_images=no_images,

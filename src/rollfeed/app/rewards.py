@@ -125,6 +125,15 @@ class RewardServices:
         }
 
 
+async def check_isolation(code: CodeRewardSettings) -> None:
+    """Try out whether programs can be kept from the machine as the settings insist.
+
+    Raises:
+        ConfigError: If the level does not hold here, or none does.
+    """
+    await OnDemandSandboxes(level=code.isolation).start()
+
+
 class _InTurns:
     """Calls an async grader a few times at once, each within a deadline from its turn."""
 

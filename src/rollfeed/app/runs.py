@@ -101,6 +101,7 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | Non
     rows = RowChecks(
         config,
         rm_type=config.rm_type,
+        reward_key=config.reward_key,
         has_function=config.has_reward_function,
         unscored="set reward.rm_type or plugins.reward",
         no_images=no_images_of(settings.engine, model),

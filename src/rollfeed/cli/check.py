@@ -102,6 +102,8 @@ def _can_train(settings: Settings, model: app.Model) -> bool:
 def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
     prepared = app.prepare(settings, folders=folders)
+    if prepared.rows.runs_programs:
+        asyncio.run(app.check_isolation(settings.reward.code))
     if settings.trains:
         app.check_training(settings)
         asyncio.run(app.prepare_warm_up(prepared))

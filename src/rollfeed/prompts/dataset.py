@@ -90,9 +90,9 @@ class DatasetSource:
         return self._num_epoch is None
 
     @property
-    def prompt_with_images(self) -> Prompt | None:
-        """The first one that has images; None where none has."""
-        return next((prompt for prompt in self._prompts if prompt.images), None)
+    def prompts(self) -> Sequence[Prompt]:
+        """Those of an epoch, in the order of the file."""
+        return self._prompts
 
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts, over the epoch's end where needed; fewer only after the last epoch."""

@@ -7,7 +7,8 @@ ended, not on how many prompts are drawn at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from rollfeed.errors import ConfigError
@@ -53,9 +54,9 @@ class MixtureSource:
         return sum(map(len, datasets))
 
     @property
-    def prompt_with_images(self) -> Prompt | None:
-        """One that has images; None where none has."""
-        return next((found for dataset in self._datasets if (found := dataset.prompt_with_images)), None)
+    def dataset_prompts(self) -> Iterator[Prompt]:
+        """All prompts of data sets, once each."""
+        return chain.from_iterable(dataset.prompts for dataset in self._datasets)
 
     @property
     def _datasets(self) -> list[DatasetSource]:

@@ -25,6 +25,7 @@ def problem_of(label: Any, *, default: str | None = None, has_function: bool = F
     checks = RowChecks(
         RolloutConfig(named_rewards={"own": lambda sample, prompt: 0.0}),
         rm_type=default,
+        reward_key=None,
         has_function=has_function,
         unscored="set reward.rm_type",
         no_images=None,
@@ -108,6 +109,7 @@ def test_each_row_is_checked_for_its_own_grader() -> None:
         ({"rm_type": "rlve", "environment": None}, "rm_type rlve needs an environment's id"),
         ({"rm_type": "rlve", "environment": "core/nothing_like_it"}, "there is none"),
         ({"rm_type": "rlve", "environment": "Sortingg", "config": {"parameter": {}}}, "environment 'Sortingg'"),
+        ({"rm_type": "dapo", "reward_key": "accuracy"}, "rewards of rm_type 'dapo' have the keys acc, score"),
         ({"rm_type": "remote_rm"}, "no server: set reward.remote.url"),
         ({"rm_type": "gpqa", "choices": 5}, "choices = 5 in the metadata must be a list"),
         ({"rm_type": "gpqa", "choices": ["x", "y"], "correct_letter": "C"}, "'C', which is not one of A: 'x', B: 'y'"),
@@ -130,7 +132,7 @@ def test_metadata_that_brings_what_is_needed() -> None:
 
 def test_a_reward_server_takes_any_label() -> None:
     config = RolloutConfig(remote_reward=RemoteRewardSettings(url="http://127.0.0.1:1/"))
-    checks = RowChecks(config, rm_type="remote_rm", has_function=False, unscored="", no_images=None)
+    checks = RowChecks(config, rm_type="remote_rm", reward_key=None, has_function=False, unscored="", no_images=None)
     prompt = Prompt(prompt_id="a/0", source="a", text="?", token_ids=np.arange(2, dtype=np.int32))
     assert checks.of("a.jsonl", label_key=None, unlabelled=lambda prompt, rm_type: rm_type)(prompt) is None
 

@@ -1,8 +1,12 @@
 """What is refused before there is a batch."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
-from rollfeed.app import check_training
+from rollfeed.app import PreparedRun, check_trained_prompts, check_training, prepare
 from rollfeed.config import validate_settings
 from rollfeed.errors import ConfigError
 
@@ -43,6 +47,39 @@ def test_groups_of_one_are_left_to_functions_of_the_user(plugin: str) -> None:
     check_training(settings(rollout={"n_samples_per_prompt": 1}, plugins={plugin: "mine:function"}))
 
 
-def test_answers_that_are_all_the_same_teach_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"sampling\.rollout_top_k = 1: all answers to a prompt are the same"):
-        check_training(settings(sampling={"rollout_top_k": 1}))
+@pytest.mark.parametrize(("key", "value"), [("rollout_top_k", 1), ("rollout_top_p", 1e-9)])
+def test_answers_that_are_all_the_same_teach_nothing(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"sampling\.{key} = {value}: all answers to a prompt are the same"):
+        check_training(settings(sampling={key: value}))
+
+
+def prepared(checkpoint: Path, folder: Path, *, context_length: int = 256, **row: object) -> PreparedRun:
+    """Return a run on servers of a model that takes images."""
+    model = Path(shutil.copytree(checkpoint, folder / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vision_config": {}, "max_position_embeddings": 512}))
+    (folder / "a.jsonl").write_text(json.dumps({"prompt": "1+1?", "label": "2", "image": None, **row}) + "\n")
+    dataset = {"path": "a.jsonl", "label_key": "label", "image_key": "image"}
+    tree = {
+        "model": {"checkpoint": str(model)},
+        "prompts": {"datasets": [dataset]},
+        "engine": {"context_length": context_length, "sglang": {"workers": ["http://127.0.0.1:1"]}},
+        "reward": {"rm_type": "exact"},
+    }
+    return prepare(validate_settings(tree, where="test", overrides=()), folders=[folder])
+
+
+def test_prompts_with_images_are_for_other_trainers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    run = prepared(tiny_checkpoint, tmp_path, image="a.png")
+    with pytest.raises(ConfigError, match="a/0 has images, and the trainer takes text only"):
+        check_trained_prompts(run)
+
+
+def test_samples_longer_than_the_trained_model_takes_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    run = prepared(tiny_checkpoint, tmp_path, context_length=600)
+    with pytest.raises(ConfigError, match=r"samples of 600 tokens are allowed, .* takes at most 512"):
+        check_trained_prompts(run)
+
+
+def test_what_the_trainer_takes_is_left_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    check_trained_prompts(prepared(tiny_checkpoint, tmp_path))

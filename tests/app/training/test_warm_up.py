@@ -142,6 +142,14 @@ async def test_no_section_no_warm_up(write) -> None:
     assert await prepare_warm_up(app.prepare(load_settings(path))) is None
 
 
+async def test_every_label_of_a_file_can_be_taught(write, tmp_path: Path) -> None:
+    file = write(QUESTIONS.format(label=LABEL) + FUNCTION)
+    with (tmp_path / "questions.jsonl").open("a") as questions:
+        questions.write(json.dumps({"prompt": "?", "label": None}) + "\n")
+    with pytest.raises(ConfigError, match="prompt questions/5 has no label to teach"):
+        await warm_up_of(file, **{"train.warm_up.probe_prompts": 2})
+
+
 async def test_its_words_are_those_of_training_and_none_that_is_held_out(write) -> None:
     warm_up = await warm_up_of(write())
     drawn = await warm_up.source.draw(600)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollfeed.app.model import Model
+from rollfeed.app.reward_keys import reward_key_problem
 from rollfeed.app.rewards import CODE_RM_TYPE, REMOTE_RM_TYPE, own_verifiers
 from rollfeed.config import EngineSettings, RolloutConfig
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentRegistry, environment_problem, rlve_problem
@@ -18,6 +19,7 @@ from rollfeed.rewards import BUILTIN_GRADERS
 from rollfeed.rewards.code import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
 from rollfeed.rewards.registry import grader_name, no_problem
+from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.types import Prompt
 
 _SEES = ("vision", "visual", "image", "img")
@@ -33,6 +35,7 @@ class RowChecks:
     Args:
         config: Functions and the reward server.
         rm_type: Grader of rows that name none.
+        reward_key: Which of named numbers counts, for rows that name none.
         has_function: Whether a configured function goes before the graders.
         unscored: What to do about a row that nothing scores; None leaves it to somebody else.
         no_images: Why what answers takes no images; None where it does, or nobody knows.
@@ -44,12 +47,16 @@ class RowChecks:
         config: RolloutConfig,
         *,
         rm_type: str | None,
+        reward_key: str | None,
         has_function: bool,
         unscored: str | None,
         no_images: str | None,
         graders: Mapping[str, Grader] | None = None,
     ) -> None:
+        self.runs_programs = False
+        """Whether a row was seen whose answers are programs, to be run in a sandbox."""
         self._rm_type = rm_type
+        self._reward_key = reward_key
         self._has_function = has_function
         self._unscored = unscored
         # What a function of the user's makes of images is not known.
@@ -110,7 +117,11 @@ class RowChecks:
         if found is None:  # that there is no grader of the settings is no fault of a row, and found elsewhere
             missing = f"rm_type = {own!r:.80}: no such grader; {suggestion(str(own), self._problems)}"
             return "", None if own is None else missing
+        self.runs_programs = self.runs_programs or grader_name(rm_type) == CODE_RM_TYPE
         problem = found(prompt.label, metadata)
+        if problem is None:
+            key = metadata.get(REWARD_KEY) or self._reward_key
+            problem = reward_key_problem(key, rm_type, is_of_others=True)
         return rm_type, problem if problem in (None, NO_LABEL) else f"rm_type {rm_type}: {problem}"
 
 

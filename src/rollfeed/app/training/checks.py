@@ -14,6 +14,9 @@ from rollfeed.prompts import MixtureSource
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.layout import holds_training
 
+_ONE_TOKEN = 1e-7
+"""The likeliest token has more, in any vocabulary: nucleus sampling keeps it alone."""
+
 
 def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str | None:
     """Return why training can neither begin nor go on in a directory; None if it can. Nothing is changed.
@@ -85,7 +88,8 @@ def check_trained_prompts(prepared: PreparedRun) -> None:
     """
     settings, source = prepared.settings, prepared.source
     own = settings.plugins
-    shown = source.prompt_with_images if isinstance(source, MixtureSource) else None
+    prompts = source.dataset_prompts if isinstance(source, MixtureSource) else ()
+    shown = next((prompt for prompt in prompts if prompt.images), None)
     if shown is not None and not (own.generate or own.rollout or own.sample_hook):
         raise ConfigError(
             f"prompts.datasets: {shown.prompt_id} has images, and the trainer takes text only: remove image_key, or "
@@ -119,9 +123,11 @@ def _check_that_it_can_learn(settings: Settings) -> None:
             f"of one {others} with each other, and one alone teaches nothing: raise it"
             + ("" if is_alone else ", or set train.advantage = 'reinforce_pp'")
         )
-    if settings.sampling.rollout_top_k == 1 and advantage is not AdvantageEstimator.REINFORCE_PP:
+    top_k, top_p = settings.sampling.rollout_top_k, settings.sampling.rollout_top_p
+    if (top_k == 1 or top_p <= _ONE_TOKEN) and advantage is not AdvantageEstimator.REINFORCE_PP:
+        name, off = (f"rollout_top_k = {top_k}", -1) if top_k == 1 else (f"rollout_top_p = {top_p}", 1)
         raise ConfigError(
-            "sampling.rollout_top_k = 1: all answers to a prompt are the same, and teach nothing: raise it, or set -1"
+            f"sampling.{name}: all answers to a prompt are the same, and teach nothing: raise it, or set {off}"
         )
 
 

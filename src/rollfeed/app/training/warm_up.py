@@ -21,6 +21,7 @@ from rollfeed.app.runs import PreparedRun
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import EvalSet, SetResult, TrainingDefaults, plan_set
+from rollfeed.prompts import MixtureSource
 from rollfeed.protocols import Engine, PromptSource, Tokenizer
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
@@ -125,6 +126,9 @@ async def prepare_warm_up(prepared: PreparedRun) -> WarmUp | None:
     tokenizer = prepared.model.tokenizer
     if not tokenizer.eos_token_ids:
         raise ConfigError("train.warm_up: the tokenizer names no token that ends a response; use another checkpoint")
+    if isinstance(prepared.source, MixtureSource):
+        for prompt in prepared.source.dataset_prompts:
+            _label(prompt)
     return WarmUp(
         settings=settings,
         source=_source(prepared, "demonstrations"),
@@ -155,8 +159,8 @@ def demonstrations_of(
 def _label(prompt: Prompt) -> str:
     if not isinstance(prompt.label, str):
         raise ConfigError(
-            f"train.warm_up: prompt {prompt.prompt_id} has no label to teach; give the source a label_key, or remove "
-            "the section"
+            f"train.warm_up: prompt {prompt.prompt_id} has no label to teach, which is a text; give the source a "
+            "label_key, or remove the section"
         )
     return prompt.label
 
