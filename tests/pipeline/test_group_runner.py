@@ -101,6 +101,20 @@ async def test_a_generate_function_that_returns_no_sample_fails_its_rollout(make
             await rollouts.generate_batch()
 
 
+@pytest.mark.parametrize("status", [SampleStatus.FAILED, SampleStatus.PENDING])
+async def test_a_sample_that_has_not_ended_is_a_failed_rollout_and_not_an_aborted_one(make_rollouts, status) -> None:
+    async def generate(request, *, default, endpoint, tokenizer):
+        samples = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return [replace(sample, status=status) for sample in samples] if request.group_index == 1 else samples
+
+    commits: list[StepCommit] = []
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, commit=commits.append) as rollouts:
+        await rollouts.generate_batch()
+    (dropped,) = commits[0].dropped
+    assert dropped.group.group_index == 1
+    assert f"returned a sample whose status is {status.value}" in str(dropped.group.rollouts[0].error)
+
+
 async def test_a_failed_reward_is_a_failed_rollout_and_never_a_zero(make_rollouts) -> None:
     class SlowOnce(Scorer):
         async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:

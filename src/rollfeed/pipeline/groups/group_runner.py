@@ -237,6 +237,9 @@ class GroupRunner:
         if not isinstance(samples, Sequence) or not samples or not all(isinstance(s, Sample) for s in samples):
             told = f"returned {samples!r:.80}; it must return a list of at least one Sample"
             raise complaint(_GENERATE, self._generate_fn, told)
+        if unended := next((s for s in samples if s.status in (SampleStatus.PENDING, SampleStatus.FAILED)), None):
+            told = f"returned a sample whose status is {unended.status.value}; raise where an answer cannot be made"
+            raise complaint(_GENERATE, self._generate_fn, told)
         samples = [_with_origin(sample, request.partial) for sample in samples]
         if self._sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
             return tuple(samples)
