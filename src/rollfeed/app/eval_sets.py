@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollfeed.app.prompts.rows import RowChecks
-from rollfeed.app.prompts.sources import find_file
+from rollfeed.app.sources import find_file
+from rollfeed.app.sources.rows import RowChecks
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.errors import ConfigError, RunFailedError

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rollfeed.app.eval_sets import load_sets
-from rollfeed.app.prompts.rows import RowChecks
 from rollfeed.app.reward_keys import reward_key_problem
 from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, reward_hub
+from rollfeed.app.sources.rows import RowChecks
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig
 from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (

@@ -11,11 +11,11 @@ from typing import Any
 from rollfeed import plugins
 from rollfeed.app.combination import check_combination
 from rollfeed.app.model import Model, build_engine, load_settings_model
-from rollfeed.app.prompts.end_of_data import DataLimit, data_limit, early_end
-from rollfeed.app.prompts.rows import RowChecks, no_images_of
-from rollfeed.app.prompts.sources import build_source
 from rollfeed.app.rewards import load_named_functions, load_reward_function
 from rollfeed.app.rollouts import open_rollouts
+from rollfeed.app.sources import build_source
+from rollfeed.app.sources.end_of_data import DataLimit, data_limit, early_end
+from rollfeed.app.sources.rows import RowChecks, no_images_of
 from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
 from rollfeed.errors import ConfigError, PromptsEndedError, RollfeedError, RunDirectoryError

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
-from rollfeed.app.prompts.end_of_data import early_end
-from rollfeed.app.prompts.rows import no_images_of
 from rollfeed.app.runs import PreparedRun, RunSummary, make_steps, open_directory
+from rollfeed.app.sources.end_of_data import early_end
+from rollfeed.app.sources.rows import no_images_of
 from rollfeed.app.training.checkpoints import (
     export_model,
     has_steps,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate
-from rollfeed.app.prompts.sources import build_source
 from rollfeed.app.runs import PreparedRun
+from rollfeed.app.sources import build_source
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import EvalSet, SetResult, TrainingDefaults, plan_set

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollfeed.app.prompts.sources import find_file
+from rollfeed.app.sources import find_file
 
 
 def test_a_data_file_is_found_in_the_home_folder_and_by_environment_variables(

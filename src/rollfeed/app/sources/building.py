@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollfeed import plugins
-from rollfeed.app.prompts.rows import RowChecks
+from rollfeed.app.sources.rows import RowChecks
 from rollfeed.config import DatasetSettings, Settings
 from rollfeed.config.paths import expand_path
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters

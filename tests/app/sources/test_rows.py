@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rollfeed import app
-from rollfeed.app.prompts.rows import RowChecks, no_images_of
+from rollfeed.app.sources.rows import RowChecks, no_images_of
 from rollfeed.config import EngineSettings, RemoteRewardSettings, RolloutConfig
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError, DataError
