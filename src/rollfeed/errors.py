@@ -25,6 +25,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "COMPUTING_ERRORS",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -42,6 +43,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerTimeoutError",
+    "in_one_line",
     "suggestion",
 ]
 
@@ -112,6 +114,18 @@ class RunFailedError(RollfeedError):
 
 class PromptsEndedError(RunFailedError):
     """The prompt source has ended, and what is left of it fills no batch; the batches before are whole."""
+
+
+COMPUTING_ERRORS = (RuntimeError, MemoryError)
+"""What PyTorch and numpy raise where a computation fails: no memory left, shapes that do not fit, a broken device."""
+_LONGEST_LINE = 300
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return kind and message of an error that is not rollfeed's own; of several lines, the first with text."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    message = next((line for line in lines if line), "")
+    return f"{type(error).__name__}: {message}"[:_LONGEST_LINE].removesuffix(": ")
 
 
 def suggestion(word: str, known: Iterable[str], *, otherwise: str | None = None) -> str:

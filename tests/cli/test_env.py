@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,70 @@ def test_env_sample_of_an_unknown_environment_is_refused(capsys: pytest.CaptureF
     error = capsys.readouterr().err
     assert "core/add_numbers" in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with environments is installed, of which only one can be loaded."""
+    (tmp_path / "puzzles.py").write_text(PUZZLES)
+    (tmp_path / "ruin.py").write_text("import no_such_module_at_all\n")
+    (tmp_path / "gone.py").write_text("import sys\nsys.exit('needs\\na licence')\n")
+    about = tmp_path / "puzzles-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: puzzles\nVersion: 1.0\n")
+    points = [f"my/{name} = {value}" for name, value in BAD.items()] + ["my/good = puzzles:Good"]
+    (about / "entry_points.txt").write_text("\n".join(["[rollfeed.environments]", *points]) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+PUZZLES = """
+class Good:
+    environment_id, version, summary, max_level = "my/good", 1, "Good.", None
+    def make(self, seed, level): ...
+    def verify(self, task, response): ...
+
+class Lacking(Good):
+    environment_id, verify = "my/lacking", property(lambda self: 1 / 0)
+
+class Half:
+    environment_id = "my/half"
+
+class Raises:
+    def __init__(self):
+        raise RuntimeError("out of\\nmemory")
+"""
+BAD = {
+    "missing": "no_such_module:Env",
+    "ruin": "ruin:Env",
+    "gone": "gone:Env",
+    "none": "puzzles:Nothing",
+    "half": "puzzles:Half",
+    "lacking": "puzzles:Lacking",
+    "raises": "puzzles:Raises",
+    "other": "puzzles:Good",
+    "odd": "not an object reference",
+}
+
+
+def test_environment_that_cannot_be_loaded_is_listed_with_its_error_beside_the_others(
+    package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "list"]) == 0
+    told = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(told) >= {"core/copy_text", "my/good", *(f"my/{name}" for name in BAD)}
+    assert told["my/good"].endswith("  Good.")
+    assert "No module named 'no_such_module_at_all'" in told["my/ruin"]
+    assert main(["env", "list", "--json"]) == 0
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {name for name, row in rows.items() if "error" in row} == {f"my/{name}" for name in BAD}
+    assert rows["my/good"] == {"id": "my/good", "version": 1, "max_level": None, "summary": "Good."}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_environment_that_cannot_be_loaded_is_one_line_when_it_is_used(
+    package: None, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["env", "sample", f"my/{name}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rollfeed: environment 'my/{name}' (entry point {BAD[name]!r}): ")
+    assert main(["env", "sample", "core/copy_text"]) == 0

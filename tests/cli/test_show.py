@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,32 @@ def test_show_prints_steps_rewards_drop_reasons_waste_and_the_ledger(shown) -> N
     assert "prompts: 4 drawn = 2 trained + 2 dropped" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["2", "1", "1", "0.500", "-", "-", "50%", "1234", "6"] in rows
+
+
+@pytest.mark.parametrize(
+    ("last", "told"), [(3, "groups of step 0: --step N"), (4, "groups of steps 0 to 1: --step N"), (2, None)]
+)
+def test_steps_whose_groups_are_not_listed_are_counted_from_the_first(tmp_path, capsys, last, told) -> None:
+    path = tmp_path / "run"
+    with RunDirectory.open(path, settings=SETTINGS, identity={"seed": 3}, overwrite=False) as run:
+        for step in range(last + 1):
+            commit = make_commit(step + 1)
+            run.commit(replace(commit, batch=replace(commit.batch, step=step)), reward_key=None)
+    with RunReader(path) as reader:
+        print_run(reader, step=None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("groups of")]
+    assert lines == ([] if told is None else [told])
+
+
+def test_one_step_is_told_as_one(tmp_path, capsys) -> None:
+    path = tmp_path / "run"
+    with RunDirectory.open(path, settings=SETTINGS, identity={"seed": 3}, overwrite=False) as run:
+        run.commit(make_commit(1), reward_key=None)
+    with RunReader(path) as reader:
+        print_run(reader, step=None)
+        assert "; 1 step, 1 group kept, 1 dropped; " in capsys.readouterr().out
+        with pytest.raises(RunDirectoryError, match=r"has no step 9; it has step 1$"):
+            reader.step(9)
 
 
 def test_show_has_the_curve_of_the_evaluations(tmp_path, capsys) -> None:

@@ -51,7 +51,7 @@ def test_json_output_of_a_run_is_one_object_and_nothing_else(rollfeed, settings_
 
 def test_quiet_prints_the_result_only(rollfeed, settings_file, tmp_path: Path) -> None:
     ran = rollfeed("run", settings_file(num_rollout=1), "--out", tmp_path / "run", "--quiet")
-    assert ran.out.splitlines() == [f"1 steps in {tmp_path}/run; look with: rollfeed show {tmp_path}/run"]
+    assert ran.out.splitlines() == [f"1 step in {tmp_path}/run; look with: rollfeed show {tmp_path}/run"]
 
 
 def test_check_starts_nothing_and_writes_nothing(rollfeed, settings_file, tmp_path: Path) -> None:

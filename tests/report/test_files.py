@@ -7,8 +7,7 @@ from typing import IO
 
 import pytest
 
-from rollfeed.errors import ConfigError
-from rollfeed.report import CurveFiles, Curves, curves_of, require_drawing
+from rollfeed.report import CurveFiles, Curves, curves_of, warn_without_drawing
 
 
 def put(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -30,8 +29,15 @@ def test_both_files_are_written_anew_each_time(tmp_path: Path, learning: Curves)
     assert tmp_path.name in after[0]
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_drawing()
+def test_without_matplotlib_the_picture_is_left_out_with_a_warning(
+    tmp_path: Path, learning: Curves, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_without_drawing()
+    assert not caplog.records
+    monkeypatch.delitem(sys.modules, "rollfeed.report.picture")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pip install 'rollfeed\[train\]'"):
-        require_drawing()
+    warn_without_drawing()
+    assert "curve.png is left out, as matplotlib cannot be used" in caplog.text
+    assert "pip install 'rollfeed[train]'" in caplog.text
+    CurveFiles(tmp_path, settings={}, read=lambda: learning, replace_file=put).write()
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.html"]

@@ -18,7 +18,15 @@ from rollfeed.app.sources.end_of_data import DataLimit, data_limit, early_end
 from rollfeed.app.sources.rows import RowChecks, no_images_of
 from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
-from rollfeed.errors import ConfigError, PromptsEndedError, RollfeedError, RunDirectoryError
+from rollfeed.errors import (
+    COMPUTING_ERRORS,
+    ConfigError,
+    PromptsEndedError,
+    RollfeedError,
+    RunDirectoryError,
+    RunFailedError,
+    in_one_line,
+)
 from rollfeed.faults import once_started
 from rollfeed.filters import build_batch_filter, build_filter
 from rollfeed.pipeline import Rollouts
@@ -270,6 +278,10 @@ async def make_steps(
     except RollfeedError as error:
         directory.fail(str(error))
         raise
+    except COMPUTING_ERRORS as error:
+        failed = RunFailedError(f"a computation failed: {in_one_line(error)}")
+        directory.fail(str(failed))
+        raise failed from error
     return RunSummary(
         directory=directory.path,
         num_steps=rollouts.next_step,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollfeed.app.rewards import REMOTE_RM_TYPE, num_cores, open_reward_hub
+from rollfeed.app.rewards import REMOTE_RM_TYPE, num_cores, open_reward_hub, own_verifiers
 from rollfeed.config import PluginSettings, RewardSettings
 from rollfeed.errors import DataError, RunFailedError
 from rollfeed.rewards import RewardHub
@@ -206,6 +206,7 @@ class _Grading:
         self._hub = hub
         self._settings = settings
         self._function = function
+        self._own_verifiers = own_verifiers(overridden=settings.override_environments)
         self._turns = asyncio.Semaphore(num_turns)
 
     async def grade(self, row: Mapping[str, Any]) -> _Graded:
@@ -218,8 +219,9 @@ class _Grading:
 
     def _scored_by(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
         """Return what the hub will choose."""
-        chosen = metadata.get("reward_fn") or self._function
-        return str(chosen or metadata.get("rm_type", row.get("rm_type") or self._settings.rm_type) or "")
+        rm_type = metadata.get("rm_type", row.get("rm_type") or self._settings.rm_type)
+        function = None if rm_type in self._own_verifiers else self._function
+        return str(metadata.get("reward_fn") or function or rm_type or "")
 
     async def _grade(self, row: Mapping[str, Any], metadata: Any, scored_by: str) -> _Graded:
         started = time.monotonic()

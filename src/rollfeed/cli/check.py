@@ -14,6 +14,7 @@ from rollfeed.cli.arguments import add_settings_arguments, path_argument, settin
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.errors import RunDirectoryError
 from rollfeed.model_files import has_weights
+from rollfeed.report import warn_without_drawing
 
 
 def register(commands: Any) -> None:
@@ -106,6 +107,7 @@ def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
         asyncio.run(app.check_isolation(settings.reward.code))
     if settings.trains:
         app.check_training(settings)
+        warn_without_drawing()
         asyncio.run(app.prepare_warm_up(prepared))
     if _can_train(settings, prepared.model):
         app.check_trained_model(settings, prepared.model.checkpoint)

@@ -8,6 +8,8 @@ from typing import Any
 
 from rollfeed.cli.evaluating import calibrate
 from rollfeed.environments import EnvironmentRegistry, make_task
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import Environment
 
 
 def register(commands: Any) -> None:
@@ -33,18 +35,31 @@ def register(commands: Any) -> None:
 
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the environments."""
-    environments = EnvironmentRegistry().list()
+    environments = _listed(EnvironmentRegistry())
     if arguments.json:
-        rows = [
-            {"id": e.environment_id, "version": e.version, "max_level": e.max_level, "summary": e.summary}
-            for e in environments
-        ]
-        print(json.dumps(rows))
+        print(json.dumps([_row(name, each) for name, each in environments.items()]))
         return 0
-    width = max(len(environment.environment_id) for environment in environments)
-    for environment in environments:
-        print(f"{environment.environment_id:{width}}  {environment.summary}")
+    width = max(map(len, environments))
+    for name, each in environments.items():
+        print(f"{name:{width}}  {each if isinstance(each, ConfigError) else each.summary}")
     return 0
+
+
+def _listed(registry: EnvironmentRegistry) -> dict[str, Environment | ConfigError]:
+    """Return all environments by id; of one that its package does not give, the error."""
+    found: dict[str, Environment | ConfigError] = {}
+    for environment_id in registry.ids():
+        try:
+            found[environment_id] = registry.get(environment_id)
+        except ConfigError as error:
+            found[environment_id] = error
+    return found
+
+
+def _row(name: str, found: Environment | ConfigError) -> dict[str, Any]:
+    if isinstance(found, ConfigError):
+        return {"id": name, "error": str(found)}
+    return {"id": name, "version": found.version, "max_level": found.max_level, "summary": found.summary}
 
 
 def run_sample(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,11 @@
-"""What the process says when it ends, for scripts."""
+"""How the process ends, and what it says then, for scripts and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 DONE = 0
 FAILED = 1
@@ -6,3 +13,35 @@ USAGE = 2
 """Wrong usage or input; nothing was started."""
 INTERRUPTED = 130
 """By Ctrl-C, as shells say it."""
+
+T = TypeVar("T")
+
+
+async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
+    """Await what a command does; the first SIGINT or SIGTERM cancels it, and what it started ends with it.
+
+    Signals after the first change nothing: the work is ending.
+
+    Args:
+        work: What is done.
+        said: The one line for people that it was stopped so.
+
+    Raises:
+        KeyboardInterrupt: With that line, if it was cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not task.cancelling():
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt(said) from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

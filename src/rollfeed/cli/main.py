@@ -8,38 +8,44 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 
-from rollfeed.cli import bench, check, env, exit_codes, run, show
-from rollfeed.cli.evaluating import eval as evaluation
-from rollfeed.cli.grading import score
+from rollfeed.cli import exit_codes
 from rollfeed.cli.output import close_output, open_output
-from rollfeed.cli.serving import serve
-from rollfeed.cli.training import train
-from rollfeed.errors import ConfigError, RollfeedError
-
-_COMMANDS = (run, train, evaluation, check, show, env, score, serve, bench)
+from rollfeed.errors import COMPUTING_ERRORS, ConfigError, RollfeedError, in_one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parsed = build_parser().parse_args(arguments)
-    log = logging.getLogger("rollfeed")
-    log.handlers = [_StderrHandler()]
-    log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
     try:
-        code: int = parsed.run(parsed)
+        code = _run(arguments)
     except ConfigError as error:
         _complain(error)
         code = exit_codes.USAGE
     except RollfeedError as error:
         _complain(error)
         code = exit_codes.FAILED
-    except KeyboardInterrupt:
-        print("rollfeed: interrupted", file=sys.stderr)
+    except COMPUTING_ERRORS as error:
+        print(f"rollfeed: {in_one_line(error)} ({_place(error)})", file=sys.stderr)
+        code = exit_codes.FAILED
+    except KeyboardInterrupt as stop:
+        print(f"rollfeed: {stop}" if str(stop) else "rollfeed: interrupted", file=sys.stderr)
         code = exit_codes.INTERRUPTED
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parsed = build_parser().parse_args(arguments)
+    log = logging.getLogger("rollfeed")
+    log.handlers = [_StderrHandler()]
+    log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
+    code: int = parsed.run(parsed)
+    if code == exit_codes.INTERRUPTED:  # a server, which ends as it does when it is told to
+        raise KeyboardInterrupt
     return code
 
 
@@ -52,13 +58,20 @@ class _StderrHandler(logging.Handler):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
+    # Imported here, as Ctrl-C is told in one line during the seconds that it takes, too.
+    from rollfeed.cli import bench, check, env, run, show
+    from rollfeed.cli.evaluating import eval as evaluation
+    from rollfeed.cli.grading import score
+    from rollfeed.cli.serving import serve
+    from rollfeed.cli.training import train
+
     parser = argparse.ArgumentParser(
         prog="rollfeed",
         description="Rollouts for reinforcement learning of language models, and their way to the trainer.",
         epilog="example: rollfeed run examples/demo/demo.toml",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
+    for command in (run, train, evaluation, check, show, env, score, serve, bench):
         command.register(commands)
     return parser
 
@@ -67,10 +80,13 @@ def entry_point() -> None:
     """Run the command line and leave the process, also when a thread still computes or a user's function hangs."""
     open_output()
     code = main()
+    # Ctrl-C once more, while the interpreter ends, would add a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if problem := close_output():
         print(f"rollfeed: standard output: {problem}; not all of it was written", file=sys.stderr, flush=True)
         code = code or exit_codes.FAILED
-    if threading.active_count() > 1:
+    # Python ends by the signal, and not with our code, when Ctrl-C has come while it was running generated code.
+    if threading.active_count() > 1 or code == exit_codes.INTERRUPTED:
         os._exit(code)
     sys.exit(code)
 
@@ -78,3 +94,9 @@ def entry_point() -> None:
 def _complain(error: RollfeedError) -> None:
     for line in str(error).splitlines():
         print(f"rollfeed: {line}", file=sys.stderr)
+
+
+def _place(error: BaseException) -> str:
+    """Return where an error was raised, for those who can mend it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}, line {frame.lineno}"

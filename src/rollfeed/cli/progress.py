@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rollfeed.config import RolloutSettings
 from rollfeed.types import Drop, FilterDecision, Group, PromptDraw, Rollout, StepCommit
-from rollfeed.types.text import text_of
+from rollfeed.types.text import counted, text_of
 
 _PLAIN_LINE_SECONDS = 10.0
 _SHOWN_CHARACTERS = 160
@@ -65,7 +65,7 @@ class ProgressReporter:
         wasted = sum(commit.wasted_tokens.values())
         console = self._console
         console.print(
-            f"step {batch.step}: {len(batch.groups)} groups kept, {len(commit.dropped)} dropped; "
+            f"step {batch.step}: {counted(len(batch.groups), 'group')} kept, {len(commit.dropped)} dropped; "
             f"reward {metrics['rollout/reward_mean']:.3f}, "
             f"{metrics['rollout/response_length_mean']:.0f} tokens a response, "
             f"{metrics['perf/tokens_per_second']:.0f} tokens/s, {wasted} tokens wasted, "
@@ -95,10 +95,11 @@ class ProgressReporter:
         seconds = max(time.monotonic() - self._started, 1e-9)
         reward = f"{sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "-"
         drops = ", ".join(f"{count} {reason}" for reason, count in self._drops.most_common(3))
+        in_flight = counted(len(self._in_flight), "group")
         return Text(
             f"step {self._step + 1}/{self._settings.num_rollout}: "
             f"kept {self._num_kept}/{self._settings.rollout_batch_size}, "
-            f"dropped {self._drops.total()}{f' ({drops})' if drops else ''}, in flight {len(self._in_flight)} groups\n"
+            f"dropped {self._drops.total()}{f' ({drops})' if drops else ''}, in flight {in_flight}\n"
             f"  {self._num_rollouts} rollouts, {self._num_tokens / seconds:.0f} tokens/s, mean reward {reward}"
         )
 

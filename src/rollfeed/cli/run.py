@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
-import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -15,11 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from rollfeed import app
+from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.cli.progress import ProgressReporter
 from rollfeed.config import Settings
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.store import RunReader
+from rollfeed.types.text import counted
 
 _EXAMPLES = """\
 examples:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"run directory: {out}")
     with reporter:
         making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
-        summary = asyncio.run(until_signal(making, f"rollfeed run --resume {out}"))
+        summary = asyncio.run(exit_codes.until_signal(making, said=f"stopped; rollfeed run --resume {out} goes on"))
     if arguments.json:
         record = {**asdict(summary), "directory": str(summary.directory)}
         print(json.dumps(record))
@@ -87,9 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         if summary.early_end is not None:
             print(summary.early_end)
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
-        print(
-            f"{summary.num_steps} steps{resumed} in {summary.directory}; look with: rollfeed show {summary.directory}"
-        )
+        steps, out = counted(summary.num_steps, "step"), summary.directory
+        print(f"{steps}{resumed} in {out}; look with: rollfeed show {out}")
     return 0
 
 
@@ -122,24 +121,3 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path]]:
 def default_directory(file: Path) -> Path:
     """Return a new directory below ``runs``, named after the settings file and the time."""
     return Path("runs") / f"{file.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
-async def until_signal(making: Any, command: str) -> app.RunSummary:
-    """Await a run; SIGINT and SIGTERM cancel it once, and what is finished stays.
-
-    Raises:
-        KeyboardInterrupt: If it was cancelled; ``command``, which goes on, has been told.
-    """
-    task = asyncio.ensure_future(making)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        summary: app.RunSummary = await task
-        return summary
-    except asyncio.CancelledError:
-        print(f"rollfeed: stopped; {command} goes on", file=sys.stderr)
-        raise KeyboardInterrupt from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)

@@ -20,6 +20,7 @@ from rollfeed.config.settings import flatten
 from rollfeed.report import accuracy_report
 from rollfeed.store import FoundGroup, GroupSummary, MemberSummary, RunReader, RunRecord, StepRecord
 from rollfeed.types import Correct, Rollout, Sample, SampleStatus
+from rollfeed.types.text import counted, step_range
 
 _PIPE_WIDTH = 170  # of a file or pipe, which has no width of its own
 _QUESTION_CHARACTERS = 100
@@ -67,7 +68,7 @@ def print_run(reader: RunReader, *, step: int | None) -> None:
         console.print()
         console.print(_group_table(committed, reader.summaries(committed.step)))
     if len(shown) < len(steps) and step is None:
-        _print(console, f"groups of steps 1 to {shown[0].step - 1}: --step N")
+        _print(console, f"groups of {step_range(steps[0].step, shown[0].step - 1)}: --step N")
     _print(console, "one group with its responses: --group G")
 
 
@@ -77,7 +78,7 @@ def print_group(found: FoundGroup) -> None:
     group, prompt = found.group, found.group.prompt
     fate = "kept" if found.drop_reason is None else f"dropped: {found.drop_reason}"
     _print(console, f"group {group.group_index} of step {found.step}, {fate}", style="bold")
-    _print(console, f"source {prompt.source}, prompt {prompt.prompt_id}, {len(prompt.token_ids)} tokens")
+    _print(console, f"source {prompt.source}, prompt {prompt.prompt_id}, {counted(len(prompt.token_ids), 'token')}")
     _print(console, f"label {_json(prompt.label)}")
     if prompt.metadata:
         _print(console, f"metadata {_json(dict(prompt.metadata))}")
@@ -95,9 +96,9 @@ def _run_lines(reader: RunReader, record: RunRecord) -> Iterator[str]:
     totals = reader.totals()
     cause = f" ({record.cause})" if record.cause else ""
     yield (
-        f"{reader.path}: {reader.status()}{cause}; {_count(totals.num_steps, 'step')}, "
-        f"{_count(totals.num_groups, 'group')} kept, {totals.num_dropped:,} dropped; "
-        f"{_count(totals.response_tokens, 'token')} to train on, {totals.wasted_tokens:,} wasted"
+        f"{reader.path}: {reader.status()}{cause}; {counted(totals.num_steps, 'step')}, "
+        f"{counted(totals.num_groups, 'group')} kept, {totals.num_dropped:,} dropped; "
+        f"{counted(totals.response_tokens, 'token')} to train on, {totals.wasted_tokens:,} wasted"
     )
     by_key = flatten(dict(record.settings))
     found = [(words, by_key.get(key)) for key, words in _SETTINGS]
@@ -158,7 +159,7 @@ def _sample_title(rollout: Rollout, sample: Sample | None) -> str:
     verdict = rollout.verdict
     parts = [f"rollout {rollout.rollout_id}", (sample.status if sample else SampleStatus.FAILED).value]
     if sample:
-        parts = [f"sample {sample.index}", *parts, _count(sample.response_length, "token")]
+        parts = [f"sample {sample.index}", *parts, counted(sample.response_length, "token")]
         parts.append("not scored" if sample.reward is None else f"reward {_json(sample.reward)}")
     if verdict and verdict.correct is not Correct.UNDEFINED:
         parts.append("correct" if verdict.correct is Correct.YES else "wrong")
@@ -204,10 +205,6 @@ def _shortened(text: str) -> str:
 
 def _metric(value: float | None, form: str) -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _counts(counts: Counter[str]) -> str:

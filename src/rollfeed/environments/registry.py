@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
-from rollfeed.errors import ConfigError, PluginError, suggestion
+from rollfeed.errors import ConfigError, PluginError, in_one_line, suggestion
 from rollfeed.protocols import Environment
 
 ENTRY_POINT_GROUP = "rollfeed.environments"
@@ -101,11 +101,14 @@ class EnvironmentRegistry:
         try:
             loaded = point.load()
             environment = loaded() if callable(loaded) else loaded
-        except Exception as error:  # code of another package: whatever it raises is reported under its name
-            raise PluginError(f"{where}: cannot be loaded: {type(error).__name__}: {error}") from error
-        if getattr(environment, "environment_id", None) != point.name:
             found = getattr(environment, "environment_id", None)
+            lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
+        except (Exception, SystemExit) as error:  # another package's: whatever it raises is reported under its name
+            raise PluginError(f"{where}: cannot be loaded: {in_one_line(error)}") from error
+        if found != point.name:
             raise PluginError(f"{where}: its environment_id is {found!r}; it must be the entry point's name")
+        if lacking:
+            raise PluginError(f"{where}: does not fit Environment: it lacks {', '.join(lacking)}")
         self._add(environment)
 
     def _suggestion(self, environment_id: str) -> str:

@@ -1,7 +1,7 @@
 """How a run that trains is shown: its curves, as a picture, as a page, and as characters."""
 
 from rollfeed.report.curves import Curves, Point, SetEvaluation, curves_of
-from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, CurveFiles, require_drawing
+from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, CurveFiles, warn_without_drawing
 from rollfeed.report.text_chart import accuracy_report, change_text, text_chart
 
 __all__ = [
@@ -14,6 +14,6 @@ __all__ = [
     "accuracy_report",
     "change_text",
     "curves_of",
-    "require_drawing",
     "text_chart",
+    "warn_without_drawing",
 ]

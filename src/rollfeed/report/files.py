@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from rollfeed.errors import ConfigError
+from rollfeed.errors import in_one_line
 from rollfeed.report.curves import Curves
 from rollfeed.report.page import page
+
+_log = logging.getLogger(__name__)
 
 CURVE_PICTURE, CURVE_PAGE = "curve.png", "curve.html"
 
@@ -17,20 +19,27 @@ ReplaceFile = Callable[[Path, Callable[[IO[bytes]], object]], None]
 """Puts what the function writes at the path, whole or not at all."""
 
 
-def require_drawing() -> None:
-    """Check that pictures can be drawn, before anything is started that would need one.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "training draws its curve with matplotlib, which is not installed: pip install 'rollfeed[train]'"
+def warn_without_drawing() -> None:
+    """Say before a training what it will not draw."""
+    if (cause := _import_drawing()[1]) is not None:
+        _log.warning(
+            "%s is left out, as matplotlib cannot be used (%s): pip install 'rollfeed[train]'",
+            CURVE_PICTURE,
+            in_one_line(cause),
         )
 
 
+def _import_drawing() -> tuple[Callable[..., None] | None, Exception | None]:
+    """Return what draws, or why nothing does; only training pays for the half second that the import takes."""
+    try:
+        from rollfeed.report.picture import draw
+    except Exception as error:  # one that does not fit what else is installed raises whatever it does
+        return None, error
+    return draw, None
+
+
 class CurveFiles:
-    """Writes curve.png and curve.html into a run directory."""
+    """Writes curve.html, and with matplotlib curve.png, into a run directory."""
 
     def __init__(
         self, directory: Path, *, settings: Mapping[str, Any], read: Callable[[], Curves], replace_file: ReplaceFile
@@ -50,11 +59,10 @@ class CurveFiles:
         self._replace_file = replace_file
 
     def write(self) -> None:
-        """Write both files anew, from the curves as they are now."""
-        # matplotlib takes half a second to import, and only training draws.
-        from rollfeed.report.picture import draw
-
+        """Write the files anew, from the curves as they are now."""
         curves = self._read()
         text = page(curves, title=self._title, settings=self._settings)
         self._replace_file(self._directory / CURVE_PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
-        self._replace_file(self._directory / CURVE_PICTURE, lambda file: draw(curves, title=self._title, file=file))
+        draw, _ = _import_drawing()
+        if draw is not None:
+            self._replace_file(self._directory / CURVE_PICTURE, lambda file: draw(curves, title=self._title, file=file))

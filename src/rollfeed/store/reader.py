@@ -21,6 +21,7 @@ from rollfeed.store.lock import is_held
 from rollfeed.store.step_log import StepRecord, read_steps
 from rollfeed.store.tables import read_batch, read_columns, read_dropped, read_groups, read_timings
 from rollfeed.types import Correct, DroppedGroup, Group, LedgerCounts, Message, SampleStatus, TrainBatch
+from rollfeed.types.text import step_range
 
 INTERRUPTED = "interrupted"
 """The status of a run that has not ended and that no process works on."""
@@ -160,7 +161,7 @@ class RunReader:
         if found := read_steps(self.path, self._journal, step=step):
             return found[0]
         committed = [entry.step for entry in self._journal.steps()]
-        have = f"it has steps {committed[0]} to {committed[-1]}" if committed else "no step is committed yet"
+        have = f"it has {step_range(committed[0], committed[-1])}" if committed else "no step is committed yet"
         raise RunDirectoryError(f"{self.path}: has no step {step}; {have}")
 
     def totals(self) -> RunTotals:

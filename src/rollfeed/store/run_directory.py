@@ -48,6 +48,7 @@ from rollfeed.store.states import StateEntry, StateFiles
 from rollfeed.store.step_log import StepLog, StepRecord, read_steps
 from rollfeed.store.tables import batch_table, dropped_table, timings_table, write_table
 from rollfeed.types import RunState, StepCommit
+from rollfeed.types.text import step_range
 
 
 class Rewind(Enum):
@@ -337,7 +338,7 @@ def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, 
 def _step_problem(path: Path, entries: Sequence[StepEntry], step: BackTo | None) -> str | None:
     if step is None or isinstance(step, Rewind) or any(entry.step == step for entry in entries):
         return None
-    have = f"it has steps {entries[0].step} to {entries[-1].step}" if entries else "no step is committed yet"
+    have = f"it has {step_range(entries[0].step, entries[-1].step)}" if entries else "no step is committed yet"
     return f"{path}: has no step {step} to go back to; {have}"
 
 

@@ -37,3 +37,13 @@ def text_of(content: Any) -> str:
     if not isinstance(content, list | tuple):
         return "" if content is None else str(content)
     return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a count in words for people: ``1 step``, ``1,000 steps``; ``plural`` is where an s is not enough."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def step_range(first: int, last: int) -> str:
+    """Return steps from the first to the last, for people: ``step 0``, ``steps 0 to 3``."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"

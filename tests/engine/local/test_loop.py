@@ -199,3 +199,31 @@ async def test_requests_behind_a_close_are_answered() -> None:
     for request in requests:
         with pytest.raises(EngineUnavailableError):
             request.reply.result(timeout=10)
+
+
+TORCH_SAYS = RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: not enough memory\nframe #0: x")
+
+
+@pytest.mark.parametrize("error", [TORCH_SAYS, MemoryError()])
+async def test_a_start_without_memory_is_one_line_with_the_remedy(error: Exception) -> None:
+    thread = EngineThread(CountingBackend(start_error=error), name="t")
+    with pytest.raises(EngineError) as caught:
+        await thread.start()
+    assert str(caught.value).startswith(f"the engine does not start: {type(error).__name__}")
+    assert "lower engine.num_slots" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("error", "has_place"), [(TORCH_SAYS, False), (MemoryError(), False), (KeyError("x"), True)])
+async def test_a_step_that_torch_fails_is_told_in_one_line(
+    caplog: pytest.LogCaptureFixture, error: Exception, has_place: bool
+) -> None:
+    thread = EngineThread(CountingBackend(step_error=error), name="t")
+    await thread.start()
+    request = make_request()
+    thread.submit(request)
+    with pytest.raises(EngineError) as caught:
+        await asyncio.wrap_future(request.reply)
+    await thread.close()
+    assert "\n" not in str(caught.value)
+    assert [record.exc_info is not None for record in caplog.records] == [has_place]

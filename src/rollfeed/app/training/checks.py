@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from rollfeed.app.runs import PreparedRun
@@ -60,6 +61,11 @@ def check_training(settings: Settings) -> None:
             advantage would be 0, the longest sample that may come is over ``train.micro_batch_tokens``, or there is no
             such device.
     """
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"training needs {' and '.join(missing)}, which is not installed: pip install 'rollfeed[train]'"
+        )
     train, num_groups = settings.train, settings.rollout.rollout_batch_size
     if settings.plugins.advantage is not None and train.advantage is not AdvantageEstimator.GROUP_MEAN:
         raise ConfigError(

@@ -32,11 +32,19 @@ from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.config.train import AdvantageEstimator
-from rollfeed.errors import CheckpointError, ConfigError, PromptsEndedError, RunDirectoryError, RunFailedError
+from rollfeed.errors import (
+    COMPUTING_ERRORS,
+    CheckpointError,
+    ConfigError,
+    PromptsEndedError,
+    RunDirectoryError,
+    RunFailedError,
+    in_one_line,
+)
 from rollfeed.evaluation import EvalResult
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
-from rollfeed.report import CurveFiles, require_drawing
+from rollfeed.report import CurveFiles, warn_without_drawing
 from rollfeed.store import Rewind
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
@@ -104,7 +112,7 @@ async def train(
     settings = prepared.settings
     if problem := directory_problem(settings, out, overwrite=overwrite):
         raise RunDirectoryError(problem)
-    require_drawing()
+    warn_without_drawing()
     newest = None if overwrite else newest_checkpoint(out)
     is_warm = not overwrite and has_warm_up(out)
     evaluation = prepare_run_evaluation(prepared)
@@ -126,13 +134,13 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
         ConfigError: If the settings cannot be trained with.
         CheckpointError: If the model cannot be loaded.
     """
-    # PyTorch takes seconds to import.
-    from rollfeed.training.trainer import Trainer
-
     settings = prepared.settings
     check_training(settings)
     check_trained_model(settings, prepared.model.checkpoint)
     check_trained_prompts(prepared)
+    # PyTorch takes seconds to import.
+    from rollfeed.training.trainer import Trainer
+
     return Trainer(
         prepared.model.checkpoint,
         settings=settings.train,
@@ -292,6 +300,11 @@ class _Loop:
             report = self._trainer.train_step(batch)
         except ConfigError as error:
             raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
+        except COMPUTING_ERRORS as error:
+            raise RunFailedError(
+                f"step {batch.step}: it cannot be trained on: {in_one_line(error)}; where memory is short, lower "
+                "train.micro_batch_tokens"
+            ) from error
         no_update = None
         if not report.num_updates:
             no_update = why_no_update(

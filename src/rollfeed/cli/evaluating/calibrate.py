@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval, until_signal
+from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval
 from rollfeed.config import EngineSettings, SamplingSettings
 from rollfeed.engine import DEFAULT_MODEL
 from rollfeed.environments import EnvironmentRegistry
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             engine_settings=engine_settings,
             on_progress=reporter,
         )
-        calibration = asyncio.run(until_signal(measuring))
+        calibration = asyncio.run(exit_codes.until_signal(measuring))
     if arguments.json:
         print(json.dumps(_record(arguments, parameters, calibration)))
     else:

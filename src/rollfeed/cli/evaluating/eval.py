@@ -14,7 +14,7 @@ from typing import Any
 from rollfeed import app
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
-from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval, until_signal
+from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval
 from rollfeed.evaluation import EvalResult, SetResult
 from rollfeed.protocols import Engine, Isolation
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or default_directory(arguments.file)
     app.check_eval_output(out, overwrite=arguments.overwrite)
     with EvalReporter(quiet=arguments.quiet) as reporter:
-        result = asyncio.run(until_signal(_measure(prepared, engine, reporter)))
+        result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, reporter)))
     about = {"settings": str(arguments.file), "overrides": arguments.overrides, "model": settings.model.checkpoint}
     app.write_evaluation(result, out, about=about)
     if arguments.json:

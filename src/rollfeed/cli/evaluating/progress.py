@@ -1,20 +1,14 @@
-"""What an evaluation shows while it goes on, and how it is stopped."""
+"""What an evaluation shows while it goes on."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from rollfeed.app import EvalProgress
 
 _LINE_SECONDS = 5.0
 _LIVE_SECONDS = 0.2
-
-T = TypeVar("T")
 
 
 class EvalReporter:
@@ -54,25 +48,6 @@ def line_of(progress: EvalProgress) -> str:
     right = f"{progress.num_right / progress.num_scored:.1%} right so far" if progress.num_scored else "none scored yet"
     failed = f", {progress.num_failed} prompts failed" if progress.num_failed else ""
     return f"{progress.num_answered} of {progress.num_answers} answers, {right}{failed}, {speed:.1f} answers/s"
-
-
-async def until_signal(measuring: Coroutine[Any, Any, T]) -> T:
-    """Await the evaluation; SIGINT and SIGTERM cancel it, and what it started ends with it.
-
-    Raises:
-        KeyboardInterrupt: If it was cancelled so.
-    """
-    task = asyncio.ensure_future(measuring)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 def share_with_interval(share: float | None, low: float, high: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=progress,
     )
     try:
-        counts = asyncio.run(_until_signal(grading))
+        counts = asyncio.run(exit_codes.until_signal(grading))
     finally:
         progress.end()
     if arguments.json:
@@ -113,22 +112,6 @@ def _outcomes(counts: GraderCounts) -> str:
 
 def _quality(counts: GraderCounts) -> str:
     return f"mean reward {counts.reward_mean:.4f}, {counts.correct_ratio:.1%} correct"
-
-
-async def _until_signal(scoring: Any) -> ScoreCounts:
-    """Await the scoring; SIGINT and SIGTERM cancel it, and what it started ends with it."""
-    task = asyncio.ensure_future(scoring)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        counts: ScoreCounts = await task
-        return counts
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 class _Progress:

@@ -12,11 +12,13 @@ from rich.console import Console
 
 from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
+from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
-from rollfeed.cli.run import default_directory, until_signal
+from rollfeed.cli.run import default_directory
 from rollfeed.cli.training.view import TrainingView
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
+from rollfeed.types.text import counted
 
 
 def register(commands: Any) -> None:
@@ -78,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
             on_evaluation=view.on_evaluation,
             on_warm_up=lambda probe: view.warming_up(probe.num_updates, probe.accuracy, probe.goal),
         )
-        summary = asyncio.run(until_signal(training, f"rollfeed train {arguments.file} --out {out}"))
+        summary = asyncio.run(
+            exit_codes.until_signal(training, said=f"stopped; rollfeed train {arguments.file} --out {out} goes on")
+        )
     if arguments.json:
         print(json.dumps({**asdict(summary), "directory": str(summary.directory)}))
     else:
@@ -86,5 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
         if summary.early_end is not None:
             print(summary.early_end)
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
-        print(f"{summary.num_steps} batches{resumed} in {summary.directory}; curve: {summary.directory / CURVE_PAGE}")
+        batches = counted(summary.num_steps, "batch", "batches")
+        print(f"{batches}{resumed} in {summary.directory}; curve: {summary.directory / CURVE_PAGE}")
     return 0

@@ -18,7 +18,7 @@ from rollfeed.engine.local.embedded import EmbeddedEngine
 from rollfeed.engine.local.loop import Backend
 from rollfeed.engine.local.weights import CheckpointTensors
 from rollfeed.engine.native.library import NativeUnavailableError, load_library
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, in_one_line
 from rollfeed.model_files import CONFIG_FILE, check_tensors, read_config, read_eos_token_ids, read_headers, refusal
 from rollfeed.protocols import Tokenizer
 
@@ -68,7 +68,7 @@ def create_local_engine(
     """
     config = read_config(checkpoint)
     _check_settings(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
-    target = torch.device(device)
+    target = _usable_device(device)
     if deterministic and target.type != "cpu":
         raise ConfigError(f"deterministic = true: holds on the CPU only, not on {device}")
     options = _Options(
@@ -88,6 +88,15 @@ def create_local_engine(
         eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_eos_token_ids(checkpoint)}),
         context_length=context_length,
     )
+
+
+def _usable_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"engine.device = {name!r}: not usable here ({in_one_line(error)}); try 'cpu'") from error
+    return device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollfeed.engine.local.requests import Request
-from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import COMPUTING_ERRORS, EngineError, EngineProtocolError, EngineUnavailableError, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,7 @@ class EngineThread:
 
         Raises:
             CheckpointError: If they do not fit the model; the thread has ended then.
+            EngineError: If there is not enough memory, or the device fails.
         """
         self._started.set_running_or_notify_cancel()
         self._thread.start()
@@ -209,7 +210,7 @@ class EngineThread:
             self._backend.start()
         except BaseException as error:
             self._end(closed)
-            self._started.set_exception(error)
+            self._started.set_exception(_not_started(error) if isinstance(error, COMPUTING_ERRORS) else error)
             return
         self._started.set_result(None)
         try:
@@ -218,7 +219,8 @@ class EngineThread:
         except EngineClosing:
             self._end(closed)
         except BaseException as error:
-            logger.error("the engine's thread failed", exc_info=error)
+            # What fails in computing is told by the requests; where rollfeed itself fails, the place matters.
+            logger.error("the engine's thread failed", exc_info=None if isinstance(error, COMPUTING_ERRORS) else error)
             self._end(_Failure(error))
         else:
             self._end(closed)
@@ -259,6 +261,15 @@ def closed() -> EngineError:
     return EngineUnavailableError("the engine is closed")
 
 
+def _not_started(cause: BaseException) -> EngineError:
+    error = EngineError(
+        f"the engine does not start: {in_one_line(cause)}; where memory is short, lower engine.num_slots or "
+        "engine.context_length"
+    )
+    error.__cause__ = cause
+    return error
+
+
 class _Failure:
     """Makes the errors that a failed engine answers with, each with the cause."""
 
@@ -266,6 +277,6 @@ class _Failure:
         self._cause = cause
 
     def __call__(self) -> EngineError:
-        error = EngineError(f"the engine's thread failed: {type(self._cause).__name__}: {self._cause}")
+        error = EngineError(f"the engine's thread failed: {in_one_line(self._cause)}")
         error.__cause__ = self._cause
         return error
