@@ -71,22 +71,25 @@ def interrupted(command: list[str], *, when: str, folder: Path, times: int = 1) 
             "rollfeed: stopped; rollfeed train {settings} --out {out} goes on",
         ),
         ("eval {settings} --out {out}", " answers, ", "rollfeed: interrupted"),
-        ("serve fake-sglang --port 0", "fake SGLang at", "rollfeed: interrupted"),
-        ("serve reward --rm-type math --port 0", "serving rewards at", "rollfeed: interrupted"),
+        ("serve fake-sglang --port 0", "fake SGLang at", None),
+        ("serve reward --rm-type math --port 0", "serving rewards at", None),
     ],
 )
-def test_ctrl_c_leaves_one_line(
+def test_ctrl_c_leaves_one_line_at_most(
     settings_file: Callable[..., Path],
     tmp_path: Path,
     command: str,
     when: str,
-    last: str,
+    last: str | None,
 ) -> None:
     extra = EVAL if command.startswith("eval") else "[train]\nmicro_batch_tokens = 512\n"
     places = {"settings": settings_file(extra, num_rollout=10_000), "out": tmp_path / "out"}
     words = [sys.executable, "-m", "rollfeed", *command.format(**places).split()]
     code, rest = interrupted(words, when=when, folder=tmp_path, times=3 if command.startswith("run") else 1)
     assert code == 130
+    if last is None:  # servers end so when they are told to
+        assert rest == []
+        return
     assert rest[-1] == last.format(**places)
     said = [line for line in rest if line.startswith("rollfeed:") or "Traceback" in line or "Error" in line]
     assert said == [rest[-1]]

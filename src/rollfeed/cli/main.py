@@ -44,8 +44,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     log.handlers = [_StderrHandler()]
     log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
     code: int = parsed.run(parsed)
-    if code == exit_codes.INTERRUPTED:  # a server, which ends as it does when it is told to
-        raise KeyboardInterrupt
     return code
 
 

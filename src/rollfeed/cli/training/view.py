@@ -17,7 +17,6 @@ from rollfeed.evaluation import EvalResult
 from rollfeed.report import Curves, accuracy_report
 from rollfeed.types import FilterDecision, Keep, PromptDraw, Rollout, StepCommit
 from rollfeed.types import Group as RolloutGroup
-from rollfeed.types.text import counted
 
 _FRAME_WIDTH, _FRAME_HEIGHT = 4, 2
 _LOG_HEIGHT = 4  # lines of the log that stay in sight above the panel
@@ -99,7 +98,7 @@ class TrainingView:
         """Take what an evaluation found after so many batches."""
         for each in result.sets:
             accuracy = "no accuracy" if each.accuracy is None else f"accuracy {each.accuracy:.3f}"
-            self._console.print(f"after {counted(step, 'batch', 'batches')}, {each.name}: {accuracy}")
+            self._console.print(f"after {step} batches, {each.name}: {accuracy}")
         self._figures.step = step
         self._refresh()
 
