@@ -26,6 +26,7 @@ def made(config: Any) -> Any:
         transformers.MistralConfig(**SIZES, intermediate_size=48, num_key_value_heads=2, sliding_window=8),
         transformers.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, state_size=4),
         transformers.BertConfig(**SIZES, intermediate_size=48, is_decoder=True),
+        transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=8),  # short of positions
     ],
     ids=lambda config: str(config.model_type),
 )

@@ -111,6 +111,13 @@ class CheckpointNames:
             found |= {name: reverted[name] for name in self._converted}
         return found
 
+    def tensor(self, name: str) -> Tensor | None:
+        """Return one tensor by a name of :attr:`shapes`; None for another name."""
+        place = self._stored.get(name) or self._own.get(name)
+        if place is not None and place.pattern is None:
+            return self._state()[place.own].detach()
+        return self.tensors().get(name)
+
     def convert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors by the model's names; a part of a larger one comes with the other parts as they are now."""
         found: dict[str, Tensor] = {}

@@ -20,8 +20,9 @@ from rollfeed.model_files.loading import load_model
 from rollfeed.model_files.weights import read_headers, weight_files
 
 _LENGTH = 40
-"""Of the text. Windows of tiny models are shorter; those of others are not reached."""
-_PROMPT_LENGTH = 27
+"""Of the texts. Windows of tiny models are shorter; those of others are not reached."""
+_PROMPT_SHARE = 2 / 3
+"""Of a text, what is no answer."""
 _TOLERANCE = 2e-5
 """Between log-probabilities, for the largest of them; what rounding makes of one sum in two orders is less."""
 
@@ -79,10 +80,15 @@ def refusal_of_model(model: Any, *, generates: bool) -> str | None:
 
 def _texts(model: Any) -> Tensor:
     """Return two texts that begin alike."""
+    length = min(_LENGTH, longest_text(model) or _LENGTH)
     generator = torch.Generator().manual_seed(0)
-    texts_BL = torch.randint(vocab_size_of(model), (2, _LENGTH), generator=generator)
-    texts_BL[1, :_PROMPT_LENGTH] = texts_BL[0, :_PROMPT_LENGTH]
+    texts_BL = torch.randint(vocab_size_of(model), (2, length), generator=generator)
+    texts_BL[1, : _prompt_length(length)] = texts_BL[0, : _prompt_length(length)]
     return texts_BL.to(model.device)
+
+
+def _prompt_length(length: int) -> int:
+    return max(1, int(length * _PROMPT_SHARE))
 
 
 def _first_line(error: Exception) -> str:
@@ -103,20 +109,21 @@ def longest_text(model: Any) -> int | None:
 def _dependence(model: Any, text_L: Tensor, logprobs_LV: Tensor) -> str | None:
     """Return on what else than earlier tokens the model's output depends."""
     alone_LV = _logprobs(model, text_L[None])[0]
-    if _differ(_logprobs(model, text_L[None])[0], alone_LV):
-        return "it says something else of one text each time"
-    prompt_LV = _logprobs(model, text_L[None, :_PROMPT_LENGTH])[0]
-    if _differ(prompt_LV, alone_LV[:_PROMPT_LENGTH]):
+    if _differ(alone_LV, logprobs_LV):
+        if _differ(_logprobs(model, text_L[None])[0], alone_LV):
+            return "it says something else of one text each time"
+        return "what it says of a text depends on the other texts of a batch"
+    length = _prompt_length(len(text_L))
+    if _differ(_logprobs(model, text_L[None, :length])[0], alone_LV[:length]):
         hint = " (is_decoder is false)" if getattr(model.config, "is_decoder", None) is False else ""
         return f"it is not causal: what follows in a text changes what it says of earlier tokens{hint}"
-    if _differ(alone_LV, logprobs_LV):
-        return "what it says of a text depends on the other texts of a batch"
     return None
 
 
 def _difference_in_generation(model: Any, texts_BL: Tensor, logprobs_BLV: Tensor) -> str | None:
-    generated_BLV = _generated_logprobs(model, texts_BL)
-    if _differ(generated_BLV, logprobs_BLV[:, _PROMPT_LENGTH - 1 : -1]):
+    length = _prompt_length(texts_BL.shape[1])
+    generated_BLV = _generated_logprobs(model, texts_BL, prompt_length=length)
+    if _differ(generated_BLV, logprobs_BLV[:, length - 1 : -1]):
         return "token by token it says something else of a text than at once, so rollouts would not be its policy's"
     return None
 
@@ -128,10 +135,10 @@ def _logprobs(model: Any, texts_BL: Tensor) -> Tensor:
     return logits_BLV.float().log_softmax(dim=-1)
 
 
-def _generated_logprobs(model: Any, texts_BL: Tensor) -> Tensor:
+def _generated_logprobs(model: Any, texts_BL: Tensor, *, prompt_length: int) -> Tensor:
     """Have transformers generate the texts, and return what it says of each token."""
     follow = _Follow(texts_BL)
-    prompts_BL = texts_BL[:, :_PROMPT_LENGTH]
+    prompts_BL = texts_BL[:, :prompt_length]
     settings: Any = GenerationConfig
     before, model.generation_config = model.generation_config, settings()
     try:
@@ -139,7 +146,7 @@ def _generated_logprobs(model: Any, texts_BL: Tensor) -> Tensor:
             prompts_BL,
             attention_mask=torch.ones_like(prompts_BL),
             generation_config=settings(
-                max_new_tokens=texts_BL.shape[1] - _PROMPT_LENGTH, do_sample=False, pad_token_id=0
+                max_new_tokens=texts_BL.shape[1] - prompt_length, do_sample=False, pad_token_id=0
             ),
             logits_processor=LogitsProcessorList([follow]),
         )

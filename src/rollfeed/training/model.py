@@ -38,8 +38,8 @@ _CHUNK_ELEMENTS = 1 << 22
 _BRANCH_LENGTHS = (9, 13)
 _SHORTEST = 64
 """Places of the shorter trial's row; windows of tiny models are shorter."""
-_MOST_OPERATIONS = 2e11
-"""Of the longer trial on a CPU, where that is a second or two."""
+_MOST_OPERATIONS = 5e10
+"""Of the longer trial on a CPU, where that is a second."""
 _TOLERANCE = 1e-5
 """Between log-probabilities, for the largest of them."""
 _WINDOW = re.compile(r"window|attention_chunk|attn_chunk|local_attention|index_topk|indexer_budget")
@@ -215,13 +215,14 @@ def _windows(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def _differs(policy: Policy, length: int) -> bool:
     """Return whether a row of ``length`` places with two branches gives other values than its two sequences."""
     size = policy.vocab_size
-    prompt_length = length - sum(_BRANCH_LENGTHS)
+    branch_lengths = [min(branch_length, length // 3) for branch_length in _BRANCH_LENGTHS]
+    prompt_length = length - sum(branch_lengths)
     prompt_P = np.arange(prompt_length) * 7 + 11
     sequences = [
         _sequence(
             np.concatenate([prompt_P, np.arange(branch_length + 1) * (5 + number) + 3]) % size, prompt_length, number
         )
-        for number, branch_length in enumerate(_BRANCH_LENGTHS)
+        for number, branch_length in enumerate(branch_lengths)
     ]
     shared, alone = (_scored(policy, sequences, length, share_prompts=share) for share in (True, False))
     scale = max(1.0, float(np.abs(alone).max()))

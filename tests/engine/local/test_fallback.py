@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from rollfeed.engine.local.weights import check_replacement
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine
@@ -216,6 +218,17 @@ async def test_experts_and_buffers_are_replaced_by_the_names_of_the_checkpoint(
         assert await engine.read_weight(expert.replace("3.up", "2.up"), num_rows=1) != tensors[expert][:1].tolist()
     [expected] = reference_logprobs(load_reference(tmp_path / "changed"), [PROMPT], [completion])
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+def test_tables_of_whole_numbers_are_replaced_by_whole_numbers() -> None:
+    shapes, ties = {"table": (2,), "weight": (2,)}, {"table": 0, "weight": 1}
+    whole, real = np.array([3, 1]), np.array([0.5, 1.0], np.float32)
+    check = partial(check_replacement, shapes, ties, complete=True, whole_numbers={"table"})
+    assert check({"table": whole, "weight": real}) == ["table", "weight"]
+    with pytest.raises(EngineProtocolError, match=r"'table': its values are torch\.float32, not whole numbers"):
+        check({"table": real, "weight": real})
+    with pytest.raises(EngineProtocolError, match=r"'weight': its values are torch\.int64, not floating point"):
+        check({"table": whole, "weight": whole})
 
 
 def test_a_model_that_cannot_be_sampled_from_is_refused_before_anything_starts(

@@ -186,10 +186,12 @@ def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
             f"{limit.length} tokens is not the same token by token and at once ({limit.reason}): set it to at most "
             f"{limit.length}"
         )
-    load_model: Callable[[], Any] = partial(load_tried, checkpoint, dtype=_DTYPES[options.precision], generates=True)
+    dtype = _DTYPES[options.precision]
+    load_model: Callable[[], Any] = partial(load_tried, checkpoint, dtype=dtype, generates=True)
     if is_small(checkpoint):
-        model = load_model()
-        load_model = partial(_itself, model)
+        # In fp32 whatever the device, since rounding hides what is looked for.
+        model = load_tried(checkpoint, dtype=torch.float32, generates=True)
+        load_model = partial(_itself, model) if dtype is torch.float32 else load_model
     else:
         check_model(checkpoint)
     return TransformersBackend(
@@ -199,7 +201,7 @@ def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
         threads=options.threads or num_physical_cores(),
         num_slots=1 if options.deterministic else options.num_slots,
         device=options.device,
-        dtype=_DTYPES[options.precision],
+        dtype=dtype,
     )
 
 

@@ -124,8 +124,7 @@ class TransformersBackend:
         pass
 
     def weight(self, name: str) -> Tensor | None:
-        tensor = self._names.tensors().get(name)
-        return self._model.state_dict().get(name) if tensor is None else tensor
+        return self._names.tensor(name)
 
     def step(self, between_tokens: Callable[[], None]) -> None:
         requests = self._take_equal_prompts()
