@@ -206,12 +206,12 @@ FEW = {"prompts": {"environments": [{"id": "core/copy_text"}]}, "rollout": {"rol
 
 
 def config_of(tmp_path: Path, **sections: Any) -> RolloutConfig:
-    (tmp_path / "mine.py").write_text("def newest(groups):\n    return list(range(len(groups)))[::-1]\n")
+    (tmp_path / "own_pick.py").write_text("def newest(groups):\n    return list(range(len(groups)))[::-1]\n")
     return app.build_config(validate_settings({**FEW, **sections}, where="test"), folders=[tmp_path])
 
 
 def test_a_batch_filter_of_ones_own_is_named_in_the_settings(tmp_path: Path) -> None:
-    plugins = {"batch_filter": "mine:newest"}
+    plugins = {"batch_filter": "own_pick:newest"}
     over_sampled = {"rollout_batch_size": 2, "over_sampling_batch_size": 4}
     config = config_of(tmp_path, plugins=plugins, rollout=over_sampled)
     assert config.batch_filter is not None
@@ -225,15 +225,21 @@ def test_a_batch_filter_of_ones_own_is_named_in_the_settings(tmp_path: Path) -> 
     ("sections", "said"),
     [
         (
-            {"plugins": {"batch_filter": "mine:newest"}, "filters": {"over_sampling": {"name": "reward_std"}}},
+            {
+                "plugins": {"batch_filter": "own_pick:newest"},
+                "filters": {"over_sampling": {"name": "reward_std"}},
+            },
             "plugins.batch_filter replaces filters.over_sampling",
         ),
         (
-            {"plugins": {"batch_filter": "mine:newest"}, "filters": {"over_sampling": {"tolerance": 1}}},
+            {"plugins": {"batch_filter": "own_pick:newest"}, "filters": {"over_sampling": {"tolerance": 1}}},
             "leave only num_extra there",
         ),
         ({"filters": {"over_sampling": {"num_extra": 3}}}, "has no filter: set its name, or plugins.batch_filter"),
-        ({"plugins": {"batch_filter": "mine:oldest"}}, r"plugins.batch_filter = 'mine:oldest': mine has no 'oldest'"),
+        (
+            {"plugins": {"batch_filter": "own_pick:oldest"}},
+            r"plugins.batch_filter = 'own_pick:oldest': own_pick has no 'oldest'",
+        ),
     ],
 )
 def test_batch_filters_that_contradict_each_other_are_refused(tmp_path: Path, sections: Any, said: str) -> None:

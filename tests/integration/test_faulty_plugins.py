@@ -196,10 +196,13 @@ def test_rollouts_that_all_fail_end_the_run_in_one_line_with_their_number(
     code, error = run(rollout="over_sampling_batch_size = 16", rest=rest)
     assert code == 1
     (told,) = error.splitlines()
-    assert told.startswith("rollfeed: 16 of the last 16 rollouts failed, more than rollout.failure_budget = 0.1")
+    # More than the fewest may have failed by the time that the run is ended.
+    found = re.match(r"rollfeed: (\d+) of the last \1 rollouts failed, more than rollout.failure_budget = 0.1", told)
+    assert found is not None
+    assert int(found[1]) >= 16
     assert said in told
     assert place(line) in told
-    assert told.endswith("(and 15 more like it)")
+    assert told.endswith(f"(and {int(found[1]) - 1} more like it)")
 
 
 @pytest.mark.parametrize(

@@ -364,12 +364,17 @@ async def test_whatever_happens_no_sample_is_staler_than_allowed_and_no_prompt_i
         async with make_rollouts(engine, source=prompts(), state=state, commit=commits.append, **settings) as rollouts:
             for _ in range(5):
                 making = asyncio.create_task(rollouts.generate_batch())
-                # A function that is overtaken twice has failed; the scheduler begins again by itself.
                 for _ in range(rng.randrange(2 if "rollout_fn" in settings else 3)):
                     await engine.tick(engine.num_ticks + rng.randrange(1, 20))
                     version += rng.randrange(3)
                     await rollouts.update_weights({}, policy_version=version)
-                batch = await making
+                try:
+                    batch = await making
+                except RunFailedError as error:
+                    # A function that is overtaken twice has failed; the scheduler begins again by itself.
+                    if "rollout_fn" not in settings or "twice in a row" not in str(error):
+                        raise
+                    continue
                 assert batch.policy_version <= version
                 assert staleness(batch) <= limit
                 assert batch.metrics["rollout/groups_untrained"] == 0
