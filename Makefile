@@ -15,10 +15,10 @@ SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 TEST_JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
 
-# Folders of tests that start servers and processes, or take long; `make test` runs them too.
+# Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check soak settings bench-trl vllm sglang
+.PHONY: install demo test check quick soak settings bench-trl vllm sglang
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -75,6 +75,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/vulture
+	$(BIN)/python -m pytest -q tests/test_*.py tests/config tests/mutants -m "not soak"
+
+quick: install
 	$(PYTEST) -m "not soak and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
 soak: install
