@@ -45,3 +45,27 @@ async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+class ToldToEnd:
+    """SIGTERM and SIGINT of a server, noted from when this is made; it needs a running event loop."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._first: signal.Signals | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._note, number)
+
+    @property
+    def exit_code(self) -> int:
+        """With which a server ends that was told so: Ctrl-C counts as interrupted."""
+        return code_after(self._first)
+
+    def _note(self, number: signal.Signals) -> None:
+        self._first = self._first or number
+        self.event.set()
+
+
+def code_after(received: signal.Signals | None) -> int:
+    """Return the exit code of a server that was told to end by this signal."""
+    return INTERRUPTED if received is signal.SIGINT else DONE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 from typing import Any
 
 from rollfeed.cli import exit_codes
@@ -60,18 +59,10 @@ async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
     from rollfeed.app.rewards import open_reward_hub
     from rollfeed.rewards.server import RewardServer, serve_rewards
 
-    told = asyncio.Event()
-    received: list[signal.Signals] = []
-
-    def note(number: signal.Signals) -> None:
-        received.append(number)
-        told.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, note, number)
+    told = exit_codes.ToldToEnd()
     async with open_reward_hub(scoring.settings, functions=scoring.functions, folders=scoring.folders) as hub:
         server = RewardServer(hub, max_in_progress=arguments.max_in_progress)
         async with serve_rewards(server, host=arguments.host, port=arguments.port) as address:
             logger.info("serving rewards at %s", address)
-            await told.wait()
-    return exit_codes.INTERRUPTED if received[0] is signal.SIGINT else exit_codes.DONE
+            await told.event.wait()
+    return told.exit_code

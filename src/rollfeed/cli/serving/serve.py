@@ -162,12 +162,12 @@ def serve_one(options: ServeOptions, *, name: str) -> int:
 async def _serve(options: ServeOptions, name: str) -> int:
     with _collecting_afterwards():
         engine, serving = _prepare(options, name)
-    told, received = _on_signals()
+    told = exit_codes.ToldToEnd()
     async with engine, serving as address:
         logger.info("serving %s at %s", name, address)
-        await told.wait()
-        _exit_later(_exit_code(received))
-    return _exit_code(received)
+        await told.event.wait()
+        _exit_later(told.exit_code)
+    return told.exit_code
 
 
 @contextmanager
@@ -218,23 +218,6 @@ def _prepare(
     return engine, serve(service, host=options.host, port=options.port)
 
 
-def _on_signals() -> tuple[asyncio.Event, list[signal.Signals]]:
-    told = asyncio.Event()
-    received: list[signal.Signals] = []
-
-    def note(number: signal.Signals) -> None:
-        received.append(number)
-        told.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, note, number)
-    return told, received
-
-
-def _exit_code(received: list[signal.Signals]) -> int:
-    return exit_codes.INTERRUPTED if received[0] is signal.SIGINT else exit_codes.DONE
-
-
 def _exit_later(code: int) -> None:
     """See that the process ends in time, also when a step of the model takes longer."""
     timer = threading.Timer(_EXIT_SECONDS, lambda: os._exit(code))
@@ -274,7 +257,7 @@ def serve_several(options: ServeOptions, *, num_workers: int, name: str) -> int:
         signal.set_wakeup_fd(-1)
     codes = _end(workers)
     if received:
-        return _exit_code(received)
+        return exit_codes.code_after(received[0])
     logger.error("a worker has ended; the others were ended too")
     return next((code for code in codes if code == exit_codes.USAGE), exit_codes.FAILED)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,17 +134,9 @@ def _json(text: bytes, option: str) -> Any:
 async def _serve(settings: FakeSettings) -> int:
     from rollfeed.testing.fake_sglang import run_fakes
 
-    ended = asyncio.Event()
-    received: list[signal.Signals] = []
-
-    def note(number: signal.Signals) -> None:
-        received.append(number)
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, note, number)
-    await run_fakes(settings, _tell, ended)
-    return exit_codes.INTERRUPTED if received[0] is signal.SIGINT else exit_codes.DONE
+    told = exit_codes.ToldToEnd()
+    await run_fakes(settings, _tell, told.event)
+    return told.exit_code
 
 
 def _tell(addresses: Sequence[str], router_address: str | None) -> None:
