@@ -229,13 +229,29 @@ def lines(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_training_that_fails_between_two_updates_of_a_batch_says_what_is_kept(rollfeed, folder: Path) -> None:
+    """The second group of a batch is a mini-batch of its own; after the first batch its gradient is not finite."""
+    own = REWARD.replace("2 in versions", "1 in versions and sample.group_index % 2 == 1")
+    (folder / "half_breaking.py").write_text(own)
+    options = ("--set", "plugins.reward=half_breaking:spread", "--set", "train.num_minibatches=2")
+    result = rollfeed("train", folder / "train.toml", "--out", folder / "half", *options)
+    assert result.code == 1
+    assert "rollfeed: step 1, update 3: the gradient of " in result.err
+    assert "nothing was changed" not in result.err
+    newest = folder / "half" / "checkpoints" / "step-000000"
+    said = "1 update of this batch had been made before, which no checkpoint holds"
+    assert said in result.err
+    assert f"; the training goes on at step 1 from {newest}" in result.err
+    assert [path.name for path in newest.parent.iterdir()] == [newest.name]
+
+
 def test_a_gradient_that_is_not_finite_ends_the_run_and_leaves_the_checkpoints(rollfeed, folder: Path) -> None:
     checkpoints = files(folder / "run" / "checkpoints")
     assert sorted({name.partition("/")[0] for name in checkpoints}) == ["step-000000", "step-000001"]
     again = rollfeed("train", folder / "train.toml", "--out", folder / "run")
     assert again.code == 1
     assert "rollfeed: step 2, update 2: the gradient of " in again.err
-    assert "is not finite; nothing was changed (train.on_non_finite = 'skip' leaves it out)" in again.err
+    assert "is not finite; nothing was changed (train.on_non_finite = 'skip' leaves such updates out)" in again.err
     assert files(folder / "run" / "checkpoints") == checkpoints
     (folder / "healed").touch()
     resumed = rollfeed("train", folder / "train.toml", "--out", folder / "run", "--json")

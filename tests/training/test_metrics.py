@@ -15,7 +15,7 @@ def test_means_and_extremes_are_over_trained_tokens_of_all_micro_batches() -> No
         tally.count(torch.tensor(mask))
         tally.add("x", torch.tensor(values), torch.tensor(mask))
         tally.add_extremes("x", torch.tensor(values), torch.tensor(mask))
-    assert tally.metrics(prefix="t/") == {"t/tokens": 3.0, "t/x": 1.0, "t/x_min": -3.0, "t/x_max": 5.0}
+    assert tally.metrics() == {"tokens": 3.0, "x": 1.0, "x_min": -3.0, "x_max": 5.0}
 
 
 def test_merged_tallies_are_one() -> None:
@@ -27,7 +27,7 @@ def test_merged_tallies_are_one() -> None:
             tally.add("x", torch.tensor(values), mask)
             tally.add_extremes("x", torch.tensor(values), mask)
     first.merge(second)
-    assert first.metrics(prefix="") == whole.metrics(prefix="")
+    assert first.metrics() == whole.metrics()
 
 
 def test_r20_metrics_without_tokens_are_none() -> None:
@@ -36,8 +36,8 @@ def test_r20_metrics_without_tokens_are_none() -> None:
     tally.count(torch.zeros(3))
     tally.add("x", torch.ones(3), torch.zeros(3))
     tally.add_extremes("x", torch.ones(3), torch.zeros(3))
-    assert tally.metrics(prefix="") == {}
-    assert Tally().metrics(prefix="") == {}
+    assert tally.metrics() == {}
+    assert Tally().metrics() == {}
 
 
 def test_mismatch_metrics_are_the_formulas() -> None:
@@ -51,7 +51,7 @@ def test_mismatch_metrics_are_the_formulas() -> None:
         rollout_logprobs_T=torch.from_numpy(rollout),
         mask_T=mask,
     )
-    metrics = tally.metrics(prefix="")
+    metrics = tally.metrics()
     differences = [0.2, -0.5, 0.0]
     assert metrics["mismatch_k1"] == pytest.approx(-sum(differences) / 3)
     assert metrics["mismatch_kl"] == pytest.approx(sum(math.exp(d) - 1 - d for d in differences) / 3)

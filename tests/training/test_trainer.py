@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
@@ -142,7 +145,79 @@ def test_r22_tokens_of_advantage_zero_count_in_the_normalisation(make_trainer, s
     members = [[sample_of([1], [2, 3], rollout_id=0)], [sample_of([1], [4, 5], rollout_id=1)]]
     report = make_trainer().train_step(batch_of([group_of(0, members)], [1.0, 0.0]))
     assert report.metrics["train/loss"] == pytest.approx(-0.5)
-    assert report.metrics["train/tokens"] == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_epochs": 2, "num_minibatches": 2, "micro_batch_tokens": 24}])
+def test_metrics_are_over_all_trained_tokens_those_without_a_gradient_too(
+    settings: dict[str, Any], make_trainer, batch_by_seed
+) -> None:
+    batch = batch_by_seed(8)
+    advantages = batch.advantages_S.copy()
+    advantages[:4] = 0.0  # a group of equal rewards
+    batch = replace(batch, advantages_S=advantages)
+    report = make_trainer(optimizer=SMOOTH, **settings).train_step(batch)
+    # A penalty brings a gradient everywhere, and this one is too small to change anything.
+    everywhere = make_trainer(optimizer=SMOOTH, loss={"kl_coefficient": 1e-12}, **settings).train_step(batch)
+    trained = sum(np.count_nonzero(sample.loss_mask) for sample in batch.samples) * settings.get("num_epochs", 1)
+    zero = sum(np.count_nonzero(sample.loss_mask) for sample in batch.samples[:4]) * settings.get("num_epochs", 1)
+    assert report.metrics["train/tokens"] == trained
+    assert report.metrics["train/tokens"] * report.metrics["train/zero_advantage_tokens"] == trained * zero > 0
+    assert "train/zero_advantage_tokens" not in everywhere.metrics
+    passes = {"train/computed_tokens", "train/padded_tokens", "train/micro_batches"}
+    for name in report.metrics.keys() & everywhere.metrics.keys() - passes:
+        assert report.metrics[name] == pytest.approx(everywhere.metrics[name], rel=1e-4, abs=1e-5), name
+    assert report.metrics["train/computed_tokens"] < everywhere.metrics["train/computed_tokens"]
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for a device: values that are read, and shapes that depend on values.
+
+    Left out is what transformers does of itself: it looks whether rows without branches are packed, once a pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
+            for group in args
+            if isinstance(group, list | tuple)
+            for each in group
+        )
+        dynamic = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
+        if by_mask or (dynamic and not name.startswith("index")):
+            is_theirs = any(frame.name == "find_packed_sequence_indices" for frame in traceback.extract_stack())
+            self.found[name] += not is_theirs
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"correction": "truncate"},
+        {"ratio": "sequence", "normalisation": "sequence", "correction": "mask", "kl_coefficient": 0.1},
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"num_epochs": 2}])
+def test_within_a_micro_batch_the_host_never_waits_for_the_device(
+    loss: dict[str, Any], settings: dict[str, Any], make_trainer, batch_by_seed
+) -> None:
+    """Waits are counted in a step of one micro-batch and in one of many: they are of updates, not of micro-batches."""
+    batch = batch_by_seed(9)
+    batch = replace(batch, advantages_S=np.where(np.arange(len(batch.samples)) < 4, 0.0, batch.advantages_S))
+    found = []
+    for micro_batch_tokens in (4096, 16):
+        trainer = make_trainer(loss=loss, micro_batch_tokens=micro_batch_tokens, **settings)
+        with Waits() as waits:
+            report = trainer.train_step(batch)
+        found.append((report.metrics["train/micro_batches"], waits.found))
+    (few, once), (many, often) = found
+    assert few < 3 < many
+    assert once == often
+    assert sum(once.values()) <= 4 * report.num_updates
 
 
 def test_r20_batches_with_empty_responses_are_trained_on_or_left_out(
@@ -347,7 +422,8 @@ def test_a_trainer_knows_whether_it_failed_between_two_updates_of_a_batch(
 ) -> None:
     groups = [group_of(number, [[sample_of([1, 2], [3, 4])]]) for number in range(2)]
     trainer = make_trainer(num_minibatches=2)
-    with pytest.raises(RunFailedError):
+    said = "1 update of this batch had been made before, which no checkpoint holds" if is_mid_batch else "nothing was"
+    with pytest.raises(RunFailedError, match=f"is not finite; {said}"):
         trainer.train_step(batch_of(groups, [math.inf if number == broken_group else 1.0 for number in range(2)]))
     assert trainer.is_mid_batch is is_mid_batch
     trainer.train_step(batch_of(groups, [1.0, 1.0]))

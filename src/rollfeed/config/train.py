@@ -227,8 +227,8 @@ class TrainSettings(Section):
     last anyway.
     """
     on_non_finite: NonFinitePolicy = Field(default=NonFinitePolicy.STOP, strict=False)
-    """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`); the weights are as
-    they were in both cases.
+    """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`), which changes
+    nothing in both cases; earlier updates of the same batch have been made.
     """
 
     @property

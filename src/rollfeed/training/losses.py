@@ -65,7 +65,7 @@ def sequence_clipped_policy_loss(
     """Return the clipped loss of each token's whole sequence, by its length-normalised ratio, ``(T,)``.
 
     All tokens of a sequence have the same value, so that normalising by sequence gives each sequence its loss once.
-    A sequence must not be split over calls.
+    A sequence must not be split over calls; ``sequence_ids_T`` are as for :func:`sequence_ratio`.
 
     Source: GSPO (arXiv:2507.18071, section 4.1, equations 5 to 7). With float masks the mean is a weighted one.
     """
@@ -76,17 +76,19 @@ def sequence_clipped_policy_loss(
 def sequence_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, *, mask_T: Tensor, sequence_ids_T: Tensor) -> Tensor:
     """Return, for each token, the geometric mean of the ratios of its sequence; 1 for a sequence without tokens.
 
+    Args:
+        logprobs_T: Of the policy that changes.
+        old_logprobs_T: Of the one that it is compared with.
+        mask_T: The weight of each token.
+        sequence_ids_T: Equal for the tokens of one sequence; from 0 to T - 1, so that none is looked for.
+
     Source: GSPO (arXiv:2507.18071, section 4.1, equation 7).
     """
-    if len(mask_T) == 0:
-        return torch.ones_like(logprobs_T)
-    _, number_T = torch.unique(sequence_ids_T, return_inverse=True)
-    num_sequences = int(number_T.max()) + 1
     log_ratio_T = _log_ratio(logprobs_T, old_logprobs_T, mask_T) * mask_T
-    empty = torch.zeros(num_sequences, dtype=log_ratio_T.dtype, device=log_ratio_T.device)
-    sums = empty.index_add(0, number_T, log_ratio_T)
-    lengths = empty.index_add(0, number_T, mask_T.to(empty.dtype))
-    return torch.exp(sums / torch.where(lengths > 0, lengths, 1.0))[number_T]
+    empty_T = torch.zeros_like(log_ratio_T)
+    sums_T = empty_T.index_add(0, sequence_ids_T, log_ratio_T)
+    lengths_T = empty_T.index_add(0, sequence_ids_T, mask_T.to(empty_T.dtype))
+    return torch.exp(sums_T / torch.where(lengths_T > 0, lengths_T, 1.0))[sequence_ids_T]
 
 
 def kl_penalty(logprobs_T: Tensor, *, reference_logprobs_T: Tensor, mask_T: Tensor, estimator: KLEstimator) -> Tensor:

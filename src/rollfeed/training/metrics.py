@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,48 +15,58 @@ from torch import Tensor
 
 
 class Tally:
-    """Sums and extremes over trained tokens; order of micro-batches and their sizes do not matter."""
+    """Sums and extremes over trained tokens; order of micro-batches and their sizes do not matter.
+
+    They stay on the device of what is added, where they are added up; only :meth:`metrics` waits for them.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._lowest: dict[str, float] = {}
-        self._highest: dict[str, float] = {}
+        self._counts: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._lowest: dict[str, Tensor] = {}
+        self._highest: dict[str, Tensor] = {}
 
     def add(self, name: str, values_T: Tensor, mask_T: Tensor) -> None:
         """Add the values of trained tokens to the sum of this name; what is not trained on does not count."""
-        trained_T = values_T.detach()[mask_T != 0]
-        self._sums[name] = self._sums.get(name, 0.0) + float(trained_T.double().sum())
+        trained_T = torch.where(mask_T != 0, values_T.detach(), 0.0)
+        _merge(self._sums, name, trained_T.double().sum(), torch.add)
 
     def add_extremes(self, name: str, values_T: Tensor, mask_T: Tensor) -> None:
         """Keep the lowest and the highest value of a trained token."""
-        trained_T = values_T.detach()[mask_T != 0]
-        if len(trained_T):
-            low, high = torch.aminmax(trained_T)
-            self._lowest[name] = min(self._lowest.get(name, math.inf), float(low))
-            self._highest[name] = max(self._highest.get(name, -math.inf), float(high))
+        trained_T, values_T = mask_T != 0, values_T.detach().double()
+        if len(values_T):
+            _merge(self._lowest, name, torch.where(trained_T, values_T, math.inf).amin(), torch.minimum)
+            _merge(self._highest, name, torch.where(trained_T, values_T, -math.inf).amax(), torch.maximum)
 
-    def count(self, mask_T: Tensor) -> None:
-        """Count trained tokens: what the sums are divided by."""
-        self._sums["tokens"] = self._sums.get("tokens", 0.0) + float(torch.count_nonzero(mask_T))
+    def count(self, mask_T: Tensor, *, name: str = "tokens") -> None:
+        """Count trained tokens; ``tokens`` are what the sums are divided by."""
+        _merge(self._counts, name, (mask_T != 0).double().sum(), torch.add)
 
     def merge(self, other: Tally) -> None:
         """Take what another one gathered."""
-        for name, total in other._sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + total
-        for name, value in other._lowest.items():
-            self._lowest[name] = min(self._lowest.get(name, math.inf), value)
-        for name, value in other._highest.items():
-            self._highest[name] = max(self._highest.get(name, -math.inf), value)
+        for own, others, join in (
+            (self._counts, other._counts, torch.add),
+            (self._sums, other._sums, torch.add),
+            (self._lowest, other._lowest, torch.minimum),
+            (self._highest, other._highest, torch.maximum),
+        ):
+            for name, value in others.items():
+                _merge(own, name, value, join)
 
-    def metrics(self, *, prefix: str) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return means over trained tokens, and ``_min`` and ``_max`` of what has extremes; nothing without tokens."""
-        tokens = self._sums.get("tokens", 0.0)
+        lowest = {f"{name}_min": value for name, value in self._lowest.items()}
+        highest = {f"{name}_max": value for name, value in self._highest.items()}
+        gathered = {**self._counts, **self._sums, **lowest, **highest}
+        read = dict(zip(gathered, torch.stack(list(gathered.values())).tolist(), strict=True)) if gathered else {}
+        tokens = read.get("tokens", 0.0)
         if tokens == 0:
             return {}
-        means = {f"{prefix}{name}": total / tokens for name, total in self._sums.items() if name != "tokens"}
-        lowest = {f"{prefix}{name}_min": value for name, value in self._lowest.items()}
-        highest = {f"{prefix}{name}_max": value for name, value in self._highest.items()}
-        return {f"{prefix}tokens": tokens, **means, **lowest, **highest}
+        return {name: value / tokens if name in self._sums else value for name, value in read.items()}
+
+
+def _merge(gathered: dict[str, Tensor], name: str, value: Tensor, join: Callable[[Tensor, Tensor], Tensor]) -> None:
+    gathered[name] = join(gathered[name], value) if name in gathered else value
 
 
 def add_mismatch(tally: Tally, *, trainer_logprobs_T: Tensor, rollout_logprobs_T: Tensor, mask_T: Tensor) -> None:

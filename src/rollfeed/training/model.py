@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.config.train import TrainSettings
+from rollfeed.config.train import TrainPrecision, TrainSettings
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import loading
 from rollfeed.model_files.trial import longest_text, refusal_of_model, vocab_size_of
@@ -45,6 +45,29 @@ _TOLERANCE = 1e-5
 _WINDOW = re.compile(r"window|attention_chunk|attn_chunk|local_attention|index_topk|indexer_budget")
 _NO_WINDOW = re.compile(r"layers|pattern|dropout")
 _FULL = "full_attention"
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of a ``train.device`` setting.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"train.device = {name!r}: not usable here ({reason}); try 'auto' or 'cpu'") from error
+    return device
+
+
+def autocast_of(precision: TrainPrecision, device: torch.device) -> torch.dtype | None:
+    """Return what passes compute in on a device; None leaves it to the weights."""
+    bf16 = precision is TrainPrecision.BF16 or (precision is TrainPrecision.AUTO and device.type == "cuda")
+    return torch.bfloat16 if bf16 else None
 
 
 def load_model(checkpoint: Path, *, device: torch.device, trust_remote_code: bool = False) -> Any:
@@ -136,9 +159,21 @@ class Policy:
         finally:
             torch.set_num_threads(before)
 
-    def check_tokens(self, token_ids: NDArray[np.int32]) -> None:
-        """Raise ConfigError if a token id is outside the model's vocabulary."""
-        largest = int(token_ids.max())
+    def check(self, sequence: TrainSequence, *, name: str, remedy: str) -> None:
+        """Raise ConfigError if a token id is outside the model's vocabulary, or the sequence longer than it takes.
+
+        Args:
+            sequence: To be scored.
+            name: What messages call it.
+            remedy: What helps where it is too long.
+        """
+        longest = longest_text(self.model)
+        if longest is not None and sequence.num_inputs > longest:
+            raise ConfigError(
+                f"{name} {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is trained takes "
+                f"at most {longest}: {remedy}"
+            )
+        largest = int(sequence.token_ids.max())
         if largest >= self.vocab_size:
             raise ConfigError(
                 f"token id {largest} is outside the model's vocabulary of {self.vocab_size}: the tokenizer of the "
@@ -156,8 +191,16 @@ class Policy:
         logits: Tensor = self.model(**inputs).logits
         return logits if self._keeps_logits else logits[:, columns_K]
 
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return to_device(array, self.device)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array as a tensor there, without waiting for what the device computes; on a CPU it is a view."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def longest_tree(policy: Policy, *, checkpoint: Path, settings: TrainSettings) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from rollfeed.training.losses import (
     token_ratio,
 )
 from rollfeed.training.metrics import Tally, add_mismatch
-from rollfeed.training.model import Scored
+from rollfeed.training.model import Scored, to_device
 from rollfeed.training.packing import MicroBatch
 
 
@@ -41,9 +42,13 @@ class TokenArrays:
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, device: torch.device) -> TokenArrays:
-        """Return them as tensors."""
-        names = ("mask_T", "advantages_T", "weights_T", "rollout_logprobs_T", "sequence_ids_T")
-        return cls(**{name: torch.from_numpy(getattr(micro_batch, name)).to(device) for name in names})
+        """Return them as tensors; sequences are numbered from 0."""
+        names = ("mask_T", "advantages_T", "weights_T", "rollout_logprobs_T")
+        _, number_T = np.unique(micro_batch.sequence_ids_T, return_inverse=True)
+        return cls(
+            **{name: to_device(getattr(micro_batch, name), device) for name in names},
+            sequence_ids_T=to_device(number_T, device),
+        )
 
 
 def micro_batch_loss(
@@ -64,6 +69,9 @@ def micro_batch_loss(
         start_logprobs_T: The trainer's before the batch's first update; None takes those of ``scored``.
         reference_logprobs_T: Needed where ``settings.kl_coefficient`` is above 0.
         tally: Takes what there is to tell.
+
+    Nothing here waits for the device, and nothing around it in a micro-batch but a check of transformers' own in passes
+    without branches: what the host wants to know it reads once an update.
     """
     logprobs_T, mask_T = scored.logprobs_T, arrays.mask_T
     trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollfeed.config.train import OptimizerSettings
-from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.errors import RunFailedError
 from rollfeed.training.model import Policy
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import MicroBatch, pack_sequences
@@ -48,12 +48,11 @@ class SupervisedUpdates:
 
         Raises:
             ConfigError: If a demonstration fits neither the model nor the micro-batch; nothing has been changed then.
-            RunFailedError: If the loss or its gradient is not finite; the weights are as they were.
+            RunFailedError: If the loss or its gradient is not finite; the weights are those before this update.
         """
         sequences = [_sequence(each, number) for number, each in enumerate(demonstrations)]
         for sequence in sequences:
-            self._policy.check_tokens(sequence.token_ids)
-            self._check_length(sequence)
+            self._policy.check(sequence, name="demonstration", remedy="leave it out")
         num_tokens = sum(len(sequence.positions_T) for sequence in sequences)
         weights = [np.full(len(sequence.positions_T), 1.0 / num_tokens, np.float32) for sequence in sequences]
         micro_batches = pack_sequences(
@@ -74,14 +73,6 @@ class SupervisedUpdates:
         loss = -(self._policy.score(micro_batch).logprobs_T * weights_T).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
-
-    def _check_length(self, sequence: TrainSequence) -> None:
-        longest = getattr(self._policy.model.config, "max_position_embeddings", None) or math.inf
-        if sequence.num_inputs > longest:
-            raise ConfigError(
-                f"demonstration {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is "
-                f"trained takes at most {longest}: leave it out"
-            )
 
 
 def _sequence(demonstration: Demonstration, number: int) -> TrainSequence:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +21,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.config.train import NonFinitePolicy, TrainPrecision, TrainSettings
+from rollfeed.config.settings import flatten
+from rollfeed.config.train import NonFinitePolicy, TrainSettings
 from rollfeed.cores import num_physical_cores
-from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
+from rollfeed.errors import CheckpointError, RunFailedError
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.names import CheckpointNames
-from rollfeed.model_files.trial import longest_text
 from rollfeed.training.checkpoint import TrainerState, read_state, write_state
 from rollfeed.training.metrics import Stopwatch, Tally
-from rollfeed.training.model import Policy, enable_activation_checkpointing, load_model, longest_tree
+from rollfeed.training.model import (
+    Policy,
+    autocast_of,
+    choose_device,
+    enable_activation_checkpointing,
+    load_model,
+    longest_tree,
+)
 from rollfeed.training.objective import TokenArrays, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import MicroBatch, pack_sequences
@@ -46,7 +54,6 @@ _FREE_TO_CHANGE = (
     "on_non_finite",
 )
 """Settings that a state of other ones may be continued with: they change rounding at most."""
-_PREFIX = "train/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,8 @@ class _Part:
     """One micro-batch, with what other policies than the present one say of its tokens."""
 
     micro_batch: MicroBatch
+    learns: bool
+    """Whether there is a gradient; else there are metrics only."""
     arrays: TokenArrays
     start_T: Tensor | None
     reference_T: Tensor | None
@@ -109,12 +118,12 @@ class Trainer:
     ) -> None:
         self.step = 0
         """Batches trained on so far."""
-        self.is_mid_batch = False
-        """Whether a batch failed after some of its updates: the weights are then those of no number of batches."""
+        self._num_made = 0
+        """Updates of a batch that has not ended."""
         self.device = choose_device(settings.device)
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
-        autocast = _autocast(settings.precision, self.device)
+        autocast = autocast_of(settings.precision, self.device)
         threads = settings.threads or num_physical_cores()
 
         def load() -> Policy:
@@ -136,6 +145,11 @@ class Trainer:
         )
 
     @property
+    def is_mid_batch(self) -> bool:
+        """Whether a batch failed after some of its updates: the weights are then those of no number of batches."""
+        return self._num_made > 0
+
+    @property
     def policy(self) -> Policy:
         """The model that is trained."""
         return self._policy
@@ -149,13 +163,15 @@ class Trainer:
         """Train on a batch: ``num_epochs`` times ``num_minibatches`` updates.
 
         The gradient of an update is that of the whole mini-batch, however many micro-batches it is computed in. Samples
-        without trained tokens, and those with advantage 0 where no divergence is penalised, bring no gradient and are
-        not computed; the latter still count in the normalisation. Metrics are means over the tokens computed.
+        with advantage 0 bring none where no divergence is penalised, and are only scored; they count in the
+        normalisation. Metrics are means over all trained tokens of the updates, those of such samples included, as
+        ``tokens`` is; ``zero_advantage_tokens`` are of such samples, and ``computed_tokens``, ``padded_tokens`` and
+        ``micro_batches`` are of the passes with a gradient. Updates left out as not finite have no part in the metrics.
 
         Raises:
             ConfigError: If a sample does not fit ``micro_batch_tokens`` or the model; nothing has been changed then.
             RunFailedError: If a loss or gradient is not finite and ``on_non_finite`` is ``stop``, or the GPU's memory
-                is not enough.
+                is not enough; the message says what had been changed by then.
         """
         began = time.perf_counter()
         self._stopwatch = Stopwatch()
@@ -167,29 +183,27 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             raise RunFailedError(
                 f"step {batch.step}: the GPU's memory is not enough for train.micro_batch_tokens = "
-                f"{self._settings.micro_batch_tokens}; lower it, or set train.activation_checkpointing = true"
+                f"{self._settings.micro_batch_tokens}; lower it, or set train.activation_checkpointing = true; "
+                f"{self._what_was_changed()}"
             ) from error
         finally:
             self._optimizer.forget_gradients()
-        self.step, self.is_mid_batch = self.step + 1, False
-        micro_batches = [micro_batch for minibatch in packed for micro_batch in minibatch]
-        metrics = {
-            **tally.metrics(prefix=_PREFIX),
-            **{
-                f"{_PREFIX}{name}": float(np.mean([update[name] for update in updates]))
-                for name in (updates or [{}])[0]
-            },
-            f"{_PREFIX}updates": float(len(updates)),
-            f"{_PREFIX}skipped_updates": float(len(skipped)),
-            f"{_PREFIX}computed_tokens": float(sum(m.num_inputs for m in micro_batches)),
-            f"{_PREFIX}padded_tokens": float(sum(m.token_ids_BL.size for m in micro_batches)),
-            f"{_PREFIX}micro_batches": float(len(micro_batches)),
+        self.step, self._num_made = self.step + 1, 0
+        micro_batches = [micro_batch for minibatch in packed for micro_batch, learns in minibatch if learns]
+        figures = {
+            **tally.metrics(),
+            **{name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]},
+            "updates": float(len(updates)),
+            "skipped_updates": float(len(skipped)),
+            "computed_tokens": float(sum(m.num_inputs for m in micro_batches)),
+            "padded_tokens": float(sum(m.token_ids_BL.size for m in micro_batches)),
+            "micro_batches": float(len(micro_batches)),
         }
         return TrainReport(
             step=batch.step,
             num_updates=len(updates),
             skipped=tuple(skipped),
-            metrics=metrics,
+            metrics={f"train/{name}": value for name, value in figures.items()},
             seconds=time.perf_counter() - began,
             part_seconds=self._stopwatch.seconds,
         )
@@ -206,7 +220,7 @@ class Trainer:
             if sample.loss_mask.any()
         ]
         results = [np.zeros(sample.response_length, np.float32) for sample in samples]
-        for micro_batch in self._pack(sequences):
+        for micro_batch, _ in self._pack(sequences):
             with torch.no_grad(), self._policy.computing():
                 logprobs_T = self._policy.score(micro_batch).logprobs_T.float().cpu().numpy()
             for number in np.unique(micro_batch.sequence_ids_T):
@@ -245,7 +259,7 @@ class Trainer:
         with torch.no_grad():
             for name, parameter in self._optimizer.parameters.items():
                 parameter.copy_(state.tensors[f"model/{name}"])
-        self.step, self.is_mid_batch = int(state.values["step"]), False
+        self.step, self._num_made = int(state.values["step"]), 0
 
     def save(self, folder: Path) -> None:
         """Write the state as a new folder; see :func:`rollfeed.training.checkpoint.write_state`."""
@@ -255,45 +269,40 @@ class Trainer:
         """Go to the state in a folder; raises as :meth:`load_state_dict`, and if it cannot be read."""
         self.load_state_dict(read_state(folder))
 
-    def _pack(self, sequences: Sequence[TrainSequence]) -> list[MicroBatch]:
+    def _pack(self, sequences: Sequence[TrainSequence]) -> list[tuple[MicroBatch, bool]]:
+        """Return micro-batches, and whether there is a gradient: sequences with one and without are apart."""
         loss = self._settings.loss
         weights = sequence_weights(sequences, normalisation=loss.normalisation, constant_length=self._constant_length)
-        longest = longest_text(self._policy.model) or math.inf
         for sequence in sequences:
-            self._policy.check_tokens(sequence.token_ids)
-            if sequence.num_inputs > longest:
-                raise ConfigError(
-                    f"sample {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is trained "
-                    f"takes at most {longest}: lower engine.context_length"
-                )
-        learnable = [
-            (sequence, weights_T)
-            for sequence, weights_T in zip(sequences, weights, strict=True)
-            if sequence.advantage != 0.0 or loss.kl_coefficient > 0
+            self._policy.check(sequence, name="sample", remedy="lower engine.context_length")
+        learn = [sequence.advantage != 0.0 or loss.kl_coefficient > 0 for sequence in sequences]
+        return [
+            (micro_batch, learns)
+            for learns in (True, False)
+            for micro_batch in pack_sequences(
+                list(compress(sequences, (each is learns for each in learn))),
+                list(compress(weights, (each is learns for each in learn))),
+                micro_batch_tokens=self._settings.micro_batch_tokens,
+                share_prompts=self.shares_prompts,
+                longest_tree=self._longest_tree,
+            )
         ]
-        return pack_sequences(
-            [sequence for sequence, _ in learnable],
-            [weights_T for _, weights_T in learnable],
-            micro_batch_tokens=self._settings.micro_batch_tokens,
-            share_prompts=self.shares_prompts,
-            longest_tree=self._longest_tree,
-        )
 
-    def _part(self, micro_batch: MicroBatch) -> _Part:
+    def _part(self, micro_batch: MicroBatch, learns: bool) -> _Part:
         with torch.no_grad():
             # With a single update the start is what that update's own pass says.
             several = self._settings.updates_per_batch > 1
             start_T = self._policy.score(micro_batch).logprobs_T if several else None
             reference_T = self._reference.score(micro_batch).logprobs_T if self._reference else None
-        return _Part(micro_batch, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
+        return _Part(micro_batch, learns, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
 
     def _updates(
-        self, packed: Sequence[Sequence[MicroBatch]], tally: Tally, *, step: int
+        self, packed: Sequence[Sequence[tuple[MicroBatch, bool]]], tally: Tally, *, step: int
     ) -> tuple[list[dict[str, float]], list[str]]:
         """Make all updates of a batch; return the figures of each, and why others were left out."""
         updates: list[dict[str, float]] = []
         skipped: list[str] = []
-        minibatches = [[self._part(micro_batch) for micro_batch in minibatch] for minibatch in packed]
+        minibatches = [[self._part(*each) for each in minibatch] for minibatch in packed]
         for _ in range(self._settings.num_epochs):
             for parts in minibatches:
                 update = self._update(parts, tally, step=step)
@@ -306,39 +315,62 @@ class Trainer:
     def _update(self, parts: Sequence[_Part], tally: Tally, *, step: int) -> dict[str, float] | str:
         """Make one update and return its figures, or why there was none."""
         try:
-            outcome = self._try_update(parts, tally) if parts else "no sample has both trained tokens and an advantage"
+            outcome = self._try_update(parts, tally)
         finally:
             self._optimizer.forget_gradients()
         if isinstance(outcome, _NotFinite):
             message = f"step {step}, update {self._optimizer.num_updates}: {outcome.what} is not finite"
             if self._settings.on_non_finite is NonFinitePolicy.STOP:
-                raise RunFailedError(f"{message}; nothing was changed (train.on_non_finite = 'skip' leaves it out)")
+                raise RunFailedError(
+                    f"{message}; {self._what_was_changed()} (train.on_non_finite = 'skip' leaves such updates out)"
+                )
             logger.warning("%s: left out", message)
             outcome = message
         self._optimizer.num_updates += 1
         return outcome
 
-    def _try_update(self, parts: Sequence[_Part], tally: Tally) -> dict[str, float] | _NotFinite:
+    def _what_was_changed(self) -> str:
+        if self._num_made == 0:
+            return "nothing was changed"
+        made = "1 update" if self._num_made == 1 else f"{self._num_made} updates"
+        return f"{made} of this batch had been made before, which no checkpoint holds"
+
+    def _try_update(self, parts: Sequence[_Part], tally: Tally) -> dict[str, float] | _NotFinite | str:
         own = Tally()
-        losses = [self._backward(part, own) for part in parts]
-        for loss, part in zip(losses, parts, strict=True):
-            if not math.isfinite(float(loss)):
+        losses = [(part, self._backward(part, own)) for part in parts if part.learns]
+        for part in parts:
+            if not part.learns:
+                with torch.no_grad():
+                    self._loss(part, own)
+                own.count(part.arrays.mask_T, name="zero_advantage_tokens")
+        if not losses:
+            tally.merge(own)
+            return "no sample has both trained tokens and an advantage"
+        with self._stopwatch.part("backward"):
+            read = torch.stack([loss for _, loss in losses]).tolist()
+        for (part, _), loss in zip(losses, read, strict=True):
+            if not math.isfinite(loss):
                 indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
-                return _NotFinite(f"the loss ({float(loss)}) of the micro-batch with samples {indices}")
+                return _NotFinite(f"the loss ({loss}) of the micro-batch with samples {indices}")
         rate = self._optimizer.learning_rate
-        was_mid_batch, self.is_mid_batch = self.is_mid_batch, True
+        self._num_made += 1  # before it is whole: what fails within has changed something
         with self._stopwatch.part("optimizer"):
             norm = self._optimizer.step()
         if not math.isfinite(norm):
-            self.is_mid_batch = was_mid_batch
+            self._num_made -= 1
             return _NotFinite(f"the gradient of {self._optimizer.first_broken_gradient() or 'all weights together'}")
         tally.merge(own)
-        loss_sum = float(torch.stack(losses).double().sum())
-        return {"loss": loss_sum, "grad_norm": norm, "learning_rate": rate}
+        return {"loss": sum(read), "grad_norm": norm, "learning_rate": rate}
 
     def _backward(self, part: _Part, tally: Tally) -> Tensor:
+        loss = self._loss(part, tally)
+        with self._stopwatch.part("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _loss(self, part: _Part, tally: Tally) -> Tensor:
         with self._stopwatch.part("forward"):
-            loss = micro_batch_loss(
+            return micro_batch_loss(
                 self._policy.score(part.micro_batch),
                 part.arrays,
                 settings=self._settings.loss,
@@ -346,15 +378,12 @@ class Trainer:
                 reference_logprobs_T=part.reference_T,
                 tally=tally,
             )
-        with self._stopwatch.part("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
 
     def _identity(self) -> dict[str, Any]:
         return self._settings.model_dump(mode="json", exclude=set(_FREE_TO_CHANGE))
 
     def _check_state(self, state: TrainerState) -> None:
-        saved, own = _flat(state.values.get("settings", {})), _flat(self._identity())
+        saved, own = flatten(state.values.get("settings", {})), flatten(self._identity())
         for key in sorted(saved.keys() | own.keys()):
             if saved.get(key) != own.get(key):
                 raise CheckpointError(
@@ -368,32 +397,3 @@ class Trainer:
                     f"the trainer's state is of another model: it has no weight {name!r} of shape "
                     f"{tuple(parameter.shape)}; start from the checkpoint that it was trained from"
                 )
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device of a ``train.device`` setting.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"train.device = {name!r}: not usable here ({reason}); try 'auto' or 'cpu'") from error
-    return device
-
-
-def _autocast(precision: TrainPrecision, device: torch.device) -> torch.dtype | None:
-    bf16 = precision is TrainPrecision.BF16 or (precision is TrainPrecision.AUTO and device.type == "cuda")
-    return torch.bfloat16 if bf16 else None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -81,7 +81,7 @@ def check_training(settings: Settings) -> None:
     _check_memory(settings)
     if train.device not in ("auto", "cpu"):
         # PyTorch takes seconds to import.
-        from rollfeed.training.trainer import choose_device
+        from rollfeed.training.model import choose_device
 
         choose_device(train.device)
 

@@ -26,6 +26,7 @@ from rollfeed.app.training.checkpoints import (
     restore,
     save_step,
     save_warm_up,
+    where_it_goes_on,
 )
 from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, directory_problem
 from rollfeed.app.training.logs import RecordLog, run_curves
@@ -298,6 +299,10 @@ class _Loop:
         settings = self._prepared.settings
         try:
             report = self._trainer.train_step(batch)
+        except RunFailedError as error:
+            if not self._trainer.is_mid_batch:
+                raise
+            raise RunFailedError(f"{error}; the training {where_it_goes_on(self._out)}") from error
         except ConfigError as error:
             raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
         except COMPUTING_ERRORS as error:

@@ -75,9 +75,9 @@ class StepFigures:
     truncated_ratio: float
     reward_mean: float
     trained_tokens: int
-    """Of responses with an advantage other than 0: the others have no gradient and are not computed."""
+    """Of responses with an advantage other than 0: the others have no gradient and are only scored."""
     computed_tokens: int
-    """That went through the model in training: prompts once a group, padding left out."""
+    """That went through the model with a gradient: prompts once a group, padding left out."""
     padded_tokens: int
     """With padding."""
     bound_seconds: float
@@ -232,7 +232,8 @@ class _Run:
 
     def _figures(self, batch: TrainBatch, report: TrainReport, **seconds: float) -> StepFigures:
         metrics = {name.rpartition("/")[2]: int(value) for name, value in report.metrics.items() if "tokens" in name}
-        trained_tokens, computed_tokens = metrics.get("tokens", 0), metrics["computed_tokens"]
+        trained_tokens = metrics.get("tokens", 0) - metrics.get("zero_advantage_tokens", 0)
+        computed_tokens = metrics["computed_tokens"]
         num_micro_batches = max(1, int(report.metrics["train/micro_batches"]))
         rows = {
             "num_tokens": round(computed_tokens / num_micro_batches),
