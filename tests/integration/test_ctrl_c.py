@@ -13,7 +13,7 @@ EVAL = """
 [eval]
 [[eval.environments]]
 id = "core/copy_text"
-num_prompts = 100000
+num_prompts = 3000
 """
 BREAKING_IMPORT = """
 import sys

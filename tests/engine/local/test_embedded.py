@@ -164,6 +164,7 @@ async def test_a_cancelled_caller_frees_its_slot(endless: MakeEngine) -> None:
 async def test_an_aborted_request_goes_on_from_its_own_tokens(endless: MakeEngine) -> None:
     async with endless(context_length=50_000) as engine:
         task = asyncio.create_task(engine.generate(PROMPT, params(40_000), request_id="r"))
+        await asyncio.sleep(0)  # submitted before the other, which then ends after its first token
         await engine.generate(PROMPT, params(30), request_id="other")
         await engine.abort("r")
         partial = await task
@@ -252,6 +253,7 @@ async def test_a_request_that_can_never_be_served_is_refused(
 async def test_a_weight_update_in_flight_shows_in_the_version_spans(endless: MakeEngine) -> None:
     async with endless(context_length=50_000) as engine:
         task = asyncio.create_task(engine.generate(PROMPT, params(40_000), request_id="r"))
+        await asyncio.sleep(0)  # submitted before the other, which then ends after its first token
         await engine.generate(PROMPT, params(5), request_id="other")
         await engine.update_weights({"model.norm.weight": np.full(48, 0.5, np.float32)}, policy_version=7)
         assert engine.policy_version == 7
