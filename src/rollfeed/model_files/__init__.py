@@ -7,17 +7,20 @@ imports torch.
 from rollfeed.model_files.config import CONFIG_FILE, find_config, read_config, read_eos_token_ids
 from rollfeed.model_files.content import check_content, read_object, refusal
 from rollfeed.model_files.weights import (
+    BESIDE_WEIGHTS,
     INDEX_FILE,
     WEIGHTS_FILE,
     TensorHeader,
     check_tensors,
     has_weights,
+    headers_by_file,
     read_headers,
     tell_of_unknown,
     weight_files,
 )
 
 __all__ = [
+    "BESIDE_WEIGHTS",
     "CONFIG_FILE",
     "INDEX_FILE",
     "WEIGHTS_FILE",
@@ -26,6 +29,7 @@ __all__ = [
     "check_tensors",
     "find_config",
     "has_weights",
+    "headers_by_file",
     "read_config",
     "read_eos_token_ids",
     "read_headers",

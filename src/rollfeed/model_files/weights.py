@@ -25,6 +25,9 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 """Says which tensor is in which file, where there are several."""
 
+BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.bpe", "*.vocab")
+"""The rest of a model: configurations, tokenizers, chat templates, and the code of those that bring their own."""
+
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.safetensors$")
 _MAX_HEADER_BYTES = 100_000_000
@@ -75,15 +78,27 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     Raises:
         CheckpointError: If a file is missing, cut short or something else, or lacks a tensor of the index.
     """
+    return {name: header for tensors in headers_by_file(folder).values() for name, header in tensors.items()}
+
+
+def headers_by_file(folder: Path) -> dict[str, dict[str, TensorHeader]]:
+    """Return the headers of all tensors by the file, relative to the folder, that each is loaded from.
+
+    Raises:
+        CheckpointError: As :func:`read_headers`.
+    """
     headers = {file: _read_header(file) for file in weight_files(folder)}
     _check_index(folder, headers)
-    found: dict[str, TensorHeader] = {}
+    last: dict[str, Path] = {}
     for file, tensors in headers.items():
-        twice = found.keys() & tensors.keys()
+        twice = last.keys() & tensors.keys()
         if twice:
             _tell_once(folder, twice, f"the tensor {min(twice)!r} is in several files; that of {file.name} is loaded")
-        found |= tensors
-    return found
+        last |= dict.fromkeys(tensors, file)
+    return {
+        str(file.relative_to(folder)): {name: header for name, header in tensors.items() if last[name] == file}
+        for file, tensors in headers.items()
+    }
 
 
 def check_tensors(
