@@ -202,18 +202,6 @@ def test_a_run_is_not_gone_on_with_under_other_settings(rollfeed, folder, key: s
     assert files(folder) == before
 
 
-def test_a_checkpoint_of_another_trainer_is_refused(rollfeed, folder: Path) -> None:
-    values = sorted((folder / "run" / "checkpoints").iterdir())[-1] / "trainer.json"
-    stored = json.loads(values.read_text())
-    stored["settings"]["optimizer"]["learning_rate"] = 0.5
-    values.write_text(json.dumps(stored))
-    before = files(folder)
-    result = rollfeed("train", folder / "train.toml", "--out", folder / "run")
-    assert result.code == 2
-    assert "train.optimizer.learning_rate = 0.001, but the trainer's state was made with 0.5: set it back" in result.err
-    assert files(folder) == before
-
-
 def test_a_damaged_checkpoint_is_refused(rollfeed, folder: Path) -> None:
     newest = sorted((folder / "run" / "checkpoints").iterdir())[-1]
     tensors = newest / "trainer.safetensors"

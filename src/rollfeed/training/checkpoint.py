@@ -26,8 +26,9 @@ class TrainerState:
     """All that a trainer needs to go on exactly where it was."""
 
     tensors: Mapping[str, Tensor]
-    """``model/NAME``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` for every parameter; the trainer's own memory where it
-    is on the CPU: write or copy them before the next update."""
+    """``model/NAME``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` for every parameter, ``buffer/NAME`` for every buffer
+    that a checkpoint has; the trainer's own memory where it is on the CPU: write or copy them before the next update.
+    """
     values: Mapping[str, Any]
     """JSON values."""
 

@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.config.settings import flatten
 from rollfeed.config.train import NonFinitePolicy, TrainSettings
 from rollfeed.cores import num_physical_cores
 from rollfeed.errors import CheckpointError, RunFailedError
@@ -44,16 +43,6 @@ from rollfeed.training.sequences import TrainSequence, sequence_of, sequence_wei
 from rollfeed.types import Sample, TrainBatch
 
 logger = logging.getLogger(__name__)
-
-_FREE_TO_CHANGE = (
-    "micro_batch_tokens",
-    "share_prompts",
-    "activation_checkpointing",
-    "threads",
-    "device",
-    "on_non_finite",
-)
-"""Settings that a state of other ones may be continued with: they change rounding at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,21 +233,24 @@ class Trainer:
         """Return all that :meth:`load_state_dict` needs to go on exactly from here."""
         tensors, values = self._optimizer.state()
         parameters = {f"model/{name}": p.detach().cpu() for name, p in self._optimizer.parameters.items()}
-        return TrainerState(
-            tensors={**parameters, **tensors}, values={**values, "step": self.step, "settings": self._identity()}
-        )
+        buffers = {f"buffer/{name}": buffer.cpu() for name, buffer in self._buffers().items()}
+        return TrainerState(tensors={**parameters, **buffers, **tensors}, values={**values, "step": self.step})
 
     def load_state_dict(self, state: TrainerState) -> None:
         """Go to a state that :meth:`state_dict` returned; on a CPU, all that follows is equal bit by bit.
 
+        That is so under equal settings; which may be others, :mod:`rollfeed.config.resuming` says.
+
         Raises:
-            CheckpointError: If it is of other settings or another model; nothing is changed then.
+            CheckpointError: If it is of another model; nothing is changed then.
         """
         self._check_state(state)
         self._optimizer.load_state(state.tensors, state.values)
         with torch.no_grad():
             for name, parameter in self._optimizer.parameters.items():
                 parameter.copy_(state.tensors[f"model/{name}"])
+            for name, buffer in self._buffers().items():
+                buffer.copy_(state.tensors.get(f"buffer/{name}", buffer))  # states of earlier versions have none
         self.step, self._num_made = int(state.values["step"]), 0
 
     def save(self, folder: Path) -> None:
@@ -268,6 +260,12 @@ class Trainer:
     def load(self, folder: Path) -> None:
         """Go to the state in a folder; raises as :meth:`load_state_dict`, and if it cannot be read."""
         self.load_state_dict(read_state(folder))
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return the buffers that a checkpoint has, by the model's names."""
+        model = self._policy.model
+        kept = model.state_dict().keys()
+        return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
     def _pack(self, sequences: Sequence[TrainSequence]) -> list[tuple[MicroBatch, bool]]:
         """Return micro-batches, and whether there is a gradient: sequences with one and without are apart."""
@@ -379,17 +377,7 @@ class Trainer:
                 tally=tally,
             )
 
-    def _identity(self) -> dict[str, Any]:
-        return self._settings.model_dump(mode="json", exclude=set(_FREE_TO_CHANGE))
-
     def _check_state(self, state: TrainerState) -> None:
-        saved, own = flatten(state.values.get("settings", {})), flatten(self._identity())
-        for key in sorted(saved.keys() | own.keys()):
-            if saved.get(key) != own.get(key):
-                raise CheckpointError(
-                    f"train.{key} = {own.get(key)!r}, but the trainer's state was made with {saved.get(key)!r}: "
-                    "set it back, or start a new run"
-                )
         for name, parameter in self._optimizer.parameters.items():
             tensor = state.tensors.get(f"model/{name}")
             if tensor is None or tensor.shape != parameter.shape:
