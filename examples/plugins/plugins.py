@@ -95,7 +95,7 @@ def strip_response(sample: Sample, prompt: Prompt) -> Sample:
     return replace(sample, response=sample.response.strip())
 
 
-def rank_advantages(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+def rank_advantages(rewards_G: NDArray[np.float64], *, group: Group) -> NDArray[np.float64]:
     """An advantage function: ranks within the group, centred."""
     ranks_G = np.array([(rewards_G < reward).sum() for reward in rewards_G], np.float64)
     return ranks_G - ranks_G.mean()

@@ -1,44 +1,19 @@
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rollfeed.batch import AgeLimit, batch_metrics, cut_batch, group_advantages
-from rollfeed.config import StalenessPolicy
-from rollfeed.errors import RunFailedError
-from rollfeed.testing.contracts import check_advantage, make_group, make_sample
+from rollfeed.batch import AgeLimit, OverlongPenalty, batch_metrics, cut_batch
+from rollfeed.config import AdvantageSettings, StalenessPolicy
+from rollfeed.testing.contracts import make_group, make_sample
 from rollfeed.types import Correct, Rollout, SampleStatus, Verdict, VersionSpan
 
 
-def test_advantages_sum_to_zero_within_each_group() -> None:
-    for rewards in ([0.0, 1.0, 1.0, 0.0], [2.0, 2.0, 2.0, 2.0], [5.0]):
-        for divide in (False, True):
-            assert abs(group_advantages(np.array(rewards), divide_by_std=divide).sum()) < 1e-9
-
-
-@pytest.mark.parametrize("divide", [False, True])
-def test_equal_rewards_have_advantages_of_exactly_zero(divide: bool) -> None:
-    assert not group_advantages(np.array([0.1, 0.1, 0.1]), divide_by_std=divide).any()
-
-
-def test_advantages_are_what_the_papers_say() -> None:
-    rewards_G = np.array([0.0, 1.0, 1.0, 2.0])
-    np.testing.assert_allclose(group_advantages(rewards_G), [-1.0, 0.0, 0.0, 1.0])
-    np.testing.assert_allclose(
-        group_advantages(rewards_G, divide_by_std=True), np.array([-1.0, 0.0, 0.0, 1.0]) / np.sqrt(0.5), rtol=1e-5
-    )
-
-
-def test_advantage_functions_keep_their_contract() -> None:
-    check_advantage(group_advantages)
-    check_advantage(partial(group_advantages, divide_by_std=True))
-
-
-def cut(groups, advantage_fn=group_advantages):
+def cut(groups, **changes):
     rule = AgeLimit(max_staleness=None, policy=StalenessPolicy.REQUEUE)
-    return cut_batch(groups, step=3, policy_version=2, age_rule=rule, reward_key=None, advantage_fn=advantage_fn).batch
+    arguments = {"reward_key": None, "estimator": AdvantageSettings(), **changes}
+    return cut_batch(groups, step=3, policy_version=2, age_rule=rule, **arguments).batch
 
 
 def test_a_batch_is_ordered_by_index_with_one_advantage_a_sample() -> None:
@@ -46,12 +21,6 @@ def test_a_batch_is_ordered_by_index_with_one_advantage_a_sample() -> None:
     assert [group.group_index for group in batch.groups] == [2, 5]
     assert batch.advantages_S.tolist() == [2.0, -2.0, -0.5, 0.5]
     assert (batch.step, batch.policy_version) == (3, 2)
-
-
-@pytest.mark.parametrize("wrong", [lambda rewards: rewards[:1], lambda rewards: rewards / 0.0])
-def test_an_advantage_function_that_returns_nonsense_is_named(wrong) -> None:
-    with np.errstate(all="ignore"), pytest.raises(RunFailedError, match=r"plugins.advantage .* returned .* of group 0"):
-        cut([make_group([0.0, 1.0])], advantage_fn=wrong)
 
 
 def rollout_of(response: str, *, reward: float, status: SampleStatus, correct: Correct, **changes: Any) -> Rollout:
@@ -116,32 +85,26 @@ def test_a_samples_advantage_is_of_its_own_reward_and_the_baseline_is_over_rollo
     np.testing.assert_allclose(batch.advantages_S, [-0.3, 0.4, -0.1, -0.5, 0.5, 0.5], rtol=1e-6)
 
 
-def test_the_deviation_that_advantages_are_divided_by_is_over_rollouts() -> None:
-    batch = cut([forked([0.2, 0.8], [0.0], [1.0])], partial(group_advantages, divide_by_std=True))
-    expected = np.array([-0.3, 0.3, -0.5, 0.5]) / np.std([0.5, 0.0, 1.0])
-    np.testing.assert_allclose(batch.advantages_S, expected, rtol=1e-5)
-
-
 def test_samples_that_differ_in_rollouts_that_do_not_are_compared_without_a_deviation() -> None:
     for divide in (False, True):
-        batch = cut([forked([0.2, 0.8], [0.5])], partial(group_advantages, divide_by_std=divide))
+        batch = cut([forked([0.2, 0.8], [0.5])], estimator=AdvantageSettings(divide_by_std=divide))
         np.testing.assert_allclose(batch.advantages_S, [-0.3, 0.3, 0.0], atol=1e-6)
 
 
 def test_an_advantage_function_sees_rollouts_and_its_scale_counts_for_samples() -> None:
     seen = []
 
-    def doubled(rewards_G):
+    def doubled(rewards_G, *, group):
         seen.append(rewards_G.tolist())
         return 2.0 * rewards_G
 
-    batch = cut([forked([0.25, 0.75], [0.0], [1.0])], doubled)
+    batch = cut([forked([0.25, 0.75], [0.0], [1.0])], advantage_fn=doubled)
     assert seen == [[0.5, 0.0, 1.0]]
     np.testing.assert_allclose(batch.advantages_S, [0.5, 1.5, 0.0, 2.0], rtol=1e-6)
 
 
 def test_forks_that_share_a_reward_share_an_advantage_whatever_its_size() -> None:
-    batch = cut([forked([1e100, 1e100], [-1e100])], lambda rewards_G: np.sign(rewards_G))
+    batch = cut([forked([1e100, 1e100], [-1e100])], advantage_fn=lambda rewards_G, *, group: np.sign(rewards_G))
     assert batch.advantages_S.tolist() == [1.0, 1.0, -1.0]
 
 
@@ -149,3 +112,76 @@ def test_metrics_read_the_rewards_of_rollouts() -> None:
     metrics = batch_metrics([forked([0.0, 0.0, 1.5], [1.0])], reward_key=None, policy_version=0)
     assert metrics["rollout/reward_mean"] == 0.75
     assert metrics["rollout/group_reward_std"] == metrics["rollout/reward_std"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0, 0.0), (5, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0), (11, -1.0), (99, -1.0)]
+)
+def test_the_penalty_of_long_responses_is_that_of_dapo(length: int, expected: float) -> None:
+    """Equation 13: 0 up to L_max - L_cache, then ((L_max - L_cache) - length) / L_cache, -1 from L_max on."""
+    sample = make_sample("x" * length)
+    assert OverlongPenalty(length=10, cache=4)(sample) == expected
+    assert OverlongPenalty(length=10, cache=4, factor=0.5)(sample) == expected / 2
+
+
+def lengths_of(group, *lengths: int, reward=None):
+    rollouts = [
+        replace(
+            each,
+            samples=(replace(make_sample("x" * length), reward=each.samples[0].reward if reward is None else reward),),
+        )
+        for each, length in zip(group.rollouts, lengths, strict=True)
+    ]
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def test_a_penalty_counts_in_advantages_and_is_kept_beside_the_reward() -> None:
+    group = lengths_of(make_group([1.0, 1.0, 0.0]), 4, 8, 12)
+    batch = cut([group], overlong=OverlongPenalty(length=10, cache=4))
+    assert batch.penalties_S.tolist() == [0.0, -0.5, -1.0]
+    assert [sample.reward for sample in batch.samples] == [1.0, 1.0, 0.0]
+    final = np.array([1.0, 0.5, -1.0])
+    np.testing.assert_allclose(batch.advantages_S, final - final.mean(), rtol=1e-6)
+    assert batch.metrics["rollout/reward_mean"] == pytest.approx(2 / 3)
+    assert batch.metrics["rollout/overlong_penalty_mean"] == -0.5
+    assert batch.metrics["rollout/overlong_ratio"] == pytest.approx(2 / 3)
+    assert "rollout/overlong_ratio" not in cut([group]).metrics
+    assert cut([group]).penalties_S is None
+
+
+def test_a_penalty_counts_in_the_reward_that_the_key_names() -> None:
+    seen = []
+
+    def advantage(rewards_G, *, group):
+        seen.append(([sample.reward for sample in group.samples], rewards_G.tolist()))
+        return rewards_G
+
+    group = lengths_of(make_group([1.0]), 12, reward={"score": 1.0, "acc": 0.0})
+    batch = cut([group], overlong=OverlongPenalty(length=10, cache=4), reward_key="score", advantage_fn=advantage)
+    assert seen == [([{"score": 0.0, "acc": 0.0}], [0.0])]
+    assert batch.samples[0].reward == {"score": 1.0, "acc": 0.0}
+
+
+def test_truncated_answers_are_left_out_of_the_loss_and_counted() -> None:
+    rollouts = (
+        rollout_of("12", reward=0.0, status=SampleStatus.TRUNCATED, correct=Correct.NO),
+        rollout_of("1234", reward=1.0, status=SampleStatus.COMPLETED, correct=Correct.YES),
+    )
+    group = replace(make_group([0.0, 1.0]), rollouts=rollouts)
+    batch = cut([group], mask_truncated=True)
+    assert [sample.remove_sample for sample in batch.samples] == [True, False]
+    assert batch.metrics["rollout/truncated_masked"] == 1.0
+    assert batch.metrics["rollout/trained_tokens"] == 4.0
+    assert batch.advantages_S.tolist() == [-0.5, 0.5]  # its reward still is part of the baseline
+    assert not any(sample.remove_sample for sample in cut([group]).samples)
+    assert "rollout/truncated_masked" not in cut([group]).metrics
+
+
+def test_all_samples_of_an_answer_that_was_truncated_at_its_end_are_left_out() -> None:
+    group = forked([0.0, 0.0], [1.0, 1.0])
+    first, second = group.rollouts
+    cut_short = replace(first.samples[1], status=SampleStatus.TRUNCATED)
+    group = replace(group, rollouts=(replace(first, samples=(first.samples[0], cut_short)), second))
+    batch = cut([group], mask_truncated=True)
+    assert [sample.remove_sample for sample in batch.samples] == [True, True, False, False]
+    assert batch.metrics["rollout/truncated_masked"] == 2.0

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollfeed.batch import AgeLimit, cut_batch, group_advantages
-from rollfeed.config import StalenessPolicy
+from rollfeed.batch import AgeLimit, cut_batch
+from rollfeed.config import AdvantageSettings, StalenessPolicy
 from rollfeed.testing.contracts import make_group, make_sample
 from rollfeed.types import STALE, ByAge, Group, Rollout, VersionSpan
 
@@ -76,7 +76,7 @@ def test_the_cut_makes_no_batch_of_groups_that_are_too_old() -> None:
     def cut(policy: StalenessPolicy):
         rule = AgeLimit(max_staleness=2, policy=policy)
         return cut_batch(
-            [NEW, MIXED], step=0, policy_version=5, age_rule=rule, reward_key=None, advantage_fn=group_advantages
+            [NEW, MIXED], step=0, policy_version=5, age_rule=rule, reward_key=None, estimator=AdvantageSettings()
         )
 
     assert cut(StalenessPolicy.REQUEUE) == ByAge(fresh=(NEW,), requeued=(MIXED,))

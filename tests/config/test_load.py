@@ -1,8 +1,9 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rollfeed.config import Settings, load_settings, read_stored
+from rollfeed.config import Settings, load_settings, read_stored, stored_identity
 from rollfeed.errors import ConfigError
 
 MINIMAL = '[[prompts.environments]]\nid = "core/copy_text"\n'
@@ -240,6 +241,38 @@ def test_a_stored_count_of_failures_is_read_as_the_fewest_that_matter(
     assert (rollout.failure_budget, rollout.failure_minimum) == (share, minimum)
     changed = read_stored(tree, where="stored", overrides=["rollout.failure_budget=0.3"]).rollout
     assert (changed.failure_budget, changed.failure_minimum) == (0.3, minimum)
+
+
+def stored_before_one_registry(tmp_path: Path, *, estimator: str, divide_by_std: bool) -> dict[str, Any]:
+    """Return settings as a run stored them when the trainer had an estimator of its own."""
+    tree = load(tmp_path, MINIMAL).model_dump(mode="json")
+    tree["advantage"] = {"divide_by_std": divide_by_std}
+    tree["train"]["advantage"] = estimator
+    return tree
+
+
+@pytest.mark.parametrize("estimator", ["group_mean", "leave_one_out"])
+def test_a_stored_estimator_of_the_trainer_is_read_and_gone_on_with(tmp_path: Path, estimator: str) -> None:
+    tree = stored_before_one_registry(tmp_path, estimator=estimator, divide_by_std=False)
+    assert read_stored(tree, where="stored").advantage.estimator == estimator
+    assert stored_identity(tree) == load(tmp_path, MINIMAL, f"advantage.estimator={estimator}").identity()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "divide_by_std", "overrides", "reason"),
+    [
+        ("group_mean", True, ["advantage.divide_by_std=true"], "the standard deviation of n instead of n - 1"),
+        ("reinforce_pp", False, ["advantage.estimator=reinforce_pp"], "over rollouts instead of tokens"),
+    ],
+)
+def test_a_stored_run_whose_advantages_had_another_definition_is_read_and_not_gone_on_with(
+    tmp_path: Path, estimator: str, divide_by_std: bool, overrides: list[str], reason: str
+) -> None:
+    tree = stored_before_one_registry(tmp_path, estimator=estimator, divide_by_std=divide_by_std)
+    now = load(tmp_path, MINIMAL, *overrides)
+    assert read_stored(tree, where="stored") == now
+    differences = {key: value for key, value in stored_identity(tree).items() if value != now.identity()[key]}
+    assert [reason in value for value in differences.values()] == [True]
 
 
 def test_threads_matter_to_a_deterministic_run(tmp_path: Path) -> None:

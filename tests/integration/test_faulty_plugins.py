@@ -62,10 +62,10 @@ def sample_hook(sample, prompt):
 def sample_hook_none(sample, prompt):
     return None
 
-def advantage(rewards_G):
+def advantage(rewards_G, *, group):
     return {}["advantage"]
 
-def advantage_short(rewards_G):
+def advantage_short(rewards_G, *, group):
     return rewards_G[:1]
 
 def batch_filter(groups):
@@ -156,7 +156,7 @@ def place(text: str) -> str:
         ("rollout", "rollout_of_one", "returned 1 groups; a batch has 2", "async def rollout_of_one"),
         ("rollout", "rollout_of_numbers", "AttributeError: 'int' object", "async def rollout_of_numbers"),
         ("advantage", "advantage", "KeyError: 'advantage'", '{}["advantage"]'),
-        ("advantage", "advantage_short", "it must return one finite number a rollout", "def advantage_short"),
+        ("advantage", "advantage_short", "it must return one finite number a rollout or sample", "def advantage_short"),
         ("group_filters", "group_filter", "KeyError: 'filter'", '{}["filter"]'),
         ("group_filters", "group_filter_bool", "returned True; return Keep()", "def group_filter_bool"),
         ("prompt_source", "Source", "returned 2 of str; 2 prompts were asked for", "class Source"),

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
@@ -140,3 +141,41 @@ def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tm
     assert [point["step"] for point in shown["curve"]] == [0, 2, 4]
     assert 0.0 <= shown["final"]["accuracy"] <= 1.0
     assert shown["final"]["sets"]["core/copy_text@0"]["num_prompts"] == 4
+
+
+def test_what_is_stored_is_what_is_trained(rollfeed, settings_file, tmp_path, tiny_checkpoint) -> None:
+    """An estimator over the batch, a penalty and masked answers are in the file; another trainer repeats the step."""
+    from rollfeed.config import load_settings
+    from rollfeed.store import RunReader
+    from rollfeed.training.trainer import Trainer
+
+    out = tmp_path / "run"
+    text = TRAIN.format(interval=1) + '[advantage]\nestimator = "reinforce_pp"\n[reward.overlong]\ncache = 8\n'
+    settings = settings_file(text.replace("override_environments = true", ""), num_rollout=1)
+    overrides = (
+        "reward.override_environments=true",
+        "rollout.mask_truncated=true",
+        f"sampling.rollout_stop_token_ids={list(range(60, 90))}",
+    )
+    result = rollfeed("train", settings, "--out", out, *(part for each in overrides for part in ("--set", each)))
+    assert result.code == 0, result.err
+    with RunReader(out) as run:
+        batch = run.batch(0)
+    kept = [not sample.remove_sample for sample in batch.samples]
+    assert kept == [sample.status != "truncated" for sample in batch.samples]
+    assert 1 < sum(kept) < len(kept)
+    assert batch.penalties_S is not None
+    final = [sample.reward + penalty for sample, penalty in zip(batch.samples, batch.penalties_S, strict=True)]
+    tokens = [value for s, value in zip(batch.samples, final, strict=True) for _ in s.logprobs if not s.remove_sample]
+    expected = (np.array(final) - np.mean(tokens)) / np.std(tokens, ddof=1)
+    np.testing.assert_allclose(batch.advantages_S, expected, rtol=1e-4)
+    trainer = Trainer(
+        tiny_checkpoint,
+        settings=load_settings(settings, overrides).train,
+        temperature=1.0,
+        num_batches=1,
+        max_response_length=12,
+    )
+    (logged,) = lines(out / "train.jsonl")
+    metrics = trainer.train_step(batch).metrics
+    assert {name: logged[name] for name in metrics} == pytest.approx(dict(metrics), rel=1e-5)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.batch import AgeLimit, cut_batch, group_advantages
+from rollfeed.batch import AgeLimit, cut_batch
 from rollfeed.buffer import Buffer, fifo
-from rollfeed.config import RolloutMode, RolloutSettings, StalenessPolicy
+from rollfeed.config import AdvantageSettings, RolloutMode, RolloutSettings, StalenessPolicy
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
 from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer
@@ -127,7 +127,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
             ),
             parts=RolloutParts(
                 default_generate_fn=single_turn,
-                cut_batch=partial(cut_batch, age_rule=age_rule, reward_key=None, advantage_fn=group_advantages),
+                cut_batch=partial(cut_batch, age_rule=age_rule, reward_key=None, estimator=AdvantageSettings()),
                 **{**defaults, **parts},
             ),
             source=source or ListSource([f"prompt {number}" for number in range(10)], repeat=True),

@@ -55,7 +55,7 @@ async def test_what_keeps_its_contract_passes() -> None:
     check_batch_filter(lambda groups: range(len(groups)))
     check_batch_filter(lambda groups: [5, 4, 3, 2, 1, 0][-len(groups) :][:3], rollout_batch_size=3)
     check_sample_hook(lambda sample, prompt: sample)
-    check_advantage(lambda rewards_G: rewards_G - rewards_G.mean())
+    check_advantage(lambda rewards_G, *, group: rewards_G - rewards_G.mean())
     check_environment(Parrot())
 
 
@@ -140,7 +140,7 @@ def test_filters_hooks_and_advantages_that_break_their_contract_are_refused() ->
     with pytest.raises(AssertionError, match="is not a Sample"):
         check_sample_hook(lambda sample, prompt: None)
     with pytest.raises(AssertionError, match="advantages for"):
-        check_advantage(lambda rewards_G: rewards_G[:1])
+        check_advantage(lambda rewards_G, *, group: rewards_G[:1])
 
 
 def test_a_tracker_that_raises_is_found() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,19 @@ def test_a_batch_needs_one_advantage_a_sample() -> None:
         TrainBatch(
             step=1, policy_version=0, groups=(make_group(1.0, 0.0),), advantages_S=np.zeros(3, np.float32), metrics={}
         )
+
+
+def test_a_batch_may_have_one_advantage_a_response_token() -> None:
+    group = make_group(1.0, 0.0)
+    lengths = [sample.response_length for sample in group.samples]
+    rows = tuple(np.zeros(length, np.float32) for length in lengths)
+    batch = TrainBatch(step=1, policy_version=0, groups=(group,), advantages_S=rows, metrics={})
+    assert batch.advantages_S is rows
+    for wrong in (rows[:1], (*rows[:1], np.zeros(lengths[1] + 1, np.float32))):
+        with pytest.raises(ValueError, match=r"advantages for .* response tokens"):
+            replace(batch, advantages_S=wrong)
+    with pytest.raises(ValueError, match=r"\(3,\) penalties for 2 samples"):
+        replace(batch, penalties_S=np.zeros(3, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rollfeed import plugins
 from rollfeed.app.marker_watch import MarkerWatch
 from rollfeed.app.reward_keys import KeyedCut, needs_keyed_cut
 from rollfeed.app.rewards import RewardServices, reward_hub
-from rollfeed.batch import AgeLimit, cut_batch, group_advantages
+from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.config import RolloutConfig, RolloutMode, StalenessPolicy
 from rollfeed.errors import ConfigError
@@ -131,11 +131,18 @@ def _parts(
 
 
 def _batch_cutter(config: RolloutConfig) -> BatchCutter:
+    overlong = None
+    if config.overlong is not None:
+        length = config.overlong.length or config.sampling.rollout_max_response_len
+        overlong = OverlongPenalty(length=length, cache=config.overlong.cache, factor=config.overlong.factor)
     cut = partial(
         cut_batch,
         age_rule=_age_limit(config),
         reward_key=config.reward_key,
-        advantage_fn=config.advantage or group_advantages,
+        estimator=config.estimator,
+        advantage_fn=config.advantage,
+        overlong=overlong,
+        mask_truncated=config.mask_truncated,
     )
     return KeyedCut(cut, reward_key=str(config.reward_key)) if needs_keyed_cut(config) else cut
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
 from rollfeed.app.sources.end_of_data import DataLimit, data_limit, early_end
 from rollfeed.app.sources.rows import RowChecks, no_images_of
-from rollfeed.batch import group_advantages
 from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
 from rollfeed.errors import (
     COMPUTING_ERRORS,
@@ -362,8 +360,9 @@ def build_config(settings: Settings, *, folders: Sequence[Path] = ()) -> Rollout
         weights=settings.weights,
         num_extra_groups=settings.filters.over_sampling.num_extra if settings.filters.over_sampling else None,
         sample_hook=load("sample_hook", SampleHook),
-        advantage=load("advantage", AdvantageFn)
-        or partial(group_advantages, divide_by_std=settings.advantage.divide_by_std),
+        advantage=load("advantage", AdvantageFn),
+        estimator=settings.advantage,
+        overlong=settings.reward.overlong,
     )
 
 

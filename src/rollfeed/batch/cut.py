@@ -1,26 +1,25 @@
-"""Cutting a batch: groups that are new enough, in order, one advantage a sample, and the numbers that describe it.
+"""Cutting a batch: groups that are new enough, in order, their advantages, and the numbers that describe it.
 
 Invariant: no token that is trained on is staler than allowed, against the version that the batch is stamped with,
 whatever made the groups.
 
-Axes: G rollouts of a group, S samples of a batch.
+Axes: S samples of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rollfeed.faults import blaming, complaint
+from rollfeed.batch.advantages import batch_advantages
+from rollfeed.batch.overlong import OverlongPenalty
+from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.protocols import AdvantageFn, AgeRule
-from rollfeed.types import BatchCut, ByAge, Correct, Group, SampleStatus, TrainBatch
+from rollfeed.types import BatchCut, ByAge, Correct, Group, Rollout, SampleStatus, TrainBatch
 
-_SETTING = "plugins.advantage"
-_LARGEST = np.finfo(np.float32).max
-_TOLERANCE = 1e-6
-"""Rewards closer together than this are equal."""
+_TRUNCATED = SampleStatus.TRUNCATED
 
 
 def cut_batch(
@@ -30,54 +29,69 @@ def cut_batch(
     policy_version: int,
     age_rule: AgeRule,
     reward_key: str | None,
-    advantage_fn: AdvantageFn,
+    estimator: AdvantageSettings,
+    advantage_fn: AdvantageFn | None = None,
+    overlong: OverlongPenalty | None = None,
+    mask_truncated: bool = False,
 ) -> BatchCut | ByAge:
     """Return the batch of a step, groups ordered by index; or, if some are too old for it, which.
 
+    Args:
+        groups: Scored ones.
+        step: The batch's number.
+        policy_version: What it is stamped with.
+        age_rule: Says which groups are too old.
+        reward_key: Which reward counts, where rewards are dictionaries.
+        estimator: What turns rewards into advantages.
+        advantage_fn: Takes its place.
+        overlong: What long responses lose of their reward before that.
+        mask_truncated: Whether truncated answers are left out of the loss; their rewards count in baselines.
+
     Raises:
-        RunFailedError: If the advantage function raises, returns another number of values than it was given, or
-            one that is not finite.
+        RunFailedError: As :func:`batch_advantages`.
     """
     by_age = age_rule(groups, policy_version=policy_version)
     if by_age.requeued or by_age.dropped:
         return by_age
     ordered = tuple(sorted(by_age.fresh, key=lambda group: group.group_index))
-    advantages_S = np.concatenate([_advantages(group, reward_key, advantage_fn) for group in ordered])
+    num_removed = _num_removed(ordered)
+    if mask_truncated:
+        ordered = tuple(_without_truncated(group) for group in ordered)
+    rewarded = ordered if overlong is None else [overlong.applied(group, reward_key=reward_key) for group in ordered]
+    penalties_S = None if overlong is None else overlong.of(ordered)
+    metrics = batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version)
+    if penalties_S is not None:
+        metrics["rollout/overlong_penalty_mean"] = float(penalties_S.mean())
+        metrics["rollout/overlong_ratio"] = float((penalties_S < 0).mean())
+    if mask_truncated:
+        metrics["rollout/truncated_masked"] = float(_num_removed(ordered) - num_removed)
     batch = TrainBatch(
         step=step,
         policy_version=policy_version,
         groups=ordered,
-        advantages_S=advantages_S.astype(np.float32),
-        metrics=batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version),
+        advantages_S=batch_advantages(rewarded, settings=estimator, function=advantage_fn, reward_key=reward_key),
+        penalties_S=penalties_S,
+        metrics=metrics,
     )
     return BatchCut(batch=batch, masked_tokens=by_age.masked_tokens)
 
 
-def _advantages(group: Group, reward_key: str | None, advantage_fn: AdvantageFn) -> NDArray[np.float64]:
-    """Return the advantages of a group's samples. ``(S,)``."""
-    rewards_G = group.reward_values(reward_key)
-    with blaming(_SETTING, advantage_fn):
-        advantages_G = advantages_S = np.asarray(advantage_fn(rewards_G), np.float64)
-    fits = advantages_G.shape == rewards_G.shape
-    if fits and len(group.samples) > len(rewards_G):
-        scale = _scale(rewards_G, advantages_G)
-        advantages_S = group.advantages_of_samples(advantages_G, scale=scale, reward_key=reward_key)
-    if not fits or not (np.abs(advantages_S) <= _LARGEST).all():
-        told = f"returned {advantages_G.tolist()} for rewards {rewards_G.tolist()} of group {group.group_index}"
-        raise complaint(_SETTING, advantage_fn, f"{told}; it must return one finite number a rollout")
-    return advantages_S
+def _num_removed(groups: Sequence[Group]) -> int:
+    return sum(sample.remove_sample for group in groups for sample in group.samples)
 
 
-def _scale(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> float:
-    """Return how much a reward counts in the advantages: the slope of the line through the group's rollouts.
+def _without_truncated(group: Group) -> Group:
+    """Return the group with the samples of truncated answers marked as not to be trained on."""
 
-    That is 1 for a baseline alone, and 1 / deviation where it is divided by. Equal rewards have no such line, and 1.
-    """
-    spread = np.ptp(rewards_G)
-    if spread <= _TOLERANCE:
-        return 1.0
-    centred_G = (rewards_G - rewards_G.mean()) / spread
-    return float(centred_G @ advantages_G / (centred_G @ centred_G) / spread)
+    def kept(rollout: Rollout) -> Rollout:
+        is_cut = rollout.status is _TRUNCATED
+        samples = [
+            replace(sample, remove_sample=True) if is_cut or sample.status is _TRUNCATED else sample
+            for sample in rollout.samples
+        ]
+        return replace(rollout, samples=tuple(samples))
+
+    return replace(group, rollouts=tuple(kept(rollout) for rollout in group.rollouts))
 
 
 def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_version: int) -> dict[str, float]:
@@ -98,7 +112,7 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         "rollout/truncated_ratio": float(np.mean([r.status is SampleStatus.TRUNCATED for r in rollouts])),
         "rollout/empty_ratio": float((lengths == 0).mean()),
         "rollout/groups_untrained": float(sum(group.trained_tokens == 0 for group in groups)),
-        "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for sample in samples)),
+        "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for sample in samples if not sample.remove_sample)),
         "rollout/staleness_max": float(max(ages, default=0)),
         "rollout/staleness_mean": float(np.mean(ages)) if ages else 0.0,
         "rollout/several_versions_ratio": float(np.mean([len(sample.version_spans) > 1 for sample in samples])),

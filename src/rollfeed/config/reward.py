@@ -74,6 +74,21 @@ class WorkerSettings(Section):
     """Address space of each process."""
 
 
+class OverlongSettings(Section):
+    """What long responses lose of their reward before advantages are computed.
+
+    Soft Overlong Punishment of DAPO (arXiv:2503.14476, equation 13). Filters and metrics see rewards as they were, and
+    batch files have both.
+    """
+
+    cache: int = Field(ge=1, le=100_000_000)
+    """Tokens before `length` over which the penalty grows from 0 to `factor`."""
+    length: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Response tokens from which on it is `factor`; by default `sampling.rollout_max_response_len`."""
+    factor: float = Field(default=1.0, gt=0.0, le=1e6, strict=False)
+    """The whole penalty."""
+
+
 class RewardSettings(Section):
     """Graders for prompts that bring none of their own; `[plugins]` has custom functions."""
 
@@ -101,6 +116,8 @@ class RewardSettings(Section):
     """Programs and their tests."""
     remote: RemoteRewardSettings = RemoteRewardSettings()
     """A reward server."""
+    overlong: OverlongSettings | None = None
+    """A penalty for long responses; by default none."""
 
 
 class ScoringSettings(Section):

@@ -112,6 +112,10 @@ class RolloutSettings(Section):
     """With `mask_offpolicy_in_partial_rollout`: members that had finished before others of their group were gone on
     with lose the weight of their older tokens, too.
     """
+    mask_truncated: bool = False
+    """Answers that ended at the limit of their length are not trained on; their rewards count in baselines, and
+    `rollout/truncated_masked` counts their samples.
+    """
     max_requests_in_flight: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests at the engine at once; by default twice what the engine works on at once."""
     deterministic: bool = False

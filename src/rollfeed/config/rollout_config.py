@@ -6,9 +6,10 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, SkipValidation, model_validator
 
+from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.config.buffer import BufferSettings
 from rollfeed.config.placement import PlacementSettings
-from rollfeed.config.reward import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
+from rollfeed.config.reward import CodeRewardSettings, OverlongSettings, RemoteRewardSettings, WorkerSettings
 from rollfeed.config.rollout import RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.weights import WeightSettings
@@ -83,7 +84,11 @@ class RolloutConfig(RolloutSettings):
     sample_hook: SkipValidation[SampleHook] | None = None
     """Sees every finished sample before it is scored."""
     advantage: SkipValidation[AdvantageFn] | None = None
-    """Turns the rewards of a group into advantages; by default reward minus the group's mean."""
+    """Turns the rewards of a group into advantages, in place of ``estimator``."""
+    estimator: AdvantageSettings = AdvantageSettings()
+    """What turns the rewards of a batch into advantages; by default reward minus the group's mean."""
+    overlong: OverlongSettings | None = None
+    """What long responses lose of their reward before that."""
 
     @property
     def has_reward_function(self) -> bool:

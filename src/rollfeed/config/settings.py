@@ -95,6 +95,11 @@ class Settings(Section):
             yield "no prompts: add [[prompts.environments]], [[prompts.datasets]] or plugins.prompt_source"
         if plugins.prompt_source and (prompts.datasets or prompts.environments):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
+        if plugins.advantage and self.advantage != AdvantageSettings():
+            yield f"plugins.advantage = {plugins.advantage!r} replaces [advantage]: remove one of them"
+        overlong = self.reward.overlong
+        if overlong and overlong.cache > (limit := overlong.length or self.sampling.rollout_max_response_len):
+            yield f"reward.overlong.cache = {overlong.cache} is above the {limit} tokens that it is part of: lower it"
         over_sampling = self.filters.over_sampling
         if plugins.batch_filter and over_sampling is not None and (over_sampling.name or over_sampling.parameters):
             yield "plugins.batch_filter replaces filters.over_sampling: remove one, or leave only num_extra there"

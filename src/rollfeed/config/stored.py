@@ -27,13 +27,25 @@ def stored_identity(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     Settings that were unknown then are at their defaults, so that a run of an earlier version can be gone on with.
     """
     try:
-        return read_stored(tree, where="stored settings").identity()
+        identity = read_stored(tree, where="stored settings").identity()
     except ConfigError:
         return None
+    if "estimator" not in tree.get("advantage", {}):
+        # What the same words mean now would go on with other advantages.
+        if identity["advantage.divide_by_std"]:
+            identity["advantage.divide_by_std"] = "true, by the standard deviation of n instead of n - 1"
+        if (estimator := identity["advantage.estimator"]).startswith("reinforce_pp"):
+            identity["advantage.estimator"] = f"{estimator}, over rollouts instead of tokens"
+    return identity
 
 
 def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
     changed = deepcopy(dict(tree))
+    if "advantage" in changed.get("train", {}):
+        estimator = changed["train"].pop("advantage")
+        of_groups = changed.setdefault("advantage", {})
+        of_groups["estimator"] = estimator
+        of_groups["divide_by_std"] = of_groups.get("divide_by_std", False) and estimator == "group_mean"
     rollout = changed.get("rollout")
     if not isinstance(rollout, dict):
         return changed

@@ -9,15 +9,6 @@ from pydantic import Field, model_validator
 from rollfeed.config.section import Section
 
 
-class AdvantageEstimator(StrEnum):
-    """How the rewards of a batch become advantages."""
-
-    GROUP_MEAN = "group_mean"
-    LEAVE_ONE_OUT = "leave_one_out"
-    REINFORCE_PP = "reinforce_pp"
-    REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
-
-
 class RatioLevel(StrEnum):
     """What the ratio of new and old probability is taken of."""
 
@@ -84,7 +75,7 @@ class LossSettings(Section):
 
     The named methods are choices of its keys: GRPO has `normalisation = "sequence"`, Dr. GRPO `"constant"`, DAPO
     `"token"` and `clip_high = 0.28`, GSPO `ratio = "sequence"` with `normalisation = "sequence"`, REINFORCE++ `"token"`
-    and `train.advantage = "reinforce_pp"`.
+    and `advantage.estimator = "reinforce_pp"`.
     """
 
     ratio: RatioLevel = Field(default=RatioLevel.TOKEN, strict=False)
@@ -186,12 +177,6 @@ class WarmUpSettings(Section):
 class TrainSettings(Section):
     """The trainer of this program."""
 
-    advantage: AdvantageEstimator = Field(default=AdvantageEstimator.GROUP_MEAN, strict=False)
-    """`group_mean`: reward minus the group's mean, see `[advantage]` (GRPO, Dr. GRPO); `leave_one_out`: minus the mean
-    of the others (RLOO, arXiv:2402.14740); `reinforce_pp`: normalised over the whole batch, without regard to groups
-    (REINFORCE++, arXiv:2501.03262); `reinforce_pp_baseline`: minus the group's mean, then divided by the deviation over
-    the whole batch.
-    """
     loss: LossSettings = LossSettings()
     """What is minimised."""
     optimizer: OptimizerSettings = OptimizerSettings()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.filters.group_rule import Member, RewardRule, require, require_finite
-from rollfeed.types import Correct, Drop, FilterDecision, Keep
+from rollfeed.types import REWARD_TOLERANCE, Correct, Drop, FilterDecision, Keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class RewardStd(RewardRule):
     decimal. Source: DAPO, "Dynamic Sampling" (arXiv:2503.14476).
     """
 
-    tolerance: float = 1e-6
+    tolerance: float = REWARD_TOLERANCE
     """The population standard deviation must be above it. At least 0."""
     keep_when_short: bool = False
     """Whether a dropped group may still be used when the step would otherwise be short."""

@@ -213,12 +213,18 @@ class SampleHook(Protocol):
 class AdvantageFn(Protocol):
     """Turns the rewards of one group into advantages. *Extension point*.
 
-    Where samples of a rollout have rewards of their own, what a sample's is above the rollout's counts, too, as much as
-    rewards do in the group: by the slope of the line through its rollouts.
+    Where it returns one a rollout, and samples of a rollout have rewards of their own, what a sample's is above the
+    rollout's counts, too, as much as rewards do in the group: by the slope of the line through its rollouts.
     """
 
-    def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return one advantage a rollout, given its reward, the mean of its samples'. ``(G,)``."""
+    def __call__(
+        self, rewards_G: NDArray[np.float64], *, group: Group
+    ) -> NDArray[np.float64] | Sequence[NDArray[np.float64]]:
+        """Return one advantage a rollout or a sample, ``(G,)`` or ``(S,)``; or for each sample one a token, ``(R,)``.
+
+        ``rewards_G`` has the reward of each rollout, the mean of its samples'; tokens are those of the response, with
+        inserted ones.
+        """
 
 
 class Tracker(Protocol):

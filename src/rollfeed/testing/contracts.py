@@ -312,12 +312,18 @@ async def _check_rollout(rollout: RolloutFn, context: _InstantContext) -> None:
 
 
 def check_advantage(advantage: AdvantageFn) -> None:
-    """Check that an advantage function returns one finite number a rollout, also for equal rewards and one rollout."""
+    """Check that an advantage function returns one finite number a rollout, or for each sample one a response token.
+
+    Also for equal rewards and one rollout.
+    """
     for rewards in ([0.0, 1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [1.0]):
-        rewards_G = np.array(rewards)
-        advantages_G = np.asarray(advantage(rewards_G.copy()))
-        assert advantages_G.shape == rewards_G.shape, f"{advantages_G.shape} advantages for {len(rewards)} rewards"
-        assert np.isfinite(advantages_G).all(), f"advantages of {rewards} are not finite: {advantages_G.tolist()}"
+        group = make_group(rewards)
+        returned = list(advantage(np.array(rewards), group=group))
+        assert len(returned) == len(rewards), f"{len(returned)} advantages for {len(rewards)} rewards"
+        for value, sample in zip(returned, group.samples, strict=True):
+            shape = np.shape(value)
+            assert shape in ((), (sample.response_length,)), f"{shape} advantages for {sample.response_length} tokens"
+            assert np.isfinite(value).all(), f"advantages of {rewards} are not finite: {returned}"
 
 
 def check_tracker(tracker: Tracker) -> None:

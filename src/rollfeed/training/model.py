@@ -285,7 +285,7 @@ def _sequence(token_ids: NDArray[np.int64], prompt_length: int, number: int) -> 
         positions_T=np.arange(prompt_length, len(token_ids)),
         mask_T=np.ones(num_trained, np.float32),
         rollout_logprobs_T=np.zeros(num_trained, np.float32),
-        advantage=1.0,
+        advantages_T=np.ones(num_trained, np.float32),
     )
 
 

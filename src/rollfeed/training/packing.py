@@ -164,7 +164,7 @@ def _lay_out(
         sequence_ids_T=np.repeat([s.sequence_id for s in chosen], lengths),
         mask_T=np.concatenate([s.mask_T for s in chosen]),
         rollout_logprobs_T=np.concatenate([s.rollout_logprobs_T for s in chosen]),
-        advantages_T=np.repeat(np.array([s.advantage for s in chosen], np.float32), lengths),
+        advantages_T=np.concatenate([s.advantages_T for s in chosen]),
         weights_T=np.concatenate([weights[number] for number in members]),
         sample_indices=tuple(s.sample_index for s in chosen),
         num_inputs=sum(row.length for row in rows),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
 from rollfeed.training.normalisation import token_weights
-from rollfeed.types import Group, Sample, TrainBatch
+from rollfeed.types import Advantages, Group, Sample, TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class TrainSequence:
     mask_T: NDArray[np.float32]
     """Their weights, none of them 0."""
     rollout_logprobs_T: NDArray[np.float32]
-    advantage: float
+    advantages_T: NDArray[np.float32]
 
     def __post_init__(self) -> None:
         if len(self.positions_T) and self.positions_T[0] == 0:
@@ -94,8 +94,10 @@ def sequence_weights(
     return np.split(weights, np.cumsum(lengths)[:-1])
 
 
-def sequence_of(sample: Sample, *, sequence_id: int, rollout_id: int, family: int, advantage: float) -> TrainSequence:
-    """Return a sample as what is trained on.
+def sequence_of(
+    sample: Sample, *, sequence_id: int, rollout_id: int, family: int, advantage: float | NDArray[np.float32]
+) -> TrainSequence:
+    """Return a sample as what is trained on; ``advantage`` is of all its tokens, or one for each of its response.
 
     Raises:
         ConfigError: If it has images, or nothing predicts its first token.
@@ -114,12 +116,12 @@ def sequence_of(sample: Sample, *, sequence_id: int, rollout_id: int, family: in
         positions_T=positions_T.astype(np.int64),
         mask_T=sample.loss_mask[trained],
         rollout_logprobs_T=sample.logprobs[trained],
-        advantage=advantage,
+        advantages_T=np.broadcast_to(np.asarray(advantage, np.float32), sample.response_length)[trained],
     )
 
 
 def _of_group(
-    group: Group, family: int, sequence_id: int, rollout_id: int, advantages_S: NDArray[np.float32]
+    group: Group, family: int, sequence_id: int, rollout_id: int, advantages_S: Advantages
 ) -> tuple[list[TrainSequence], int, int]:
     sequences = []
     for rollout in group.rollouts:
@@ -130,7 +132,7 @@ def _of_group(
                     sequence_id=sequence_id,
                     rollout_id=rollout_id,
                     family=family,
-                    advantage=float(advantages_S[sequence_id]),
+                    advantage=advantages_S[sequence_id],
                 )
                 sequences.append(sequence)
             sequence_id += 1

@@ -87,5 +87,5 @@ def _sequence(demonstration: Demonstration, number: int) -> TrainSequence:
         positions_T=np.arange(prompt_length, prompt_length + num_trained, dtype=np.int64),
         mask_T=np.ones(num_trained, np.float32),
         rollout_logprobs_T=np.zeros(num_trained, np.float32),
-        advantage=1.0,
+        advantages_T=np.ones(num_trained, np.float32),
     )

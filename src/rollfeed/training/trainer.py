@@ -273,7 +273,7 @@ class Trainer:
         weights = sequence_weights(sequences, normalisation=loss.normalisation, constant_length=self._constant_length)
         for sequence in sequences:
             self._policy.check(sequence, name="sample", remedy="lower engine.context_length")
-        learn = [sequence.advantage != 0.0 or loss.kl_coefficient > 0 for sequence in sequences]
+        learn = [bool(sequence.advantages_T.any()) or loss.kl_coefficient > 0 for sequence in sequences]
         return [
             (micro_batch, learns)
             for learns in (True, False)

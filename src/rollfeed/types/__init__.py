@@ -11,6 +11,7 @@ from rollfeed.types.engine import (
     check_spans,
 )
 from rollfeed.types.records import (
+    Advantages,
     Group,
     Message,
     Prompt,
@@ -34,6 +35,7 @@ from rollfeed.types.run import (
     StepCommit,
 )
 from rollfeed.types.verdict import (
+    REWARD_TOLERANCE,
     Correct,
     Drop,
     FilterDecision,
@@ -41,13 +43,16 @@ from rollfeed.types.verdict import (
     Outcome,
     Reward,
     Verdict,
+    are_equal,
     mean_number,
     mean_reward,
 )
 
 __all__ = [
     "OVER_SAMPLED",
+    "REWARD_TOLERANCE",
     "STALE",
+    "Advantages",
     "BatchCut",
     "ByAge",
     "Completion",
@@ -79,6 +84,7 @@ __all__ = [
     "TrainBatch",
     "Verdict",
     "VersionSpan",
+    "are_equal",
     "check_spans",
     "mean_number",
     "mean_reward",

@@ -339,25 +339,38 @@ class PromptDraw(NamedTuple):
         return sum(rollout.response_tokens for rollout in self.rollouts)
 
 
+Advantages: TypeAlias = NDArray[np.float32] | tuple[NDArray[np.float32], ...]
+"""One a sample, to be spread over its trained tokens, ``(S,)``; or for each sample one a response token, ``(R,)``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
     """What one step hands the trainer: exactly ``rollout_batch_size`` groups, ordered by index.
 
     Raises:
-        ValueError: If there is not one advantage a sample.
+        ValueError: If there is not one advantage a sample, or one a response token of each, or not one penalty.
     """
 
     step: int
     policy_version: int
     """The engine's version when the batch was cut."""
     groups: tuple[Group, ...]
-    advantages_S: NDArray[np.float32]
-    """One a sample, in the order of :attr:`samples`; to be spread over its trained tokens. ``(S,)``."""
+    advantages_S: Advantages
+    """In the order of :attr:`samples`."""
     metrics: Mapping[str, float]
+    penalties_S: NDArray[np.float32] | None = None
+    """What was added to each sample's reward before advantages were computed; None where nothing was. ``(S,)``."""
 
     def __post_init__(self) -> None:
-        if self.advantages_S.shape != (len(self.samples),):
-            raise ValueError(f"{self.advantages_S.shape} advantages for {len(self.samples)} samples")
+        samples, advantages_S, penalties_S = self.samples, self.advantages_S, self.penalties_S
+        if isinstance(advantages_S, tuple):
+            lengths = [sample.response_length for sample in samples]
+            if [len(each) for each in advantages_S] != lengths:
+                raise ValueError(f"{[len(each) for each in advantages_S]} advantages for {lengths} response tokens")
+        elif advantages_S.shape != (len(samples),):
+            raise ValueError(f"{advantages_S.shape} advantages for {len(samples)} samples")
+        if penalties_S is not None and penalties_S.shape != (len(samples),):
+            raise ValueError(f"{penalties_S.shape} penalties for {len(samples)} samples")
 
     @property
     def samples(self) -> tuple[Sample, ...]:

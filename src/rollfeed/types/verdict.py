@@ -8,10 +8,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollfeed.errors import RewardError
 
 Reward: TypeAlias = float | dict[str, float]
 """A number, or named numbers of which ``reward_key`` picks one."""
+
+
+REWARD_TOLERANCE = 1e-6
+"""Rewards closer together than this are equal: the deviation of equal float rewards is not exactly 0."""
+
+
+def are_equal(rewards: NDArray[np.float64]) -> bool:
+    """Whether no reward differs from another by more than ``REWARD_TOLERANCE``; so it is of fewer than two."""
+    return len(rewards) < 2 or float(np.ptp(rewards)) <= REWARD_TOLERANCE
 
 
 def mean_number(values: Sequence[float]) -> float:

@@ -86,6 +86,38 @@ def test_a_batch_comes_back(data, any_group, plain, tmp_path_factory) -> None:
     assert plain(read_batch(path, metrics=batch.metrics, timings=timings)) == plain(batch)
 
 
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_a_batch_with_an_advantage_a_token_and_penalties_comes_back(data, any_group, plain, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("parquet")
+    groups = tuple(data.draw(any_group(index, at_least=1)) for index in range(2))
+    samples = [sample for group in groups for sample in group.samples]
+    batch = TrainBatch(
+        step=4,
+        policy_version=9,
+        groups=groups,
+        advantages_S=tuple(np.linspace(-1, 1, sample.response_length, dtype=np.float32) for sample in samples),
+        penalties_S=np.linspace(-1, 0, len(samples), dtype=np.float32),
+        metrics={},
+    )
+    path = put(folder / "b.parquet", batch_table(batch, reward_key=None))
+    timings = read_timings(put(folder / "t.parquet", timings_table(groups)))
+    read = read_batch(path, metrics={}, timings=timings)
+    assert plain(read) == plain(batch)
+    assert [each.dtype for each in read.advantages_S] == [np.float32] * len(samples)
+    (first, *_) = read_columns(path, ["advantage", "penalty"])
+    assert first == {"advantage": batch.advantages_S[0].tolist(), "penalty": -1.0}
+
+
+def test_a_batch_file_of_before_penalties_is_read(make_commit, plain, tmp_path) -> None:
+    batch = make_commit(1).batch
+    table = batch_table(batch, reward_key=None).drop_columns(["penalty"])
+    timings = read_timings(put(tmp_path / "t.parquet", timings_table(batch.groups)))
+    read = read_batch(put(tmp_path / "b.parquet", table), metrics=batch.metrics, timings=timings)
+    assert plain(read) == plain(batch)
+    assert read.penalties_S is None
+
+
 def test_the_same_records_give_the_same_bytes(make_commit) -> None:
     first, second = make_commit(1), make_commit(1)
     assert written(batch_table(first.batch, reward_key=None)) == written(batch_table(second.batch, reward_key=None))

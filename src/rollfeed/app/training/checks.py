@@ -8,7 +8,7 @@ from pathlib import Path
 from rollfeed.app.runs import PreparedRun
 from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
 from rollfeed.config import Settings
-from rollfeed.config.train import AdvantageEstimator
+from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
 from rollfeed.prompts import MixtureSource
@@ -57,9 +57,8 @@ def check_training(settings: Settings) -> None:
     """Refuse settings with which a batch could not be trained on, before there is one.
 
     Raises:
-        ConfigError: If a batch has fewer groups than mini-batches, an advantage function would not be asked, every
-            advantage would be 0, the longest sample that may come is over ``train.micro_batch_tokens``, or there is no
-            such device.
+        ConfigError: If a batch has fewer groups than mini-batches, every advantage would be 0, the longest sample that
+            may come is over ``train.micro_batch_tokens``, or there is no such device.
     """
     missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
@@ -67,11 +66,6 @@ def check_training(settings: Settings) -> None:
             f"training needs {' and '.join(missing)}, which is not installed: pip install 'rollfeed[train]'"
         )
     train, num_groups = settings.train, settings.rollout.rollout_batch_size
-    if settings.plugins.advantage is not None and train.advantage is not AdvantageEstimator.GROUP_MEAN:
-        raise ConfigError(
-            f"train.advantage = {train.advantage.value!r} would replace plugins.advantage = "
-            f"{settings.plugins.advantage!r}: remove one of them"
-        )
     if train.num_minibatches > num_groups:
         raise ConfigError(
             f"train.num_minibatches = {train.num_minibatches}: a batch of rollout.rollout_batch_size = {num_groups} "
@@ -117,20 +111,20 @@ def _check_that_it_can_learn(settings: Settings) -> None:
 
     Functions of the user's that make groups or advantages may make others than the built-in ones, so they are trusted.
     """
-    own, rollout, advantage = settings.plugins, settings.rollout, settings.train.advantage
+    own, rollout, estimator = settings.plugins, settings.rollout, settings.advantage.estimator
     if own.generate or own.rollout or own.advantage:
         return
     num_samples = rollout.n_samples_per_prompt
-    is_alone = advantage is AdvantageEstimator.REINFORCE_PP and num_samples * rollout.rollout_batch_size == 1
-    if is_alone or (num_samples == 1 and advantage is not AdvantageEstimator.REINFORCE_PP):
+    is_alone = estimator is AdvantageEstimator.REINFORCE_PP and num_samples * rollout.rollout_batch_size == 1
+    if is_alone or (num_samples == 1 and estimator is not AdvantageEstimator.REINFORCE_PP):
         others = "prompt" if not is_alone else "batch"
         raise ConfigError(
-            f"rollout.n_samples_per_prompt = {num_samples}: train.advantage = {advantage.value!r} compares the answers "
-            f"of one {others} with each other, and one alone teaches nothing: raise it"
-            + ("" if is_alone else ", or set train.advantage = 'reinforce_pp'")
+            f"rollout.n_samples_per_prompt = {num_samples}: advantage.estimator = {estimator.value!r} compares the "
+            f"answers of one {others} with each other, and one alone teaches nothing: raise it"
+            + ("" if is_alone else ", or set advantage.estimator = 'reinforce_pp'")
         )
     top_k, top_p = settings.sampling.rollout_top_k, settings.sampling.rollout_top_p
-    if (top_k == 1 or top_p <= _ONE_TOKEN) and advantage is not AdvantageEstimator.REINFORCE_PP:
+    if (top_k == 1 or top_p <= _ONE_TOKEN) and estimator is not AdvantageEstimator.REINFORCE_PP:
         name, off = (f"rollout_top_k = {top_k}", -1) if top_k == 1 else (f"rollout_top_p = {top_p}", 1)
         raise ConfigError(
             f"sampling.{name}: all answers to a prompt are the same, and teach nothing: raise it, or set {off}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,7 +32,6 @@ from rollfeed.app.training.checks import check_trained_model, check_trained_prom
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
-from rollfeed.config.train import AdvantageEstimator
 from rollfeed.errors import (
     COMPUTING_ERRORS,
     CheckpointError,
@@ -49,7 +48,6 @@ from rollfeed.report import CurveFiles, warn_without_drawing
 from rollfeed.store import Rewind
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
-from rollfeed.training import batch_advantages
 from rollfeed.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -273,7 +271,7 @@ class _Loop:
 
     async def _train_once(self, batch: TrainBatch, rollouts: Rollouts) -> None:
         trainer = self._trainer
-        step = await self._train_on(_with_advantages(batch, self._prepared))
+        step = await self._train_on(batch)
         await self._publish(rollouts)
         if self._hooks.on_step is not None:
             self._hooks.on_step(step)
@@ -343,11 +341,3 @@ class _Loop:
             if self._hooks.on_evaluation is not None:
                 self._hooks.on_evaluation(self._trainer.step, result)
         await asyncio.to_thread(self._curve_files.write)
-
-
-def _with_advantages(batch: TrainBatch, prepared: PreparedRun) -> TrainBatch:
-    estimator = prepared.settings.train.advantage
-    if estimator is AdvantageEstimator.GROUP_MEAN:
-        return batch
-    advantages_S = batch_advantages(batch.groups, estimator=estimator, reward_key=prepared.settings.reward.reward_key)
-    return replace(batch, advantages_S=advantages_S)

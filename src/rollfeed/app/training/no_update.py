@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from rollfeed.config import Settings
-from rollfeed.types import Correct, TrainBatch
+from rollfeed.types import Correct, TrainBatch, are_equal
 
 _log = logging.getLogger(__name__)
 
@@ -21,9 +21,9 @@ def why_no_update(batch: TrainBatch, *, reward_key: str | None, otherwise: str) 
     """Return why a batch brought no update; ``otherwise`` where its rewards and masks do not say."""
     if not any(sample.loss_mask.any() and not sample.remove_sample for sample in batch.samples):
         return "no token of the batch is trained on"
-    if np.any(batch.advantages_S):
+    if any(map(np.any, batch.advantages_S)):
         return otherwise
-    is_equal = all(float(np.ptp(group.reward_values(reward_key))) <= 1e-6 for group in batch.groups)
+    is_equal = all(are_equal(group.reward_values(reward_key)) for group in batch.groups)
     return EQUAL_REWARDS if is_equal else "every advantage is 0"
 
 

@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.json_text import to_json
 from rollfeed.store.tables.columns import is_numbers, table_of
-from rollfeed.store.tables.schema import BATCH_SCHEMA, DROPPED_SCHEMA, SCHEMA_VERSION, TIMINGS_SCHEMA
+from rollfeed.store.tables.schema import (
+    ADVANTAGES_OF_TOKENS,
+    BATCH_SCHEMA,
+    DROPPED_SCHEMA,
+    SCHEMA_VERSION,
+    TIMINGS_SCHEMA,
+)
 from rollfeed.types import (
+    Advantages,
     Correct,
     DroppedGroup,
     Group,
@@ -49,12 +56,21 @@ def batch_table(batch: TrainBatch, *, reward_key: str | None) -> pa.Table:
     Raises:
         RunFailedError: If a label, metadata or message is not JSON.
     """
-    advantages = iter(batch.advantages_S.tolist())
     common = {"step": batch.step, "policy_version": batch.policy_version}
+    penalties_S = [None] * len(batch.samples) if batch.penalties_S is None else batch.penalties_S.tolist()
     rows = [
-        {**common, **row, "advantage": next(advantages)} for group in batch.groups for row in _rows(group, reward_key)
+        {**common, **row, "advantage": advantage, "penalty": penalty}
+        for row, advantage, penalty in zip(
+            (row for group in batch.groups for row in _rows(group, reward_key)),
+            batch.advantages_S,
+            penalties_S,
+            strict=True,
+        )
     ]
-    return table_of(rows, BATCH_SCHEMA)
+    schema = BATCH_SCHEMA
+    if isinstance(batch.advantages_S, tuple):
+        schema = schema.set(schema.get_field_index("advantage"), ADVANTAGES_OF_TOKENS)
+    return table_of(rows, schema)
 
 
 def dropped_table(
@@ -67,7 +83,7 @@ def dropped_table(
     """
     common = {"step": step, "policy_version": policy_version}
     rows = [
-        {**common, **row, "advantage": None, "drop_reason": well_formed(drop.reason)}
+        {**common, **row, "advantage": None, "penalty": None, "drop_reason": well_formed(drop.reason)}
         for drop in dropped
         for row in _rows(drop.group, reward_key)
     ]
@@ -104,8 +120,9 @@ def read_batch(path: Path, *, metrics: Mapping[str, float], timings: Timings) ->
             step=table["step"][0].as_py(),
             policy_version=table["policy_version"][0].as_py(),
             groups=groups,
-            advantages_S=np.array(table["advantage"].to_pylist(), np.float32),
+            advantages_S=_advantages(table["advantage"]),
             metrics=dict(metrics),
+            penalties_S=_penalties(table),
         )
 
 
@@ -287,6 +304,18 @@ def _groups_of(table: pa.Table) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*values, strict=True)]
     for group_index, members in groupby(rows, key=lambda row: int(row["group_index"])):
         yield group_index, list(members)
+
+
+def _advantages(column: pa.ChunkedArray) -> Advantages:
+    if is_numbers(column.type):
+        return tuple(scalar.values.to_numpy(zero_copy_only=False).copy() for scalar in column)
+    return np.array(column.to_pylist(), np.float32)
+
+
+def _penalties(table: pa.Table) -> NDArray[np.float32] | None:
+    """Return the penalties; None where there are none, or no such column, as in files of earlier versions."""
+    is_without = "penalty" not in table.column_names or table["penalty"].null_count
+    return None if is_without else np.array(table["penalty"].to_pylist(), np.float32)
 
 
 def _array(scalar: pa.ListScalar) -> NDArray[Any] | None:

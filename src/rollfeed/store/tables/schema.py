@@ -14,6 +14,8 @@ SCHEMA_VERSION = 1
 _STRINGS = pa.list_(pa.field("element", pa.string()))
 _INT32S = pa.list_(pa.field("element", pa.int32()))
 _FLOATS = pa.list_(pa.field("element", pa.float32()))
+ADVANTAGES_OF_TOKENS = pa.field("advantage", _FLOATS)
+"""The column of a batch that has one advantage a response token."""
 _SPANS = pa.list_(
     pa.field("element", pa.struct([("start", pa.int32()), ("end", pa.int32()), ("policy_version", pa.int64())]))
 )
@@ -30,6 +32,7 @@ BATCH_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("logprobs", _FLOATS),
     ("spans", _SPANS),
     ("advantage", pa.float32()),
+    ("penalty", pa.float32()),
     ("status", pa.string()),
     ("reward", pa.float64()),
     ("rewards", pa.string()),
