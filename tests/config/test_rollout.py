@@ -39,6 +39,18 @@ def test_runs_of_before_can_be_gone_on_with(mode: str, limit: int | None) -> Non
     assert stored_identity(stored) == settings_of(mode=mode).identity()
 
 
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+def test_runs_of_before_keep_the_correction_they_had(mode: str) -> None:
+    """Before, none was the default in every mode; what a file leaves out now differs from it, and is named."""
+    stored = settings_of(mode=mode).model_dump(mode="json")
+    stored["train"]["loss"]["correction"] = "none"
+    assert read_stored(stored, where="stored").train.loss.correction == "none"
+    there, here = stored_identity(stored), settings_of(mode=mode).identity()
+    assert there is not None
+    differing = {key for key in here if here[key] != there[key]}
+    assert differing == (set() if mode == "sync" else {"train.loss.correction"})
+
+
 def test_a_limit_that_was_set_is_kept() -> None:
     assert read_stored(stored_before("partial", 2), where="stored").rollout.max_staleness == 2
     stored = settings_of(max_staleness=4).model_dump(mode="json")

@@ -176,6 +176,24 @@ def test_more_minibatches_than_groups(refused) -> None:
     refused(*expected, options=("--set", "train.num_minibatches=3"))
 
 
+def test_ratios_to_tokens_that_were_drawn_from_another_distribution(refused) -> None:
+    options = ("--set", "sampling.rollout_top_p=0.95", "--set", "train.loss.old_logprobs=rollout")
+    refused("train.loss.old_logprobs = 'rollout'", "with sampling.rollout_top_p = 0.95", options=options)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("rollout.mode=partial", "rollout.mode = partial: tokens weigh "),
+        ("sampling.rollout_top_k=20", "sampling.rollout_top_k = 20: "),
+    ],
+)
+def test_check_says_what_becomes_of_stale_and_of_restricted_rollouts(rollfeed, folder, option: str, said: str) -> None:
+    result = rollfeed("check", folder / "train.toml", "--set", option)
+    assert result.code == 0
+    assert [line for line in result.err.splitlines() if line.startswith(said)], result.err
+
+
 def test_an_eval_set_without_labels(refused) -> None:
     expected = ("eval set questions, prompt questions/0: has no label", "'exact' needs one", "set label_key of the set")
     refused(*expected, settings="eval.toml")

@@ -28,6 +28,7 @@ from rollfeed.app.training import (
     check_training,
     directory_problem,
     prepare_warm_up,
+    tell_of_correction,
     train,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "score_file",
     "source_names",
     "stored_settings",
+    "tell_of_correction",
     "train",
     "write_evaluation",
 ]

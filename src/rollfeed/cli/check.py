@@ -107,6 +107,7 @@ def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
         asyncio.run(app.check_isolation(settings.reward.code))
     if settings.trains:
         app.check_training(settings)
+        app.tell_of_correction(settings)
         warn_without_drawing()
         asyncio.run(app.prepare_warm_up(prepared))
     if _can_train(settings, prepared.model):

@@ -31,6 +31,17 @@ class SamplingSettings(Section):
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, strict=False)
     """Above 1 makes tokens that occurred less likely; 1 is off."""
 
+    @property
+    def restrictions(self) -> tuple[str, ...]:
+        """The settings with which tokens come from another distribution than the model's at its temperature."""
+        restricts = {
+            "rollout_top_p": self.rollout_top_p < 1.0,
+            "rollout_top_k": self.rollout_top_k != -1,
+            "min_new_tokens": self.min_new_tokens > 0,
+            "repetition_penalty": self.repetition_penalty != 1.0,
+        }
+        return tuple(f"sampling.{name} = {getattr(self, name)}" for name, is_set in restricts.items() if is_set)
+
     @field_validator("rollout_top_k")
     @classmethod
     def _top_k_not_zero(cls, value: int) -> int:

@@ -17,10 +17,10 @@ from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.plugins import PluginSettings
 from rollfeed.config.prompts import PromptSettings
 from rollfeed.config.reward import RewardSettings
-from rollfeed.config.rollout import RolloutSettings
+from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Section
-from rollfeed.config.train import TrainSettings
+from rollfeed.config.train import Correction, OldLogprobs, TrainSettings
 from rollfeed.config.weights import WeightSettings
 
 _THREADS = ("engine.threads", "train.threads")
@@ -87,7 +87,17 @@ class Settings(Section):
     def _fits_together(self) -> Settings:
         for problem in self._problems():
             raise ValueError(problem)
+        loss = self.train.loss
+        if "correction" not in loss.model_fields_set:
+            loss = loss.model_copy(update={"correction": self._default_correction()})
+            # The sections are frozen, and this one depends on others.
+            object.__setattr__(self, "train", self.train.model_copy(update={"loss": loss}))
         return self
+
+    def _default_correction(self) -> Correction:
+        is_stale = self.rollout.mode is not RolloutMode.SYNC
+        is_comparable = not self.sampling.restrictions and self.train.loss.old_logprobs is OldLogprobs.TRAINER
+        return Correction.TRUNCATE if is_stale and is_comparable else Correction.NONE
 
     def _problems(self) -> Iterator[str]:
         plugins, prompts = self.plugins, self.prompts

@@ -96,10 +96,14 @@ class LossSettings(Section):
     """Tokens that `normalisation = "constant"` divides by; by default `sampling.rollout_max_response_len`."""
     old_logprobs: OldLogprobs = Field(default=OldLogprobs.TRAINER, strict=False)
     """`trainer`: the ratio starts at 1, from the trainer's own log-probabilities before the batch's first update;
-    `rollout`: it starts from the engine's as they were sampled, which corrects for staleness as well.
+    `rollout`: it starts from the engine's as they were sampled, which corrects for staleness as well. Refused where
+    sampling is restricted (top-p, top-k, `min_new_tokens`, `repetition_penalty`), as the engine's are of another
+    distribution then.
     """
     correction: Correction = Field(default=Correction.NONE, strict=False)
-    """`truncate` weights each token by the trainer's over the engine's probability, at most `correction_high` (TIS, Yao
+    """Where it is not set, it is `truncate` in `async` and `partial` mode, unless sampling is restricted or
+    `old_logprobs = "rollout"`, and `none` otherwise; one that is set is refused where sampling is restricted.
+    `truncate` weights each token by the trainer's over the engine's probability, at most `correction_high` (TIS, Yao
     et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"); `mask` weights it so within
     `correction_low` to `correction_high`, and by 0 outside (IcePop, arXiv:2510.18855).
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollfeed.app import PreparedRun, check_trained_prompts, check_training, prepare
+from rollfeed.app import PreparedRun, check_trained_prompts, check_training, prepare, tell_of_correction
 from rollfeed.config import validate_settings
 from rollfeed.errors import ConfigError
 
@@ -46,6 +46,63 @@ def test_groups_of_one_are_left_to_functions_of_the_user(plugin: str) -> None:
 def test_answers_that_are_all_the_same_teach_nothing(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"sampling\.{key} = {value}: all answers to a prompt are the same"):
         check_training(settings(sampling={key: value}))
+
+
+RESTRICTED = [("rollout_top_p", 0.95), ("rollout_top_k", 20), ("min_new_tokens", 3), ("repetition_penalty", 1.1)]
+
+
+@pytest.mark.parametrize(("key", "value"), RESTRICTED)
+@pytest.mark.parametrize("loss", [{"correction": "truncate"}, {"correction": "mask"}, {"old_logprobs": "rollout"}])
+def test_ratios_of_two_distributions_are_refused(key: str, value: float, loss: dict[str, str]) -> None:
+    [(name, choice)] = loss.items()
+    said = rf"train\.loss\.{name} = '{choice}': with sampling\.{key} = {value} .*: leave it out, or set sampling\.{key}"
+    with pytest.raises(ConfigError, match=f"{said} back"):
+        check_training(settings(sampling={key: value}, train={"loss": loss}))
+
+
+def told(caplog: pytest.LogCaptureFixture, **sections: object) -> list[tuple[str, str]]:
+    """Return level and message of each line that is logged of settings that can be trained with."""
+    given = settings(**sections)
+    check_training(given)
+    with caplog.at_level("INFO"):
+        tell_of_correction(given)
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(("key", "value"), RESTRICTED)
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+def test_the_default_correction_is_off_under_restricted_sampling_with_a_warning(
+    key: str, value: float, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sections = {"sampling": {key: value}, "rollout": {"mode": mode}}
+    assert settings(**sections).train.loss.correction == "none"
+    [(level, message)] = told(caplog, **sections)
+    assert level == "WARNING"
+    assert message.startswith(f"sampling.{key} = {value}: ")
+    assert "train.loss.correction is off" in message
+
+
+@pytest.mark.parametrize(("mode", "correction"), [("sync", "none"), ("partial", "truncate"), ("async", "truncate")])
+def test_stale_rollouts_are_corrected_by_default_and_the_log_says_so(
+    mode: str, correction: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = settings(rollout={"mode": mode}, train={})
+    assert given.train.loss.correction == correction
+    assert given.model_dump(mode="json")["train"]["loss"]["correction"] == correction
+    said = told(caplog, rollout={"mode": mode})
+    if correction == "none":
+        assert said == []
+    else:
+        [(level, message)] = said
+        assert level == "INFO"
+        assert message.startswith(f"rollout.mode = {mode}: tokens weigh what the trainer's probability is over")
+        assert "at most 2 (train.loss.correction = 'truncate')" in message
+
+
+@pytest.mark.parametrize("loss", [{"correction": "none"}, {"correction": "mask"}, {"old_logprobs": "rollout"}])
+def test_a_correction_that_is_set_is_kept(loss: dict[str, str]) -> None:
+    given = settings(rollout={"mode": "async"}, train={"loss": loss}).train.loss
+    assert given.correction == loss.get("correction", "none")
 
 
 def prepared(checkpoint: Path, folder: Path, *, context_length: int = 256, **row: object) -> PreparedRun:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 
 from rollfeed.app.runs import PreparedRun
 from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
 from rollfeed.config import Settings
 from rollfeed.config.advantage import AdvantageEstimator
+from rollfeed.config.rollout import RolloutMode
+from rollfeed.config.train import Correction, OldLogprobs
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
 from rollfeed.prompts import MixtureSource
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.layout import holds_training
+
+_log = logging.getLogger(__name__)
 
 _ONE_TOKEN = 1e-7
 """The likeliest token has more, in any vocabulary: nucleus sampling keeps it alone."""
@@ -57,8 +62,9 @@ def check_training(settings: Settings) -> None:
     """Refuse settings with which a batch could not be trained on, before there is one.
 
     Raises:
-        ConfigError: If a batch has fewer groups than mini-batches, every advantage would be 0, the longest sample that
-            may come is over ``train.micro_batch_tokens``, or there is no such device.
+        ConfigError: If a batch has fewer groups than mini-batches, every advantage would be 0, ratios would be of two
+            distributions, the longest sample that may come is over ``train.micro_batch_tokens``, or there is no such
+            device.
     """
     missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
@@ -72,6 +78,7 @@ def check_training(settings: Settings) -> None:
             "groups cannot be split into as many; lower it, or raise the latter"
         )
     _check_that_it_can_learn(settings)
+    _check_ratios(settings)
     _check_memory(settings)
     if train.device not in ("auto", "cpu"):
         # PyTorch takes seconds to import.
@@ -128,6 +135,43 @@ def _check_that_it_can_learn(settings: Settings) -> None:
         name, off = (f"rollout_top_k = {top_k}", -1) if top_k == 1 else (f"rollout_top_p = {top_p}", 1)
         raise ConfigError(
             f"sampling.{name}: all answers to a prompt are the same, and teach nothing: raise it, or set {off}"
+        )
+
+
+def _check_ratios(settings: Settings) -> None:
+    """Refuse ratios of the trainer's to the engine's probabilities where those are of another distribution."""
+    loss, restrictions = settings.train.loss, settings.sampling.restrictions
+    if not restrictions:
+        return
+    asked = None
+    if loss.correction is not Correction.NONE:
+        asked = f"correction = {loss.correction.value!r}"
+    elif loss.old_logprobs is OldLogprobs.ROLLOUT:
+        asked = f"old_logprobs = {loss.old_logprobs.value!r}"
+    if asked is not None:
+        raise ConfigError(
+            f"train.loss.{asked}: with {', '.join(restrictions)} the engine draws from another distribution than the "
+            "model's, which the trainer computes, so that their ratio is not 1 for equal weights: leave it out, or set "
+            f"{' and '.join(restriction.partition(' ')[0] for restriction in restrictions)} back"
+        )
+
+
+def tell_of_correction(settings: Settings) -> None:
+    """Log what becomes of the difference between engine and trainer, where it is not plain on-policy training."""
+    loss, mode, restrictions = settings.train.loss, settings.rollout.mode, settings.sampling.restrictions
+    if restrictions:
+        _log.warning(
+            "%s: the engine draws from another distribution than the trainer computes: train.loss.correction is off, "
+            "and train/mismatch_* count that difference too",
+            ", ".join(restrictions),
+        )
+    elif mode is not RolloutMode.SYNC and loss.correction is not Correction.NONE:
+        _log.info(
+            "rollout.mode = %s: tokens weigh what the trainer's probability is over the engine's, at most %g "
+            "(train.loss.correction = '%s')",
+            mode.value,
+            loss.correction_high,
+            loss.correction.value,
         )
 
 

@@ -28,7 +28,13 @@ from rollfeed.app.training.checkpoints import (
     save_warm_up,
     where_it_goes_on,
 )
-from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, directory_problem
+from rollfeed.app.training.checks import (
+    check_trained_model,
+    check_trained_prompts,
+    check_training,
+    directory_problem,
+    tell_of_correction,
+)
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
@@ -135,6 +141,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     """
     settings = prepared.settings
     check_training(settings)
+    tell_of_correction(settings)
     check_trained_model(settings, prepared.model.checkpoint)
     check_trained_prompts(prepared)
     # PyTorch takes seconds to import.
