@@ -21,7 +21,7 @@ def make_source(parity: Any, make_renderer: Callable[..., PromptRenderer]) -> Ca
 
 
 async def test_prompts_say_where_they_come_from(make_source: Callable[..., EnvironmentSource]) -> None:
-    first, second = await make_source(level=2).draw(2)
+    first, second = await make_source(level=2, seed=2).draw(2)
     assert (first.prompt_id, second.prompt_id) == ("my/parity@2/train/0", "my/parity@2/train/1")
     assert first.source == "my/parity@2"
     assert first.text == f"<user>{first.messages[0]['content']}"  # type: ignore[index]
@@ -113,16 +113,18 @@ async def test_generator_that_breaks_down_later_ends_the_run_with_its_cause(
     make_source: Callable[..., EnvironmentSource], parity: Any
 ) -> None:
     class Exhausted(type(parity)):  # type: ignore[misc]
-        made = 0
+        is_empty = False
 
         def make(self, level: int, random: Any) -> tuple[str, dict[str, Any], str | None]:
-            self.made += 1
-            if self.made > 4:
+            if self.is_empty:
                 raise RuntimeError("out of numbers")
             return super().make(level, random)  # type: ignore[no-any-return]
 
-    source = make_source(Exhausted())
+    environment = Exhausted()
+    source = make_source(environment)
     assert len(await source.draw(3)) == 3
-    with pytest.raises(RunFailedError, match="problem 102: RuntimeError: out of numbers"):
+    environment.is_empty = True
+    last = source.state_dict()["index"] + 99
+    with pytest.raises(RunFailedError, match=f"problem {last}: RuntimeError: out of numbers"):
         await source.draw(1)
     assert source.num_failed == 100

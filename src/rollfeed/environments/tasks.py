@@ -20,6 +20,8 @@ from rollfeed.types.text import well_formed, well_formed_json
 def make_task(environment: Environment, *, level: int, index: int, run_seed: int, split: str = "train") -> Task:
     """Make problem number ``index`` of a level; tasks of different splits never share a seed.
 
+    Whether the problem is of the split is not asked: see :mod:`rollfeed.environments.held_out`.
+
     Raises:
         ConfigError: If the environment has no such level.
         Exception: Whatever the environment raises when it cannot make the problem.

@@ -23,9 +23,10 @@ class HasParameters(Protocol):
 
 @runtime_checkable
 class HasSplits(Protocol):
-    """What an environment has besides whose problems, and not only seeds, differ by split. *Extension point*, optional.
+    """What an environment has besides that says itself which problems are held out. *Extension point*, optional.
 
-    For environments with so few problems that different seeds make the same ones.
+    Without it :mod:`rollfeed.environments.held_out` does, by what a problem asks: for environments in which differently
+    asked problems are the same.
     """
 
     def for_split(self, split: str) -> Environment:
@@ -49,5 +50,5 @@ def with_parameters(environment: Environment, parameters: Mapping[str, Any]) -> 
 
 
 def for_split(environment: Environment, split: str) -> Environment:
-    """Return the environment that makes the problems of a split; itself where only seeds differ."""
+    """Return the environment that makes the problems of a split; itself where it has no splits of its own."""
     return environment.for_split(split) if isinstance(environment, HasSplits) else environment
