@@ -119,6 +119,30 @@ async def test_held_out_problems_are_not_those_of_training(prepare: Prepare) -> 
     assert not trained & {prompt.text for prompt in prepared.sets[0].prompts}
 
 
+@pytest.mark.parametrize("environment", ["core/add_numbers", "core/constrained_words", "core/copy_text"])
+async def test_problems_of_a_level_with_few_are_asked_once_and_are_not_those_of_training(
+    prepare: Prepare, caplog: pytest.LogCaptureFixture, environment: str
+) -> None:
+    (found,) = prepare(datasets=[], environments=[{"id": environment, "num_prompts": 100}]).sets
+    texts = {prompt.text for prompt in found.prompts}
+    assert 1 <= len(texts) == len(found.prompts) == 100 - found.num_missing < 60
+    assert f"eval set {environment}@0: has {len(texts)} prompts, of 100 that were asked for" in caplog.text
+    source = app.environment_source(environment, level=0, seed=0, tokenizer=CharTokenizer())
+    assert not texts & {prompt.text for prompt in await source.draw(1000)}
+    summary = (await measured(prepare(datasets=[], environments=[{"id": environment}]), ScriptedEngine())).sets[0]
+    assert (summary.num_prompts, summary.num_missing) == (len(texts), 100 - len(texts))
+
+
+def test_rows_that_ask_the_same_are_asked_once(prepare: Prepare, data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data.write_text(data.read_text() + data.read_text()[: data.read_text().index("\n") + 1])
+    (found,) = prepare().sets
+    assert [prompt.prompt_id for prompt in found.prompts] == [f"digits/{number}" for number in range(6)]
+    assert found.num_repeats == 1
+    assert "eval set digits: 1 prompts ask what an earlier one asks and are left out" in caplog.text
+    found_by_name = asyncio.run(measured(prepare(), ScriptedEngine())).summary()["sets"]
+    assert found_by_name["digits"]["num_repeats"] == 1
+
+
 async def test_a_set_has_its_own_sampling_and_grader(prepare: Prepare) -> None:
     dataset = {"path": "digits.jsonl", "input_key": "question", "label_key": "answer"}
     prepared = prepare(

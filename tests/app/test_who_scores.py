@@ -189,7 +189,7 @@ async def test_all_async_rewards_of_an_evaluation_are_computed_at_once_whatever_
         max_requests_in_flight=4,
         sampling=SamplingSettings(rollout_max_response_len=8),
     )
-    settings = EvalSettings(environments=[{"id": ENVIRONMENT, "num_prompts": 64}])
+    settings = EvalSettings(environments=[{"id": ENVIRONMENT, "level": 2, "num_prompts": 64}])
     prepared = app.prepare_evaluation(settings, config=config, tokenizer=CharTokenizer(), context_length=1_000)
     async with ScriptedEngine(max_running_requests=2) as engine:
         found = await asyncio.wait_for(app.evaluate(prepared, engine=engine), 60.0)

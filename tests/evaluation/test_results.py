@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from rollfeed.evaluation import EvalResult, EvalSet, SetResult, is_right, summarise, wilson_interval
+from rollfeed.evaluation import (
+    EvalResult,
+    EvalSet,
+    SetResult,
+    cluster_interval,
+    is_right,
+    summarise,
+    wilson_interval,
+)
 from rollfeed.testing import make_group, make_sample
 from rollfeed.types import Correct, Group, GroupResult, GroupStatus, SampleStatus, Verdict
 
@@ -29,7 +37,11 @@ def test_numbers_of_a_set(make_set: Callable[..., EvalSet], result_of: Callable[
     assert found.reward_mean == found.accuracy == pytest.approx(5 / 12)
     assert found.pass_at_k == pytest.approx({1: 5 / 12, 2: 0.5, 4: 2 / 3})
     assert found.pass_hat_k == pytest.approx({1: 5 / 12, 2: 1 / 3, 4: 1 / 3})
-    assert found.accuracy_interval == wilson_interval(1.25, 3)
+    assert found.accuracy_interval == cluster_interval([1.0, 0.25, 0.0], num_trials=4)
+    assert found.pass_at_k_interval[1] == found.accuracy_interval
+    assert found.pass_at_k_interval[4] == wilson_interval(2, 3)
+    assert found.pass_hat_k_interval[2] == cluster_interval([1.0, 0.0, 0.0], num_trials=2)
+    assert found.right_P == (4, 1, 0)
     assert (found.response_length_mean, found.response_length_max) == (1.0, 1)
 
 
@@ -111,6 +123,8 @@ def test_every_number_of_a_set_is_named_by_the_set(make_set: Callable[..., EvalS
         "n_samples_per_prompt": 2.0,
         "num_failed": 1.0,
         "num_over_length": 3.0,
+        "num_repeats": 0.0,
+        "num_missing": 0.0,
         "reward_mean": 0.75,
         "accuracy": 0.5,
         "accuracy_low": low,

@@ -134,10 +134,14 @@ id = "core/copy_text"
 def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tmp_path) -> None:
     out = tmp_path / "run"
     settings = settings_file(TRAIN.format(interval=2) + EVAL, num_rollout=4)
-    assert rollfeed("train", settings, "--out", out, "--set", "train.eval_interval=2").code == 0
+    trained = rollfeed("train", settings, "--out", out, "--set", "train.eval_interval=2", "--json")
+    change = trained.json["eval"]["final"]["sets"]["core/copy_text@0"]["change"]
+    assert (change["since"], change["num_prompts"]) == (0, 4)
+    assert change["low"] <= change["accuracy"] <= change["high"]
     drawn = [(out / "curve.png").read_bytes()[:4], (out / "curve.html").read_bytes()[:15]]
     assert drawn == [b"\x89PNG", b"<!DOCTYPE html>"]
     shown = rollfeed("show", out, "--json").json["eval"]
+    assert shown == trained.json["eval"]
     assert [point["step"] for point in shown["curve"]] == [0, 2, 4]
     assert 0.0 <= shown["final"]["accuracy"] <= 1.0
     assert shown["final"]["sets"]["core/copy_text@0"]["num_prompts"] == 4

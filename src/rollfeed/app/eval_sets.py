@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from rollfeed.app.sources.rows import RowChecks
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.errors import ConfigError, RunFailedError
-from rollfeed.evaluation import DEFAULT_NUM_PROBLEMS, EvalSet, SetPlan, TrainingDefaults, plan_set
+from rollfeed.evaluation import (
+    DEFAULT_NUM_PROBLEMS,
+    EvalSet,
+    SetPlan,
+    TrainingDefaults,
+    plan_set,
+    without_repeats,
+)
 from rollfeed.prompts import ChatRenderer, ColumnKeys
 from rollfeed.prompts.loader import PromptLoader
 from rollfeed.protocols import Tokenizer
@@ -39,6 +47,7 @@ def load_sets(
     for environment in settings.environments:
         name = environment.name or f"{environment.id}@{environment.level}"
         plan = plan_set(name, environment, settings, training)
+        plan = replace(plan, num_prompts=plan.num_prompts or DEFAULT_NUM_PROBLEMS)
         sets.append(_environment_set(name, environment, plan, registry, tokenizer, seed=settings.seed))
     for dataset in settings.datasets:
         plan = plan_set(dataset.name or dataset.path, dataset, settings, training)
@@ -63,8 +72,9 @@ def _environment_set(
         prompts, num_over_length = _problems(chosen, plan, registry, tokenizer, seed=seed)
     except (ConfigError, RunFailedError) as error:
         raise ConfigError(f"eval set {name}: {error}") from None
-    _tell_what_was_left_out(name, num_over_length, plan)
-    return EvalSet(name=name, prompts=tuple(prompts), plan=plan, num_over_length=num_over_length)
+    made = EvalSet(name=name, prompts=tuple(prompts), plan=plan, num_over_length=num_over_length)
+    _tell_what_is_not_there(made)
+    return made
 
 
 def _problems(
@@ -78,7 +88,7 @@ def _problems(
         split=chosen.split,
         apply_chat_template=plan.apply_chat_template,
     )
-    return source.take(plan.num_prompts or DEFAULT_NUM_PROBLEMS), source.num_over_length
+    return source.take_different(plan.num_prompts or DEFAULT_NUM_PROBLEMS), source.num_over_length
 
 
 def _dataset_set(
@@ -116,19 +126,45 @@ def _dataset_set(
     except ConfigError as error:
         message = str(error).removesuffix(", or set skip_bad_rows = true")
         raise type(error)(f"eval set {chosen.name or chosen.path}: {message}") from None
-    _tell_what_was_left_out(loaded.name, loaded.num_over_length, plan)
-    prompts = tuple(loaded.prompts[: plan.num_prompts])
-    for prompt in prompts:
+    different = without_repeats(loaded.prompts)
+    prompts = tuple(different[: plan.num_prompts])
+    for prompt in (*prompts, *loaded.prompts[: plan.num_prompts]):
         if (rm_type := unlabelled.get(prompt.prompt_id)) is not None:
             raise ConfigError(
                 f"eval set {loaded.name}, prompt {prompt.prompt_id}: has no label, and rm_type {rm_type!r} needs one: "
                 "set label_key of the set"
             )
-    return EvalSet(name=loaded.name, prompts=prompts, plan=plan, num_over_length=loaded.num_over_length)
+    made = EvalSet(
+        name=loaded.name,
+        prompts=prompts,
+        plan=plan,
+        num_over_length=loaded.num_over_length,
+        num_repeats=len(loaded.prompts) - len(different),
+    )
+    _tell_what_is_not_there(made)
+    return made
 
 
-def _tell_what_was_left_out(name: str, num_over_length: int, plan: SetPlan) -> None:
-    if num_over_length:
+def _tell_what_is_not_there(made: EvalSet) -> None:
+    """Warn of prompts that are left out, or fewer than were asked for."""
+    if made.num_over_length:
         _log.warning(
-            "eval set %s: %d prompts are over %d tokens and are left out", name, num_over_length, plan.max_prompt_length
+            "eval set %s: %d prompts are over %d tokens and are left out",
+            made.name,
+            made.num_over_length,
+            made.plan.max_prompt_length,
+        )
+    if made.num_repeats:
+        _log.warning(
+            "eval set %s: %d prompts ask what an earlier one asks and are left out; for more answers to each prompt "
+            "set n_samples_per_prompt",
+            made.name,
+            made.num_repeats,
+        )
+    if made.num_missing:
+        _log.warning(
+            "eval set %s: has %d prompts, of %d that were asked for: there are no more that differ",
+            made.name,
+            len(made.prompts),
+            made.plan.num_prompts,
         )

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -73,18 +74,29 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
             "isolation": None if isolation is None else asdict(isolation),
         },
         "steps": [_step_view(record, reader.summaries(record.step)) for record in steps],
-        "eval": _eval_view(reader.evaluations()),
+        "eval": eval_view(reader.evaluations()),
         "totals": asdict(reader.totals()),
         "ledger": asdict(reader.ledger()),
     }
 
 
-def _eval_view(evaluations: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
-    """Return the first and the last evaluation, and the curve between them; None where there is none."""
+def eval_view(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the first and the last evaluation, without the answers to each prompt, and the curve between them.
+
+    None where there is no evaluation. The last one has the change since the first, with its paired interval.
+    """
     if not evaluations:
         return None
+    first, final = (
+        {**each, "sets": {name: _without_prompts(found) for name, found in each["sets"].items()}}
+        for each in (evaluations[0], evaluations[-1])
+    )
     curve = [{"step": each["step"], "accuracy": each["accuracy"]} for each in evaluations]
-    return {"first": evaluations[0], "final": evaluations[-1], "curve": curve}
+    return {"first": first, "final": final, "curve": curve}
+
+
+def _without_prompts(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in ("prompts", "right")}
 
 
 def group_view(found: FoundGroup) -> dict[str, Any]:

@@ -19,7 +19,9 @@ class EvalKeys(Section):
     and so on, as far as this.
     """
     num_prompts: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Prompts of a set, its first ones; by default all of a file, and 100 problems of an environment."""
+    """Different prompts of a set, its first ones; by default all of a file, and 100 problems of an environment. A level
+    with fewer has a set of all of them.
+    """
     temperature: float | None = Field(default=None, ge=0.0, le=100.0, strict=False)
     """By default `sampling.rollout_temperature`; 0 takes the likeliest token."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, strict=False)
@@ -97,7 +99,7 @@ class EvalEnvironmentSettings(EvalKeys):
     parameters: dict[str, str | int | float | bool] = Field(default={})
     """Of the environment, where it has any; see docs/evaluation.md."""
     split: str = Field(default="eval", min_length=1)
-    """Problems of different splits have different seeds; training draws from `train`."""
+    """Every split but `train` has the problems that are held out of training; splits differ in their seeds."""
     name: _Key | None = None
     """Names the set in results; by default `id@level`."""
 

@@ -1,11 +1,20 @@
 """Measuring a policy: sets, their answers, and the numbers of them."""
 
 from rollfeed.evaluation.answers import ANSWERS_SCHEMA, answers_table
+from rollfeed.evaluation.change import log_record
 from rollfeed.evaluation.keys import DEFAULT_NUM_PROBLEMS, SetPlan, TrainingDefaults, plan_set
 from rollfeed.evaluation.results import EvalResult, SetResult, is_right, summarise
 from rollfeed.evaluation.running import AnswerGroup, answer_sets
-from rollfeed.evaluation.sets import EvalSet
-from rollfeed.evaluation.statistics import Interval, pass_at_k, pass_hat_k, powers_of_two, wilson_interval
+from rollfeed.evaluation.sets import EvalSet, what_is_asked, without_repeats
+from rollfeed.evaluation.statistics import (
+    Interval,
+    cluster_interval,
+    paired_interval,
+    pass_at_k,
+    pass_hat_k,
+    powers_of_two,
+    wilson_interval,
+)
 
 __all__ = [
     "ANSWERS_SCHEMA",
@@ -19,11 +28,16 @@ __all__ = [
     "TrainingDefaults",
     "answer_sets",
     "answers_table",
+    "cluster_interval",
     "is_right",
+    "log_record",
+    "paired_interval",
     "pass_at_k",
     "pass_hat_k",
     "plan_set",
     "powers_of_two",
     "summarise",
+    "what_is_asked",
     "wilson_interval",
+    "without_repeats",
 ]

@@ -1,6 +1,8 @@
 """What an evaluation found, set by set.
 
 Invariant: an answer that could not be scored is in no number but the count of failures.
+
+Axes: P prompts.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from rollfeed.evaluation.keys import SetPlan
 from rollfeed.evaluation.sets import EvalSet
-from rollfeed.evaluation.statistics import Interval, pass_at_k, pass_hat_k, powers_of_two, wilson_interval
+from rollfeed.evaluation.statistics import Interval, cluster_interval, pass_at_k, pass_hat_k, powers_of_two
 from rollfeed.types import Correct, Group, GroupResult, GroupStatus, Rollout, SampleStatus
 
 
@@ -28,16 +31,23 @@ class SetResult:
     first_failure: str | None
     num_over_length: int
     """Prompts left out because they are too long."""
+    num_repeats: int = 0
+    """Prompts left out because an earlier one asks the same."""
+    num_missing: int = 0
+    """Prompts that were asked for and are not there."""
     reward_mean: float | None
     """As all means, None where no prompt is scored."""
     accuracy: float | None
     """Share of right answers."""
     accuracy_interval: Interval
-    """Of the accuracy, at 95 %; a prompt is one trial however often it is answered."""
+    """Of the accuracy, at 95 %, over prompts like these, answered so often."""
     pass_at_k: Mapping[int, float]
     """By k: the chance that one of k answers is right."""
     pass_hat_k: Mapping[int, float]
     """By k: the chance that all of k answers are right."""
+    pass_at_k_interval: Mapping[int, Interval]
+    """Of each ``pass_at_k``, at 95 %; ``pass_hat_k_interval`` of each ``pass_hat_k``."""
+    pass_hat_k_interval: Mapping[int, Interval]
     truncated_ratio: float | None
     """Share of answers that ended at their length limit."""
     format_ok_ratio: float | None
@@ -48,6 +58,8 @@ class SetResult:
     response_length_max: int | None
     groups: tuple[Group, ...]
     """By index, those with failures included."""
+    right_P: tuple[int | None, ...]
+    """Right answers to each prompt; None where one could not be scored. ``(P,)``, in the order of ``groups``."""
     reward_key: str | None
     correct_threshold: float
 
@@ -59,12 +71,16 @@ class SetResult:
             "num_failed": self.num_failed,
             "first_failure": self.first_failure,
             "num_over_length": self.num_over_length,
+            "num_repeats": self.num_repeats,
+            "num_missing": self.num_missing,
             "reward_mean": self.reward_mean,
             "accuracy": self.accuracy,
             "accuracy_low": self.accuracy_interval.low,
             "accuracy_high": self.accuracy_interval.high,
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
             "pass_hat_k": {str(k): value for k, value in self.pass_hat_k.items()},
+            "pass_at_k_interval": {str(k): list(each) for k, each in self.pass_at_k_interval.items()},
+            "pass_hat_k_interval": {str(k): list(each) for k, each in self.pass_hat_k_interval.items()},
             "truncated_ratio": self.truncated_ratio,
             "format_ok_ratio": self.format_ok_ratio,
             "response_length_mean": self.response_length_mean,
@@ -121,19 +137,16 @@ def is_right(rollout: Rollout, *, reward_key: str | None, threshold: float) -> b
 
 def summarise(eval_set: EvalSet, results: Sequence[GroupResult]) -> SetResult:
     """Return the numbers of a set whose groups are all complete."""
-    plan = eval_set.plan
+    plan, n = eval_set.plan, eval_set.plan.n_samples_per_prompt
     groups = [result.group for result in results if result.status is GroupStatus.FINISHED]
     failures = [result.cause for result in results if result.status is not GroupStatus.FINISHED]
     answers = [rollout for group in groups for rollout in group.rollouts]
-    right_by_group = [
-        sum(
-            is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
-            for rollout in group.rollouts
-        )
-        for group in groups
-    ]
-    n = plan.n_samples_per_prompt
+    right_P = tuple(_num_right(result, plan) for result in results)
+    scored_P = [right for right in right_P if right is not None]
+    shares_P = [right / n for right in scored_P]
     ks = powers_of_two(n) if groups else ()
+    at_k = {k: [pass_at_k(n, right, k) for right in scored_P] for k in ks}
+    hat_k = {k: [pass_hat_k(n, right, k) for right in scored_P] for k in ks}
     lengths = [rollout.response_tokens for rollout in answers]
     return SetResult(
         name=eval_set.name,
@@ -142,19 +155,33 @@ def summarise(eval_set: EvalSet, results: Sequence[GroupResult]) -> SetResult:
         num_failed=len(failures),
         first_failure=failures[0] if failures else None,
         num_over_length=eval_set.num_over_length,
+        num_repeats=eval_set.num_repeats,
+        num_missing=eval_set.num_missing,
         reward_mean=_mean([float(each) for group in groups for each in group.reward_values(plan.reward_key)]),
-        accuracy=_mean([right / n for right in right_by_group]),
-        accuracy_interval=wilson_interval(sum(right_by_group) / n, len(groups)),
-        pass_at_k={k: fmean(pass_at_k(n, right, k) for right in right_by_group) for k in ks},
-        pass_hat_k={k: fmean(pass_hat_k(n, right, k) for right in right_by_group) for k in ks},
+        accuracy=_mean(shares_P),
+        accuracy_interval=cluster_interval(shares_P, num_trials=n),
+        pass_at_k={k: fmean(each) for k, each in at_k.items()},
+        pass_hat_k={k: fmean(each) for k, each in hat_k.items()},
+        pass_at_k_interval={k: cluster_interval(each, num_trials=n / k) for k, each in at_k.items()},
+        pass_hat_k_interval={k: cluster_interval(each, num_trials=n / k) for k, each in hat_k.items()},
         truncated_ratio=_mean([float(rollout.status is SampleStatus.TRUNCATED) for rollout in answers]),
         format_ok_ratio=_mean([float(rollout.verdict is None or rollout.verdict.format_ok) for rollout in answers]),
         response_length_mean=_mean(lengths),
         response_length_median=median(lengths) if lengths else None,
         response_length_max=max(lengths, default=None),
         groups=tuple(result.group for result in results),
+        right_P=right_P,
         reward_key=plan.reward_key,
         correct_threshold=plan.correct_threshold,
+    )
+
+
+def _num_right(result: GroupResult, plan: SetPlan) -> int | None:
+    if result.status is not GroupStatus.FINISHED:
+        return None
+    return sum(
+        is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
+        for rollout in result.group.rollouts
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollfeed.errors import ConfigError
@@ -23,10 +24,17 @@ class EvalSet:
     plan: SetPlan
     num_over_length: int = 0
     """Prompts left out because they are too long."""
+    num_repeats: int = 0
+    """Prompts left out because an earlier one asks the same."""
 
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ConfigError(f"eval set {self.name}: has no prompt: choose another file, slice or max_prompt_len")
+
+    @property
+    def num_missing(self) -> int:
+        """Prompts that were asked for and are not there."""
+        return max(0, (self.plan.num_prompts or 0) - len(self.prompts))
 
     @property
     def num_answers(self) -> int:
@@ -40,3 +48,16 @@ class EvalSet:
     def draw(self, index: int) -> PromptDraw:
         """Return the prompt ``index`` as a group to be answered; its group index is ``index``."""
         return PromptDraw(group_index=index, prompt=self.prompts[index])
+
+
+def without_repeats(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return the prompts of which no earlier one asks the same: the same tokens with the same images."""
+    kept: dict[tuple[bytes, tuple[str, ...]], Prompt] = {}
+    for prompt in prompts:
+        kept.setdefault(what_is_asked(prompt), prompt)
+    return list(kept.values())
+
+
+def what_is_asked(prompt: Prompt) -> tuple[bytes, tuple[str, ...]]:
+    """Return what makes two prompts the same to a model: tokens and images."""
+    return prompt.token_ids.tobytes(), prompt.images

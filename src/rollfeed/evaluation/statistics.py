@@ -1,31 +1,33 @@
-"""Numbers about right and wrong answers: an interval of an accuracy, and how often k tries do.
+"""Numbers about right and wrong answers: intervals of an accuracy and of its change, and how often k tries do.
 
-Invariant: every number is exact arithmetic on counts; nothing is drawn at random.
+Invariant: every number is arithmetic on counts; nothing is drawn at random.
+
+Axes: P prompts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """A confidence interval of a proportion, within 0 and 1."""
+    """A confidence interval: of a proportion within 0 and 1, of the change of one within -1 and 1."""
 
     low: float
     high: float
 
 
-def wilson_interval(num_correct: float, num_trials: int, *, confidence: float = 0.95) -> Interval:
+def wilson_interval(num_correct: float, num_trials: float, *, confidence: float = 0.95) -> Interval:
     """Return the score interval of a proportion; without trials it is all of 0 to 1.
 
     It stays within 0 and 1 and keeps its coverage near both ends, where the normal interval has none.
 
     Args:
         num_correct: Successes; not an integer where a trial may succeed in part.
-        num_trials: Independent ones.
+        num_trials: Independent ones; not an integer where they are an effective number.
         confidence: Share of such intervals that hold the true proportion.
 
     Raises:
@@ -47,6 +49,73 @@ def wilson_interval(num_correct: float, num_trials: int, *, confidence: float = 
     low = 0.0 if num_correct == 0 else (middle - half_width) / (1 + spread)
     high = 1.0 if num_correct == num_trials else (middle + half_width) / (1 + spread)
     return Interval(max(0.0, low), min(1.0, high))
+
+
+def cluster_interval(shares_P: Sequence[float], *, num_trials: float, confidence: float = 0.95) -> Interval:
+    """Return an interval of the mean over prompts, each of which has several answers that depend on each other.
+
+    It is Wilson's for as many independent trials as would give the mean the variance that it has, by how much prompts
+    differ; where all agree each is one trial. Of prompts with one answer each it is Wilson's.
+
+    Args:
+        shares_P: Of each prompt, within 0 and 1: of right answers, or the chance that one of k is.
+        num_trials: Answers a prompt, or answers over k: no mean is worth more independent trials.
+        confidence: Share of such intervals that hold the true mean, over prompts like these.
+
+    Raises:
+        ValueError: If a share or the confidence is out of range.
+
+    Source: E. L. Korn and B. I. Graubard, "Confidence intervals for proportions with small expected number of positive
+    counts estimated from survey data" (Survey Methodology 24, 1998), for the effective number of trials.
+    """
+    num_prompts, total = len(shares_P), math.fsum(shares_P)
+    if num_trials == 1 or num_prompts < 2:
+        return wilson_interval(total, num_prompts, confidence=confidence)
+    mean, of_mean = total / num_prompts, _covariance(shares_P, shares_P) / (num_prompts - 1)
+    effective = mean * (1 - mean) / of_mean if of_mean > 0.0 else float(num_prompts)
+    effective = min(effective, num_prompts * num_trials) * _t_shrinkage(num_prompts - 1, confidence)
+    return wilson_interval(mean * effective, effective, confidence=confidence)
+
+
+def paired_interval(
+    before_P: Sequence[float], after_P: Sequence[float], *, trials_before: int, trials_after: int
+) -> Interval:
+    """Return the 95 % interval of the mean of ``after_P - before_P``, the shares of right answers to the same prompts.
+
+    It combines the intervals of both means and takes the covariance of the prompts into account; a change that no
+    prompt shows is not certain to be 0, as it would be by the variance of the differences.
+
+    Args:
+        before_P: Of each prompt, within 0 and 1.
+        after_P: Of the same prompts in the same order.
+        trials_before: Answers to a prompt of ``before_P``.
+        trials_after: Answers to a prompt of ``after_P``.
+
+    Raises:
+        ValueError: If the prompts are not as many, or a share is out of range.
+
+    Source: R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based on
+    paired data" (Statistics in Medicine 17, 1998), method 10, with its correction of the covariance; G. Y. Zou and A.
+    Donner, "Construction of confidence limits about effect measures" (Statistics in Medicine 27, 2008), for means
+    whose intervals are not Wilson's.
+    """
+    if len(before_P) != len(after_P):
+        raise ValueError(f"{len(before_P)} and {len(after_P)} prompts are not the same ones")
+    if not before_P:
+        return Interval(-1.0, 1.0)
+    before = cluster_interval(before_P, num_trials=trials_before)
+    after = cluster_interval(after_P, num_trials=trials_after)
+    first, last = fmean(before_P), fmean(after_P)
+    correlation = _correlation(before_P, after_P, correction=0.5 / (len(before_P) * min(trials_before, trials_after)))
+
+    def distance(of_last: float, of_first: float) -> float:
+        return math.sqrt(max(0.0, of_last**2 + of_first**2 - 2 * correlation * of_last * of_first))
+
+    change = last - first
+    return Interval(
+        max(-1.0, change - distance(last - after.low, before.high - first)),
+        min(1.0, change + distance(after.high - last, first - before.low)),
+    )
 
 
 def pass_at_k(num_answers: int, num_correct: int, k: int) -> float:
@@ -85,3 +154,28 @@ def _check(num_answers: int, num_correct: int, k: int) -> None:
         raise ValueError(f"{num_correct} of {num_answers} answers cannot be right")
     if not 1 <= k <= num_answers:
         raise ValueError(f"k = {k}: must be 1 to {num_answers}, the number of answers")
+
+
+def _correlation(before_P: Sequence[float], after_P: Sequence[float], *, correction: float) -> float:
+    spread = math.sqrt(_covariance(before_P, before_P) * _covariance(after_P, after_P))
+    if spread == 0.0:
+        return 0.0
+    shared = _covariance(before_P, after_P)
+    return (max(0.0, shared - correction) if shared > 0 else shared) / spread
+
+
+def _covariance(ours_P: Sequence[float], theirs_P: Sequence[float]) -> float:
+    """Return the covariance of these prompts, divided by P."""
+    ours, theirs = fmean(ours_P), fmean(theirs_P)
+    return fmean([(one - ours) * (other - theirs) for one, other in zip(ours_P, theirs_P, strict=True)])
+
+
+def _t_shrinkage(degrees: int, confidence: float) -> float:
+    """Return the square of the normal quantile over that of Student's t.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    return (z / t) ** 2

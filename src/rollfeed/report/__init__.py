@@ -1,12 +1,13 @@
 """How a run that trains is shown: its curves, as a picture, as a page, and as characters."""
 
-from rollfeed.report.curves import Curves, Point, SetEvaluation, curves_of
+from rollfeed.report.curves import Change, Curves, Point, SetEvaluation, curves_of
 from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, CurveFiles, warn_without_drawing
-from rollfeed.report.text_chart import accuracy_report, change_text, text_chart
+from rollfeed.report.text_chart import accuracy_report, change_text, paired_text, text_chart
 
 __all__ = [
     "CURVE_PAGE",
     "CURVE_PICTURE",
+    "Change",
     "CurveFiles",
     "Curves",
     "Point",
@@ -14,6 +15,7 @@ __all__ = [
     "accuracy_report",
     "change_text",
     "curves_of",
+    "paired_text",
     "text_chart",
     "warn_without_drawing",
 ]

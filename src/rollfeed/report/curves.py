@@ -23,6 +23,16 @@ class Point(NamedTuple):
     high: float
 
 
+class Change(NamedTuple):
+    """How an accuracy has changed over the same prompts, with its paired interval."""
+
+    since: int
+    """Batches trained on before the evaluation that it is compared with."""
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetEvaluation:
     """What one evaluation found on one set."""
@@ -40,6 +50,8 @@ class SetEvaluation:
     truncated_ratio: float | None
     num_prompts: int
     num_failed: int
+    change: Change | None = None
+    """Since the first evaluation; None for that itself, and where it asked something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +76,11 @@ class Curves:
             for each in self.evaluations[name]
             if each.accuracy is not None
         )
+
+    def change(self, name: str) -> Change | None:
+        """Return how the accuracy on a set has changed from the first evaluation to the last; None where unknown."""
+        found = self.evaluations[name]
+        return found[-1].change if found else None
 
     def overall_accuracy(self) -> tuple[Point, ...]:
         """Return the accuracy on the only set, or the mean of several sets, each counted once, without an interval."""
@@ -117,7 +134,12 @@ def _set_evaluation(step: int, found: Mapping[str, Any]) -> SetEvaluation:
         truncated_ratio=_number(found["truncated_ratio"]),
         num_prompts=found["num_prompts"],
         num_failed=found["num_failed"],
+        change=_change(found.get("change")),
     )
+
+
+def _change(found: Mapping[str, Any] | None) -> Change | None:
+    return None if found is None else Change(found["since"], found["accuracy"], found["low"], found["high"])
 
 
 def _series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Point, ...]:

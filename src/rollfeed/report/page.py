@@ -13,7 +13,7 @@ from rollfeed.config.settings import flatten
 from rollfeed.report.axes import number_text, share_axis, value_axis
 from rollfeed.report.curves import Curves, Point, SetEvaluation
 from rollfeed.report.svg import Line, chart
-from rollfeed.report.text_chart import change_text
+from rollfeed.report.text_chart import change_text, paired_text
 
 SETTINGS: tuple[tuple[str, str], ...] = (
     ("model.checkpoint", "model"),
@@ -97,8 +97,8 @@ def _results(curves: Curves) -> Iterator[str]:
     for name in curves.evaluations:
         if points := curves.accuracy(name):
             yield (
-                f'<p class="result">{escape(name)}: accuracy <strong>{change_text(points).replace("->", "→")}</strong> '
-                f"after {points[-1].step} batches</p>"
+                f'<p class="result">{escape(name)}: accuracy <strong>{change_text(points).replace("->", "→")}</strong>'
+                f"{paired_text(curves.change(name))} after {points[-1].step} batches</p>"
             )
 
 

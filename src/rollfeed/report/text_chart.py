@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.report.axes import Axis, share_axis, step_axis, value_axis
-from rollfeed.report.curves import Curves, Point
+from rollfeed.report.curves import Change, Curves, Point
 
 _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column within a character
@@ -66,7 +66,11 @@ def accuracy_report(curves: Curves, *, width: int = _REPORT_WIDTH, ascii_only: b
     points = curves.overall_accuracy()
     if not points:
         return []
-    of_sets = [f"{name}: {change_text(found)}" for name in curves.evaluations if (found := curves.accuracy(name))]
+    of_sets = [
+        f"{name}: {change_text(found)}{paired_text(curves.change(name))}"
+        for name in curves.evaluations
+        if (found := curves.accuracy(name))
+    ]
     mean = [f"mean of {len(of_sets)} sets: {change_text(points)}"] if len(of_sets) > 1 else []
     chart = text_chart(
         points,
@@ -84,6 +88,11 @@ def change_text(points: Sequence[Point]) -> str:
     first, last = points[0], points[-1]
     interval = f" ({last.low:.3f} to {last.high:.3f})" if last.low < last.high else ""
     return f"{first.value:.3f}{f' -> {last.value:.3f}' if len(points) > 1 else ''}{interval}"
+
+
+def paired_text(change: Change | None) -> str:
+    """Return by how much an accuracy has changed over the same prompts, with its interval; nothing where unknown."""
+    return "" if change is None else f", change {change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
 
 
 def _cells(

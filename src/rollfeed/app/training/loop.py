@@ -47,7 +47,7 @@ from rollfeed.errors import (
     RunFailedError,
     in_one_line,
 )
-from rollfeed.evaluation import EvalResult
+from rollfeed.evaluation import EvalResult, log_record
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import CurveFiles, warn_without_drawing
@@ -344,7 +344,8 @@ class _Loop:
         """Evaluate, where there are sets to evaluate on, and draw the curves so far."""
         if self._evaluation is not None:
             result = await evaluate(self._evaluation, engine=self._prepared.engine)
-            self._eval_log.add({"step": self._trainer.step, **result.summary()})
+            first = next(iter(self._eval_log.records), None)
+            self._eval_log.add(log_record(result, step=self._trainer.step, first=first))
             if self._hooks.on_evaluation is not None:
                 self._hooks.on_evaluation(self._trainer.step, result)
         await asyncio.to_thread(self._curve_files.write)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rollfeed import app
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval
-from rollfeed.evaluation import EvalResult, SetResult
+from rollfeed.evaluation import EvalResult, Interval, SetResult
 from rollfeed.protocols import Engine, Isolation
 
 _EPILOG = """the sets are the tables [[eval.datasets]] and [[eval.environments]] of FILE; what neither they nor [eval]
@@ -99,6 +99,10 @@ def lines_of(result: EvalResult) -> Iterator[str]:
             yield f"  {each.num_failed} prompts failed and are in no number, the first: {each.first_failure}"
         if each.num_over_length:
             yield f"  {each.num_over_length} prompts are too long and are left out"
+        if each.num_repeats:
+            yield f"  {each.num_repeats} prompts ask what an earlier one asks and are left out"
+        if each.num_missing:
+            yield f"  {each.num_missing} more were asked for: there are no more that differ"
         if each.num_prompts:
             yield from _number_lines(each)
 
@@ -107,9 +111,13 @@ def _number_lines(found: SetResult) -> Iterator[str]:
     yield f"  accuracy   {share_with_interval(found.accuracy, *found.accuracy_interval)}"
     yield f"  reward     {found.reward_mean:.4f}"
     if found.n_samples_per_prompt > 1:
-        yield "  pass@k     " + ", ".join(f"{k}: {value:.1%}" for k, value in found.pass_at_k.items())
-        yield "  pass^k     " + ", ".join(f"{k}: {value:.1%}" for k, value in found.pass_hat_k.items())
+        yield "  pass@k     " + _by_k(found.pass_at_k, found.pass_at_k_interval)
+        yield "  pass^k     " + _by_k(found.pass_hat_k, found.pass_hat_k_interval)
     yield (
         f"  responses  {found.response_length_mean:.1f} tokens (median {found.response_length_median:g}, longest "
         f"{found.response_length_max}), {found.truncated_ratio:.1%} truncated"
     )
+
+
+def _by_k(shares: Mapping[int, float], intervals: Mapping[int, Interval]) -> str:
+    return ", ".join(f"{k}: {share_with_interval(value, *intervals[k])}" for k, value in shares.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollfeed.report import Curves, change_text, text_chart
+from rollfeed.report import Curves, change_text, paired_text, text_chart
 
 _WIDE = 96  # columns from which two charts stand side by side
 _GAP = 3  # columns between them
@@ -45,9 +45,13 @@ def figure_lines(figures: Figures, curves: Curves | None) -> list[str]:
         parts.append(f"{figures.tokens_per_second:,.0f} tokens/s")
     if figures.seconds_left is not None:
         parts.append(f"{duration_text(figures.seconds_left)} left")
-    accuracy = curves.overall_accuracy() if curves is not None else ()
-    held_out = [f"held-out accuracy {change_text(accuracy)}"] if accuracy else []
-    return [", ".join(parts), *held_out, figures.doing]
+    return [", ".join(parts), *([] if curves is None else _held_out(curves)), figures.doing]
+
+
+def _held_out(curves: Curves) -> list[str]:
+    accuracy = curves.overall_accuracy()
+    change = curves.change(next(iter(curves.evaluations))) if len(curves.evaluations) == 1 else None
+    return [f"held-out accuracy {change_text(accuracy)}{paired_text(change)}"] if accuracy else []
 
 
 def charts_that_fit(

@@ -15,9 +15,11 @@ from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.cli.run import default_directory
+from rollfeed.cli.show import eval_view
 from rollfeed.cli.training.view import TrainingView
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
+from rollfeed.store import RunReader
 from rollfeed.types.text import counted
 
 
@@ -84,7 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
             exit_codes.until_signal(training, said=f"stopped; rollfeed train {arguments.file} --out {out} goes on")
         )
     if arguments.json:
-        print(json.dumps({**asdict(summary), "directory": str(summary.directory)}))
+        with RunReader(summary.directory) as reader:
+            evaluations = reader.evaluations()
+        found = {**asdict(summary), "directory": str(summary.directory), "eval": eval_view(evaluations)}
+        print(json.dumps(found))
     else:
         view.print_result()
         if summary.early_end is not None:
