@@ -20,6 +20,7 @@ from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, re
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
 from rollfeed.app.sources.end_of_data import DataLimit
+from rollfeed.app.sources.overlap import overlaps
 from rollfeed.app.sources.rows import no_images_of
 from rollfeed.app.training import (
     TrainedStep,
@@ -60,6 +61,7 @@ __all__ = [
     "no_images_of",
     "open_reward_hub",
     "open_rollouts",
+    "overlaps",
     "prepare",
     "prepare_evaluation",
     "prepare_warm_up",

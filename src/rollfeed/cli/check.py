@@ -13,8 +13,11 @@ from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.errors import RunDirectoryError
+from rollfeed.evaluation import EvalSet
 from rollfeed.model_files import has_weights
+from rollfeed.protocols import PromptSource
 from rollfeed.report import warn_without_drawing
+from rollfeed.types.text import counted
 
 
 def register(commands: Any) -> None:
@@ -51,14 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
         if problem is not None:
             raise RunDirectoryError(problem)
     sources = app.source_names(settings)
-    model, config, limit = (_check_run if sources else _check_engine)(settings, folders)
-    eval_sets = _check_evaluation(settings, model, config, folders) if settings.eval.has_sets else []
+    checked = (_check_run if sources else _check_engine)(settings, folders)
+    model, limit = checked.model, checked.limit
+    eval_sets = _check_evaluation(settings, checked, folders) if settings.eval.has_sets else ()
+    found = () if checked.source is None else app.overlaps(checked.source, eval_sets, settings)
     rollout = settings.rollout
     plan = {
         "ok": True,
         "model": str(model.checkpoint),
         "sources": sources,
-        "eval_sets": eval_sets,
+        "eval_sets": [each.name for each in eval_sets],
+        "eval_prompts": {each.name: _eval_counts(each) for each in eval_sets},
+        "overlap": [{**asdict(each), "share": each.share} for each in found],
         "num_rollout": rollout.num_rollout if sources else 0,
         "data_limit": None if limit is None else {**asdict(limit), "most": limit.most},
         "rollout_batch_size": rollout.rollout_batch_size,
@@ -74,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     if sources:
         print(f"prompts  {', '.join(sources)}")
     if eval_sets:
-        print(f"eval     {', '.join(eval_sets)}")
+        print(f"eval     {', '.join(map(_eval_text, eval_sets))}")
+    for each in found:
+        print(f"overlap  {each.describe()}")
     if sources:
         print(
             f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
@@ -92,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _Checked(NamedTuple):
     model: app.Model
     config: RolloutConfig
+    source: PromptSource | None
     limit: app.DataLimit | None
 
 
@@ -113,22 +123,40 @@ def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
     if _can_train(settings, prepared.model):
         app.check_trained_model(settings, prepared.model.checkpoint)
         app.check_trained_prompts(prepared)
-    return _Checked(prepared.model, prepared.config, prepared.data_limit)
+    return _Checked(prepared.model, prepared.config, prepared.source, prepared.data_limit)
 
 
 def _check_engine(settings: Settings, folders: list[Path]) -> _Checked:
     model = app.load_settings_model(settings)
     app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
-    return _Checked(model, app.build_config(settings, folders=folders), None)
+    return _Checked(model, app.build_config(settings, folders=folders), None, None)
 
 
-def _check_evaluation(settings: Settings, model: app.Model, config: RolloutConfig, folders: list[Path]) -> list[str]:
+def _check_evaluation(settings: Settings, checked: _Checked, folders: list[Path]) -> tuple[EvalSet, ...]:
     evaluation = app.prepare_evaluation(
         settings.eval,
-        config=config,
-        tokenizer=model.tokenizer,
+        config=checked.config,
+        tokenizer=checked.model.tokenizer,
         context_length=settings.engine.context_length,
         folders=folders,
-        no_images=app.no_images_of(settings.engine, model),
+        no_images=app.no_images_of(settings.engine, checked.model),
     )
-    return [each.name for each in evaluation.sets]
+    return evaluation.sets
+
+
+def _eval_counts(eval_set: EvalSet) -> dict[str, int]:
+    return {
+        "num_prompts": len(eval_set.prompts),
+        "num_missing": eval_set.num_missing,
+        "num_repeats": eval_set.num_repeats,
+        "num_over_length": eval_set.num_over_length,
+    }
+
+
+def _eval_text(eval_set: EvalSet) -> str:
+    counts = [counted(len(eval_set.prompts), "prompt")]
+    if eval_set.num_missing:
+        counts.append(f"{eval_set.num_missing} fewer than asked for: there are no more that differ")
+    if eval_set.num_repeats:
+        counts.append(f"{eval_set.num_repeats} repeats left out")
+    return f"{eval_set.name} ({'; '.join(counts)})"

@@ -54,6 +54,11 @@ class MixtureSource:
         return sum(map(len, datasets))
 
     @property
+    def sources(self) -> Sequence[PromptSource]:
+        """What it draws from, as it was given."""
+        return tuple(self._sources.values())
+
+    @property
     def dataset_prompts(self) -> Iterator[Prompt]:
         """All prompts of data sets, once each."""
         return chain.from_iterable(dataset.prompts for dataset in self._datasets)

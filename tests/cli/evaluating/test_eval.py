@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollfeed.cli.main import main
+from rollfeed.environments import EnvironmentRegistry, make_task
 
 Write = Callable[..., Path]
 
@@ -118,3 +119,52 @@ def test_check_looks_at_the_sets_too(settings_file: Write, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["eval_sets"] == ["core/reverse_text@2", "questions"]
     assert main(["check", str(path), "--set", "eval.datasets.0.rm_type=mathe"]) == 2
     assert "did you mean math?" in capsys.readouterr().err
+
+
+def test_check_tells_of_evaluation_prompts_that_are_trained_on(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"question {number}", "answer": "x"} for number in (9, 1, 4, 1)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = settings_file(
+        '[reward]\nrm_type = "exact"\n[[prompts.datasets]]\npath = "train.jsonl"\nlabel_key = "answer"\n'
+        '[[prompts.environments]]\nid = "core/add_numbers"\n'
+    )
+    assert main(["check", str(path), "--json", "--set", "eval.num_prompts=5"]) == 0
+    reverse, questions = json.loads(capsys.readouterr().out)["overlap"]
+    assert (reverse["eval_set"], reverse["num_common"], reverse["example"]) == ("core/reverse_text@2", 0, None)
+    assert (questions["num_prompts"], questions["num_common"], questions["share"]) == (5, 2, 0.4)
+    assert questions["example"] == ["questions/1", "train/3"]
+    assert main(["check", str(path), "--set", "eval.num_prompts=5"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("overlap")]
+    assert told[0].startswith("overlap  core/reverse_text@2: none of 5 prompts is among the ")
+    assert told[1].startswith("overlap  questions: 2 of 5 prompts (40.0%) are among the ")
+    assert "questions/1 is train/3, " in told[1]
+    assert "question 1" in told[1]
+
+
+def test_check_tells_of_problems_that_an_environment_and_a_data_set_share(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = EnvironmentRegistry().get("core/add_numbers")
+    text = make_task(environment, level=0, index=0, run_seed=0).question
+    (tmp_path / "questions.jsonl").write_text("")
+    path = settings_file('[[prompts.environments]]\nid = "core/add_numbers"\n')
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"prompt": text, "answer": "1"}) + "\n")
+    trained = ["eval.environments=[]", "eval.num_prompts=1"]
+    assert main(["check", str(path), "--json", *(part for each in trained for part in ("--set", each))]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["overlap"]
+    assert (found["num_common"], found["example"][0]) == (1, "questions/0")
+    assert found["example"][1].startswith("core/add_numbers@0/train/")
+
+
+def test_check_and_eval_count_what_a_set_has(settings_file: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = settings_file('[[eval.environments]]\nid = "core/add_numbers"\n')
+    assert main(["check", str(path), "--json", "--set", "eval.num_prompts=50"]) == 0
+    counts = json.loads(capsys.readouterr().out)["eval_prompts"]
+    few = counts["core/add_numbers@0"]
+    assert few["num_missing"] == 50 - few["num_prompts"] > 0
+    assert counts["questions"] == {"num_prompts": 5, "num_missing": 45, "num_repeats": 0, "num_over_length": 0}
+    assert main(["check", str(path), "--set", "eval.num_prompts=50"]) == 0
+    told = capsys.readouterr().out
+    assert f"core/add_numbers@0 ({few['num_prompts']} prompts; {few['num_missing']} fewer than asked for" in told
