@@ -38,6 +38,7 @@ class WeightUpdateMode(StrEnum):
 
     ABORT = "abort"
     IN_PLACE = "in_place"
+    RETRACT = "retract"
 
 
 class SGLangSettings(Section):
@@ -76,8 +77,8 @@ class SGLangSettings(Section):
     update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
     """For a server to load new weights."""
     weight_update: WeightUpdateMode = Field(default=WeightUpdateMode.ABORT, strict=False)
-    """`abort` stops what runs, changes the weights, and goes on from the tokens so far; `in_place` lets it go on with
-    keys and values of older weights, and all its tokens count as sampled by the older version.
+    """`abort` stops what runs, changes the weights, and goes on from the tokens so far; `retract` has the servers put
+    it back and compute its keys and values again; `in_place` lets it go on with keys and values of older weights.
     """
     weights_folder: str | None = None
     """Where new weights are written for the servers to load, a folder that they can read under the same path; by

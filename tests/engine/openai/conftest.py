@@ -68,6 +68,10 @@ class FakeVLLM:
         """Requests whose client went away."""
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.calls: list[tuple[str, Any]] = []
+        self.weight_version: str | None = None
+        """What this vLLM calls its weights; None for one that keeps no name."""
+        self.new_version: tuple[int, str] | None = None
+        """Tokens after which a response finds the weights called otherwise, once."""
         self.update_status = 200
         self.reset_status = 200
         self.address = ""
@@ -95,6 +99,11 @@ class FakeVLLM:
                 return web.json_response({"status": request.path.strip("/") + "d"})
             if request.path == "/collective_rpc":
                 return web.json_response({"results": [None]}, status=self.update_status)
+            if request.path == "/weight_info" and self.weight_version is not None:
+                return web.json_response({"weight_version": self.weight_version})
+            if request.path == "/update_weight_version" and self.weight_version is not None:
+                self.weight_version = body["new_version"]
+                return web.json_response({"success": True, "new_version": self.weight_version})
             if request.path == "/reset_prefix_cache":
                 return web.Response(status=self.reset_status)
         return web.json_response({"detail": "Not Found"}, status=404)
@@ -117,6 +126,7 @@ class FakeVLLM:
             if self.hold_after is not None and body.get("request_id") != "rollfeed-probe":
                 await self._hold()
             choice = self._choice(body, tokens, prompt, is_tokens=is_tokens, finish=self._finish(tokens, params))
+            choice |= self._versions(len(tokens), is_tokens=is_tokens)
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens), "total_tokens": 0}
             return web.json_response({"id": "x", "choices": [choice], "usage": usage})
         except (asyncio.CancelledError, ConnectionResetError):
@@ -144,6 +154,8 @@ class FakeVLLM:
                 is_tokens=request.path == TOKENS,
                 finish=self._finish(tokens, params) if is_last else (None, None),
             )
+            if is_last:
+                choice |= self._versions(len(tokens), is_tokens=request.path == TOKENS)
             await self._send(response, {"id": "x", "choices": [choice]})
         if body.get("stream_options"):
             usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 2}}
@@ -151,6 +163,17 @@ class FakeVLLM:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+    def _versions(self, num_tokens: int, *, is_tokens: bool) -> dict[str, Any]:
+        """What the last piece of a reply on the route for tokens says besides."""
+        if not is_tokens or self.weight_version is None:
+            return {}
+        if self.new_version is None or self.new_version[0] >= num_tokens:
+            return {"weight_versions": [{"version": self.weight_version, "start": 0, "end": num_tokens}]}
+        (border, name), old = self.new_version, self.weight_version
+        self.weight_version, self.new_version = name, None
+        spans = [{"version": old, "start": 0, "end": border}, {"version": name, "start": border, "end": num_tokens}]
+        return {"weight_versions": spans}
 
     async def _hold(self) -> None:
         self.holding += 1

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-CAPTURED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "sglang_wire.json").read_text())
+DATA = Path(__file__).parent / "data"
+CAPTURED: dict[str, Any] = json.loads((DATA / "sglang_wire.json").read_text())
 CALLS = [name for name, captured in CAPTURED.items() if "request" in captured]
+CAPTURED["newer_greedy"] = json.loads((DATA / "sglang_wire_0523.json").read_text())["generate_greedy"]
 MEASURED = {"id", "weight_version", "cached_tokens", "cached_tokens_details", "e2e_latency"}
 LOGPROBS = {"input_token_logprobs", "output_token_logprobs"}
 
@@ -25,12 +27,16 @@ def shape(value: Any) -> Any:
     return "number" if type(value) in (int, float) else type(value).__name__
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, "newer_greedy"])
 async def test_replies_have_the_structure_and_the_determined_values(serving: Any, smollm2: Path, name: str) -> None:
     request, captured = CAPTURED[name]["request"], CAPTURED[name]["reply"]
     async with serving(checkpoint=smollm2) as client:
         reply = await client.post("/generate", request)
     ours, theirs = reply["meta_info"], captured["meta_info"]
+    num_tokens = len(reply["output_ids"])
+    assert ours["weight_versions"] == [{"version": "default", "start": 0, "end": num_tokens}]
+    if "weight_versions" not in theirs:  # of an older server
+        del ours["weight_versions"]
     details = {"cached_tokens_details"}
     assert shape({key: value for key, value in ours.items() if key not in details}) == shape(
         {key: value for key, value in theirs.items() if key not in details}
@@ -76,6 +82,7 @@ async def test_an_aborted_reply_has_the_captured_structure(serving: Any, smollm2
         await client.until(lambda load: load["num_used_tokens"] > 7)
         await client.post("/abort_request", {"rid": "r"})
         meta = (await asked)["meta_info"]
+    assert meta.pop("weight_versions") == [{"version": "default", "start": 0, "end": meta["completion_tokens"]}]
     assert meta["finish_reason"] == captured["finish_reason"]
     assert shape({key: value for key, value in meta.items() if key not in LOGPROBS}) == shape(captured)
 

@@ -136,8 +136,7 @@ class Chaos:
 
 def spans_of(reply: Any) -> list[Any]:
     """The versions that have sampled a reply: first token, end, version."""
-    meta = reply["meta_info"]
-    return list(meta.get("weight_version_spans", [[0, len(reply["output_ids"]), meta["weight_version"]]]))
+    return [[span["start"], span["end"], span["version"]] for span in reply["meta_info"]["weight_versions"]]
 
 
 def check(exchange: Exchange) -> None:

@@ -117,9 +117,9 @@ async def test_requests_survive_an_update_and_name_the_version_of_each_token(
         await client.post("/update_weights_from_disk", {"model_path": str(other_weights), "weight_version": "2"})
         await client.post("/continue_generation", {})
         reply = await asked
-    spans = reply["meta_info"]["weight_version_spans"]
-    assert [span[2] for span in spans] == ["default", "2"]
-    assert (spans[0][0], spans[0][1], spans[1][1]) == (0, spans[1][0], 900)
+    spans = reply["meta_info"]["weight_versions"]
+    assert [span["version"] for span in spans] == ["default", "2"]
+    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 900)
     assert reply["meta_info"]["weight_version"] == "2"
 
 
@@ -132,7 +132,7 @@ async def test_an_update_may_abort_what_runs(serving: Any, other_weights: Path) 
         meta = (await asked)["meta_info"]
     assert meta["finish_reason"]["type"] == "abort"
     assert meta["weight_version"] == "default"
-    assert "weight_version_spans" not in meta
+    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": meta["completion_tokens"]}]
 
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "name", "truncated", "not finite"])

@@ -42,9 +42,9 @@ async def test_every_request_carries_the_key(
             await engine.update_weights_from_disk(tmp_path, policy_version=1)
             await engine.load()
             await engine.health()
-            probes = [(await fakes.stats(worker))["requests"]["/get_model_info"] for worker in range(2)]
+            probes = [(await fakes.stats(worker))["requests"]["/model_info"] for worker in range(2)]
             await until(
-                lambda: all(s.num_requests["/get_model_info"] > p for s, p in zip(fakes.servers, probes, strict=True))
+                lambda: all(s.num_requests["/model_info"] > p for s, p in zip(fakes.servers, probes, strict=True))
             )
             assert engine.metrics()["dead_workers"] == engine.metrics()["failed_aborts"] == 0
             assert engine.policy_version == 1
@@ -55,7 +55,7 @@ async def refuse(status: int, request: web.Request) -> web.Response:
     return web.json_response({"error": f"no: {request.headers.get('Authorization')}"}, status=status)
 
 
-GUARDED = ("/health", "/workers", "/list_workers", "/get_model_info", "/get_server_info", "/v1/models", "/generate")
+GUARDED = ("/health", "/workers", "/list_workers", "/model_info", "/server_info", "/v1/models", "/generate")
 
 
 @pytest.mark.parametrize("status", [401, 403])

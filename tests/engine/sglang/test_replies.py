@@ -13,12 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollfeed.engine.http import Failure, TryFailedError
-from rollfeed.engine.sglang.replies import decode_reply, version_number
+from rollfeed.engine.sglang.replies import decode_reply
+from rollfeed.engine.weight_versions import version_number
 from rollfeed.errors import EngineProtocolError
 from rollfeed.types import FinishKind, FinishReason, VersionSpan
 
 CAPTURED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "server" / "data" / "sglang_wire.json").read_text())
 Reply = Callable[..., dict[str, Any]]
+
+
+def span(start: int, end: int, version: str = "3") -> dict[str, Any]:
+    return {"version": version, "start": start, "end": end}
 
 
 def encoded(content: Any) -> bytes:
@@ -120,7 +125,12 @@ def test_r21_length_is_told_from_stop(reply: Reply) -> None:
         (lambda r: r.update(output_ids=[1]), "2 logprobs, but 1 by its output_ids"),
         (lambda r: r["meta_info"].update(weight_version="release"), "release"),
         (lambda r: r["meta_info"].update(weight_version=[1]), "weight_version"),
-        (lambda r: r["meta_info"].update(weight_version_spans=[[0, 1, "3"]]), "spans"),
+        (lambda r: r["meta_info"].update(weight_versions=[span(0, 1)]), r"weight_versions: .*cover 1 of 2"),
+        (lambda r: r["meta_info"].update(weight_versions=[span(0, 1), span(0, 2)]), "weight_versions: .*in order"),
+        (lambda r: r["meta_info"].update(weight_versions=[span(1, 2)]), "weight_versions: .*in order"),
+        (lambda r: r["meta_info"].update(weight_versions=[span(0, 3)]), "weight_versions: .*cover 3 of 2"),
+        (lambda r: r["meta_info"].update(weight_versions=[]), "weight_versions: .*cover 0 of 2"),
+        (lambda r: r["meta_info"].update(weight_versions=[{"version": "3", "start": 0}]), "end"),
         (lambda r: r.pop("meta_info"), "meta_info"),
     ],
 )
@@ -151,9 +161,14 @@ def test_an_abort_with_a_status_is_the_servers_error(reply: Reply, status: int, 
 
 
 def test_spans_of_several_versions_are_kept(reply: Reply) -> None:
-    content = reply([1, 2, 3], version="4", weight_version_spans=[[0, 2, "default"], [2, 3, "4"]])
+    content = reply([1, 2, 3], version="4", weight_versions=[span(0, 2, "default"), span(2, 3, "4")])
     got = decode_reply(encoded(content), max_new_tokens=9)
     assert got.version_spans == (VersionSpan(0, 2, 0), VersionSpan(2, 3, 4))
+
+
+def test_a_reply_without_tokens_has_no_spans(reply: Reply) -> None:
+    content = reply([], weight_versions=[span(0, 0, "default")])
+    assert decode_reply(encoded(content), max_new_tokens=9).version_spans == ()
 
 
 @pytest.mark.parametrize(("name", "number"), [("default", 0), ("7", 7), ("v7", 7), ("step-000012", 12), (3, 3)])

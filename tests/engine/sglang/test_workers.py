@@ -178,7 +178,7 @@ async def test_a_router_under_workers_is_refused(scripted: Any, engine_at: Engin
 
 async def test_what_is_no_sglang_server_is_refused(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted() as (server,):
-        server.answers["/get_model_info"] = server.answers["/nothing"] = _not_found
+        server.answers["/get_model_info"] = server.answers["/model_info"] = _not_found
         with pytest.raises(EngineProtocolError, match="not an SGLang server"):
             await engine_at(server).__aenter__()
 
@@ -207,7 +207,7 @@ async def test_a_load_that_makes_no_sense_is_as_good_as_none(scripted: Any, engi
 async def test_a_version_without_a_number_is_refused(scripted: Any, engine_at: EngineAt, version: Any) -> None:
     async with scripted() as (server,):
         server.version = version
-        with pytest.raises(EngineProtocolError, match="has no policy version in it"):
+        with pytest.raises(EngineProtocolError, match="is no policy version: name the weights"):
             await engine_at(server).__aenter__()
 
 
@@ -237,3 +237,11 @@ async def test_a_context_that_the_server_has_not_is_refused(scripted: Any, engin
     async with scripted() as (server,):
         with pytest.raises(EngineProtocolError, match=r"engine\.context_length = 200000: .* takes 100000"):
             await engine_at(server, context_length=200_000).__aenter__()
+
+
+async def test_an_older_server_answers_under_older_names(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted() as (server,):
+        server.answers["/model_info"] = _not_found
+        async with engine_at(server) as engine:
+            assert engine.precision == "bf16"
+        assert {"/get_model_info", "/get_server_info"} <= {path for path, _ in server.calls}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.engine.openai.replies import Answer
+from rollfeed.engine.weight_versions import joined_spans
 from rollfeed.types import FinishReason, SamplingParams, VersionSpan
 
 
@@ -23,7 +24,7 @@ class Part(NamedTuple):
     """``(R,)``."""
     logprobs: NDArray[np.float32]
     """``(R,)``."""
-    policy_version: int
+    version_spans: tuple[VersionSpan, ...]
 
 
 class Call:
@@ -64,16 +65,7 @@ class Call:
     @property
     def spans(self) -> tuple[VersionSpan, ...]:
         """Which version sampled what."""
-        spans: list[VersionSpan] = []
-        end = 0
-        for part in self.parts:
-            start, end = end, end + len(part.token_ids)
-            if start == end:
-                continue
-            if spans and spans[-1].policy_version == part.policy_version:
-                start = spans.pop().start
-            spans.append(VersionSpan(start, end, part.policy_version))
-        return tuple(spans)
+        return joined_spans((len(part.token_ids), part.version_spans) for part in self.parts)
 
     def scope(self) -> asyncio.Timeout:
         """Return what bounds the whole call; it raises TimeoutError where it is aborted or out of time."""

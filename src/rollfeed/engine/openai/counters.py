@@ -24,6 +24,8 @@ class Counters:
     """Replies with status 429."""
     broken_replies: int = 0
     """Replies that were not JSON to their end."""
+    stale_replies: int = 0
+    """Replies from older weights than those published, as of a server that was started again."""
     unasked_aborts: int = 0
     """Tries that the server ended before their first token."""
     rejected_replies: int = 0

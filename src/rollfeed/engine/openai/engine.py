@@ -118,6 +118,7 @@ class OpenAIEngine(Engine):
                 control_timeout_seconds=settings.control_timeout_seconds,
                 update_timeout_seconds=settings.update_timeout_seconds,
             )
+            await self._weights.meet()
             self._stack = stack.pop_all()
         self._is_open = True
         return self
@@ -136,7 +137,7 @@ class OpenAIEngine(Engine):
 
     @property
     def policy_version(self) -> int:
-        """The version that the next request will meet: that of the last update, 0 before it."""
+        """The version that the next request will meet: that of the last update; before it the server's own, else 0."""
         return self._sender.policy_version if self._is_open else 0
 
     async def generate(

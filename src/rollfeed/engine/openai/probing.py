@@ -17,6 +17,7 @@ from rollfeed.engine.http import TryFailedError, error_message
 from rollfeed.engine.openai.replies import Answer
 from rollfeed.engine.openai.requests import Ask, Route, encode_ask
 from rollfeed.engine.openai.transport import Transport
+from rollfeed.engine.weight_versions import VersionNameError
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.types import SamplingParams
 
@@ -66,6 +67,8 @@ class Server(NamedTuple):
     logprobs_of: LogprobsOf
     missing: tuple[str, ...]
     """What its replies do not have."""
+    policy_version: int = 0
+    """That its first reply named; 0 where it names none."""
 
     def missing_of(self, answer: Answer) -> tuple[str, ...]:
         """Return what an answer does not have, or none has of this server."""
@@ -154,12 +157,15 @@ async def _find_route(
         ask = partial(_ask, transport, route=route, model=model, prompt_ids=prompt_ids, stream=stream)
         try:
             answer = await ask(_PARAMS if route is not Route.PLAIN else SamplingParams(max_new_tokens=4))
+        except VersionNameError as error:
+            raise EngineProtocolError(f"{transport.base_url}: {error}") from error
         except EngineProtocolError as error:
             refusals.append(str(error))
             continue
         missing = _missing(answer)
         if not missing:
-            return Server(model, route, await _logprobs_of(answer, ask), ())
+            version = answer.version_spans[-1].policy_version if answer.version_spans else 0
+            return Server(model, route, await _logprobs_of(answer, ask), (), version)
         usable.append((route, missing))
     if not usable:
         raise EngineProtocolError(f"{transport.base_url}: answers no request for tokens: {refusals[-1]}")

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.engine.http import Failure, TryFailedError, error_message
+from rollfeed.engine.weight_versions import NamedSpan, read_spans
 from rollfeed.errors import EngineProtocolError
-from rollfeed.types import FinishKind, FinishReason
+from rollfeed.types import FinishKind, FinishReason, VersionSpan
 
 _LOWEST_LOGPROB = -9999.0
 """What vLLM writes for minus infinity and where it has no logprob."""
@@ -43,6 +44,7 @@ class _Choice(msgspec.Struct, gc=False):
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[NamedSpan] | None = None
 
 
 class _PromptUsage(msgspec.Struct, gc=False):
@@ -72,6 +74,8 @@ class Answer:
     def __init__(self, *, prompt_ids: NDArray[np.int32], max_new_tokens: int) -> None:
         self.finish: FinishReason | None = None
         self.cached_tokens = 0
+        self.version_spans: tuple[VersionSpan, ...] = ()
+        """Known at the end, where the server tells them."""
         self.lacks_ids = False
         """Whether tokens came without their ids."""
         self.lacks_logprobs = False
@@ -80,6 +84,7 @@ class Answer:
         self._ids = array("i")
         self._logprobs = array("f")
         self._has_ids = False
+        self._weight_versions: list[NamedSpan] | None = None
         self._texts: list[str] = []
 
     @property
@@ -128,11 +133,21 @@ class Answer:
         """Conclude from the end of a reply what it has not said.
 
         A stream that ends without a reason was aborted: servers leave the last, empty event out.
+
+        Raises:
+            EngineProtocolError: If the versions that it names do not fit its tokens.
         """
         if self.finish is None:
             self.finish = FinishReason(FinishKind.ABORT)
         if not self._has_ids and self.finish.kind is not FinishKind.ABORT:
             self.lacks_ids = True
+        if self._weight_versions is not None and self._has_ids:
+            self.version_spans = read_spans(self._weight_versions, len(self._ids))
+
+    def forget(self) -> None:
+        """Have no tokens, as after an abort before the first one."""
+        del self._ids[:], self._logprobs[:]
+        self.version_spans, self.finish = (), FinishReason(FinishKind.ABORT)
 
     def _add(self, choice: _Choice) -> None:
         if choice.prompt_token_ids is not None and not np.array_equal(choice.prompt_token_ids, self._prompt_ids):
@@ -144,6 +159,8 @@ class Answer:
         else:
             self._has_ids = True
             self._append(ids, logprobs)
+        if choice.weight_versions is not None:
+            self._weight_versions = choice.weight_versions
         if choice.finish_reason is not None:
             self.finish = self._finish_reason(choice.finish_reason, choice.stop_reason)
 

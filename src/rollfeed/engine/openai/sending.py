@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Awaitable, Callable
 from random import Random
 
 from rollfeed.engine.http import Failure, TryFailedError
@@ -15,7 +16,7 @@ from rollfeed.engine.openai.replies import Answer
 from rollfeed.engine.openai.requests import Ask, encode_ask
 from rollfeed.engine.openai.transport import Transport
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
-from rollfeed.types import FinishKind
+from rollfeed.types import FinishKind, VersionSpan
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
@@ -24,6 +25,7 @@ _COUNTER_OF = {
     Failure.SERVER: "server_errors",
     Failure.REFUSED: "refused_requests",
     Failure.BROKEN: "broken_replies",
+    Failure.STALE: "stale_replies",
     Failure.UNASKED_ABORT: "unasked_aborts",
 }
 
@@ -34,7 +36,11 @@ class Sender:
     def __init__(
         self, *, transport: Transport, server: Server, counters: Counters, exact: bool, stream: bool, max_tries: int
     ) -> None:
-        self.policy_version = 0
+        self.policy_version = server.policy_version
+        self.is_suspect = False
+        """Whether the server may have been started again, with other weights, since it last told its version."""
+        self.restore: Callable[[], Awaitable[None]] | None = None
+        """Gives a suspect server its weights back where it has lost them; None where it does not tell."""
         self.broken: str | None = None
         """Why nothing may be sent, as long as that is so."""
         self.running: dict[Call, Answer] = {}
@@ -88,6 +94,9 @@ class Sender:
             if self.broken is not None:
                 raise EngineUnavailableError(self.broken)
             try:
+                if self.is_suspect and self.restore is not None:
+                    await self.restore()
+                    continue  # the gate may be closed by now
                 await self._try(call)
             except TryFailedError as failure:
                 await self._back_off(call, failure)
@@ -108,13 +117,10 @@ class Sender:
         self._idle.clear()
         try:
             async with call.try_scope():
-                await self._transport.receive(server.route.path, body, answer.take)
-            answer.end()
+                await self._receive(body, answer)
+            self._end(answer, version)
         except TimeoutError:
             was_interrupted = True
-        except TryFailedError:
-            if answer.finish is None:
-                raise  # otherwise all of the response is there, and only the end of the stream is not
         finally:
             call.end_try()
             self.running.pop(call, None)
@@ -130,6 +136,27 @@ class Sender:
         call.finish = None
         if not was_interrupted and not len(answer.token_ids):
             raise TryFailedError(Failure.UNASKED_ABORT, f"{self._transport.base_url}: aborted by the server")
+
+    async def _receive(self, body: bytes, answer: Answer) -> None:
+        try:
+            await self._transport.receive(self._server.route.path, body, answer.take)
+        except TryFailedError:
+            if answer.finish is None:
+                raise  # otherwise all of the response is there, and only the end of the stream is not
+
+    def _end(self, answer: Answer, version: int) -> None:
+        address = self._transport.base_url
+        try:
+            answer.end()
+        except EngineProtocolError as error:
+            raise EngineProtocolError(f"{address}: {error}") from error
+        if answer.version_spans and answer.version_spans[-1].policy_version < version:
+            message = (
+                f"{address}: answered from version {answer.version_spans[-1].policy_version}, {version} is current"
+            )
+            self.is_suspect = True
+            answer.forget()
+            raise TryFailedError(Failure.STALE, message)
 
     def _next_ask(self, call: Call) -> Ask:
         if call.parts:
@@ -151,12 +178,14 @@ class Sender:
         if missing and not self._exact:
             call.loose = answer
         elif not missing and len(answer.token_ids):
-            call.parts.append(Part(answer.token_ids, answer.logprobs, version))
+            spans = answer.version_spans or (VersionSpan(0, len(answer.token_ids), version),)
+            call.parts.append(Part(answer.token_ids, answer.logprobs, spans))
         call.finish = answer.finish
         return missing
 
     async def _back_off(self, call: Call, failure: TryFailedError) -> None:
         counters, kind = self._counters, failure.failure
+        self.is_suspect = self.is_suspect or kind is Failure.CONNECTION
         counter = _COUNTER_OF[kind]
         setattr(counters, counter, getattr(counters, counter) + 1)
         if kind is Failure.REFUSED:

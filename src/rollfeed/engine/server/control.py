@@ -151,6 +151,7 @@ class ControlHandlers:
                 "max_total_num_tokens": engine.max_running_requests * engine.context_length,
                 "precision": engine.precision,
                 "is_paused": self._service.is_paused,
+                "disable_overlap_schedule": True,
                 "tp_size": 1,
                 "dp_size": 1,
                 "version": _VERSION,

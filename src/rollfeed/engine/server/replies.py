@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rollfeed.engine.server.service import Answer
 from rollfeed.engine.server.versions import WeightVersions
 from rollfeed.protocols import Tokenizer
-from rollfeed.types import FinishKind, FinishReason, SamplingParams, VersionSpan
+from rollfeed.types import FinishKind, FinishReason, SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -27,18 +27,19 @@ def generate_reply(answer: Answer, *, weight_version: str, versions: WeightVersi
     """
     completion = answer.completion
     reason = finish_reason(completion.finish_reason, len(completion.token_ids))
-    if len(completion.version_spans) > 0:
-        weight_version = versions.name(completion.version_spans[-1].policy_version)
+    spans = [
+        {"version": versions.name(span.policy_version), "start": span.start, "end": span.end}
+        for span in completion.version_spans
+    ] or [{"version": weight_version, "start": 0, "end": 0}]
     meta = _meta(
         answer,
         reason,
-        weight_version=weight_version,
+        weight_version=str(spans[-1]["version"]),
         token_ids=completion.token_ids,
         logprobs=completion.logprobs,
         cached_tokens=completion.cached_tokens,
     )
-    if len(completion.version_spans) > 1:
-        meta["weight_version_spans"] = _named_spans(completion.version_spans, versions)
+    meta["weight_versions"] = spans
     if completion.finish_reason.kind is not FinishKind.ABORT:
         meta["response_sent_to_client_ts"] = time.time()
     return {"text": completion.text, "output_ids": completion.token_ids.tolist(), "meta_info": meta}
@@ -130,7 +131,3 @@ def _input_logprobs(answer: Answer) -> list[list[Any]]:
     token_ids = answer.job.token_ids[start:].tolist()
     # Nothing stands before the first token to predict it; an aborted one may not have been scored.
     return [[None if np.isnan(p) else p, token_id, None] for p, token_id in zip(logprobs, token_ids, strict=True)]
-
-
-def _named_spans(spans: Sequence[VersionSpan], versions: WeightVersions) -> list[list[Any]]:
-    return [[span.start, span.end, versions.name(span.policy_version)] for span in spans]

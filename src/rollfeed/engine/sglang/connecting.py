@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.http import Http
-from rollfeed.engine.sglang.replies import version_number
 from rollfeed.engine.sglang.routers import Router, find_dialect
-from rollfeed.engine.sglang.workers import check_health, read_model
+from rollfeed.engine.sglang.workers import check_health, read_model, told_version
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 
 _POLL_SECONDS = 0.2
@@ -29,6 +28,8 @@ class Servers(NamedTuple):
     policy_version: int
     """Of all of them."""
     precision: str
+    exact: frozenset[str]
+    """Addresses of those that begin no step before the last one has ended, so that they tell versions exactly."""
     takes_images: bool
 
 
@@ -50,14 +51,15 @@ async def connect(settings: SGLangSettings, *, http: Http, context_length: int) 
         _arrive, http=http, timeout_seconds=settings.probe_timeout_seconds, is_behind_router=router is not None
     )
     models = await asyncio.gather(*(patiently(partial(arrive, address)) for address in addresses))
-    precisions = {await _precision(address, http=http) for address in addresses}
+    infos = {address: await _server_info(address, http=http) for address in addresses}
     for address in addresses:
         await _check_context(address, context_length, http=http)
     return Servers(
         router=router,
         addresses=addresses,
         policy_version=_common_version(addresses, models),
-        precision="+".join(sorted(precisions)),
+        precision="+".join(sorted({_precision(info) for info in infos.values()})),
+        exact=frozenset(each for each, info in infos.items() if info.get("disable_overlap_schedule") is True),
         takes_images=all(model.get("has_image_understanding") is True for model in models),
     )
 
@@ -104,16 +106,22 @@ async def _arrive(address: str, *, http: Http, timeout_seconds: float, is_behind
 
 
 def _common_version(addresses: Sequence[str], models: Sequence[Mapping[str, Any]]) -> int:
-    versions = [version_number(model.get("weight_version", "default")) for model in models]
+    versions = [told_version(address, model) for address, model in zip(addresses, models, strict=True)]
     if len(set(versions)) > 1:
         told = ", ".join(f"{address} has {version}" for address, version in zip(addresses, versions, strict=True))
         raise EngineProtocolError(f"the servers are at different versions ({told}): bring them to one")
     return versions[0]
 
 
-async def _precision(address: str, *, http: Http) -> str:
-    reply = await http.control("GET", f"{address}/get_server_info")
-    told = reply.json() if reply.status == 200 else {}
+async def _server_info(address: str, *, http: Http) -> Mapping[str, Any]:
+    for path in ("/server_info", "/get_server_info"):  # the second is its name on older servers
+        reply = await http.control("GET", address + path)
+        if reply.status == 200:
+            return reply.json()
+    return {}
+
+
+def _precision(told: Mapping[str, Any]) -> str:
     for name in ("precision", "quantization", "dtype"):
         value = told.get(name)
         if isinstance(value, str):

@@ -19,6 +19,7 @@ from rollfeed.engine.sglang.counters import Counters
 from rollfeed.engine.sglang.flights import Flight, FlightAbortedError, Turnstile, encode_request
 from rollfeed.engine.sglang.replies import Reply, decode_reply
 from rollfeed.engine.sglang.workers import Orphans, Worker, WorkerPool
+from rollfeed.engine.weight_versions import with_later_borders
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.types import FinishKind, VersionSpan
 
@@ -44,6 +45,8 @@ class DispatchParts(NamedTuple):
     admission: Turnstile
     """Closed while weights change or the engine is paused."""
     current_version: Callable[[], int]
+    counts_late: Callable[[Worker], bool]
+    """Whether whoever has a flight counts the first token of a version's span to it that still came from the last."""
     distrust: Callable[[Worker], Awaitable[None]]
     """Called with whoever has answered from older weights."""
     refused: Callable[[], None]
@@ -132,10 +135,13 @@ class Dispatcher:
 
     async def _checked(self, flight: Flight, worker: Worker, content: bytes | bytearray, sent_version: int) -> Reply:
         decode = partial(decode_reply, content, max_new_tokens=flight.remaining_tokens)
-        if len(content) > _LARGE_BODY_BYTES:
-            reply = await asyncio.get_running_loop().run_in_executor(self._decoding, decode)
-        else:
-            reply = decode()
+        try:
+            if len(content) > _LARGE_BODY_BYTES:
+                reply = await asyncio.get_running_loop().run_in_executor(self._decoding, decode)
+            else:
+                reply = decode()
+        except EngineProtocolError as error:
+            raise EngineProtocolError(f"{worker.address}: {error}") from error
         num_tokens = len(reply.token_ids)
         version = sent_version if reply.policy_version is None else reply.policy_version
         if num_tokens and version < sent_version:
@@ -147,6 +153,8 @@ class Dispatcher:
             changed = self._parts.current_version() != sent_version or not self._parts.admission.is_open
             version = sent_version if changed else version
             reply = reply._replace(version_spans=(VersionSpan(0, num_tokens, version),))
+        elif len(reply.version_spans) > 1 and self._parts.counts_late(worker):
+            reply = reply._replace(version_spans=with_later_borders(reply.version_spans))
         return reply
 
     async def _back_off(self, flight: Flight, worker: Worker, failure: TryFailedError) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.config.api_key import ApiKey
-from rollfeed.config.engine import SGLangSettings
+from rollfeed.config.engine import SGLangSettings, WeightUpdateMode
 from rollfeed.config.paths import expand_path
 from rollfeed.engine.http import Http
 from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput
@@ -22,19 +22,12 @@ from rollfeed.engine.sglang.dispatch import Dispatcher, DispatchParts
 from rollfeed.engine.sglang.flights import Flight, FlightAbortedError, Turnstile
 from rollfeed.engine.sglang.monitor import Monitor, ProbePlan
 from rollfeed.engine.sglang.weights import WeightUpdater
-from rollfeed.engine.sglang.workers import Orphans, WorkerPool, abort_at, read_load
+from rollfeed.engine.sglang.workers import Orphans, Worker, WorkerPool, abort_at, read_load
 from rollfeed.engine.weight_folders import WeightFolders
+from rollfeed.engine.weight_versions import joined_spans
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
-from rollfeed.types import (
-    Completion,
-    CompletionTimings,
-    EngineLoad,
-    FinishKind,
-    FinishReason,
-    SamplingParams,
-    VersionSpan,
-)
+from rollfeed.types import Completion, CompletionTimings, EngineLoad, FinishKind, FinishReason, SamplingParams
 
 _ABORT_AGAIN_SECONDS = 0.2  # a request may have been on its way to the server when that was told to abort
 _CLOSING_SECONDS = 2.0
@@ -94,7 +87,7 @@ class SGLangEngine(Engine):
             self._router = servers.router
             self._pool = WorkerPool(router=servers.router, counters=self.counters)
             for address in servers.addresses:
-                self._pool.add(address, is_live=True)
+                self._pool.add(address, is_live=True, is_exact=address in servers.exact)
             self._orphans = Orphans(pool=self._pool, http=self._http, counters=self.counters)
             self._admission = Turnstile()
             self._weights = WeightUpdater(
@@ -262,6 +255,8 @@ class SGLangEngine(Engine):
             owners = self._pool.owners(flight.worker)
             if not await abort_at(owners, {"rid": rid}, http=self._http, counters=self.counters):
                 return
+            if self._weights.is_paused:
+                return  # a paused server answers when it goes on
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ABORT_AGAIN_SECONDS):
                     await flight.landing()
@@ -287,7 +282,7 @@ class SGLangEngine(Engine):
             logprobs=logprobs,
             text=text,
             finish_reason=finish_reason,
-            version_spans=_joined_spans(flight),
+            version_spans=joined_spans((len(part.token_ids), part.version_spans) for part in parts),
             precision=self.precision,
             prompt_tokens=len(flight.prompt_ids),
             cached_tokens=parts[0].cached_tokens if parts else 0,
@@ -325,6 +320,7 @@ class SGLangEngine(Engine):
                 counters=self.counters,
                 admission=self._admission,
                 current_version=lambda: self._weights.current_version,
+                counts_late=self._counts_late,
                 distrust=monitor.distrust,
                 refused=refused,
             ),
@@ -334,6 +330,11 @@ class SGLangEngine(Engine):
         stack.push_async_callback(self._leave)
         monitor.start(limit=limit, permits=self._permits, throughput=self._throughput)
         stack.push_async_callback(monitor.close)
+
+    def _counts_late(self, worker: Worker) -> bool:
+        owners = self._pool.owners(worker)
+        is_in_place = self._settings.weight_update is WeightUpdateMode.IN_PLACE
+        return is_in_place and not all(owner.is_exact for owner in owners)
 
     async def _leave(self) -> None:
         """Abort what is under way: nobody will take its answer."""
@@ -346,16 +347,3 @@ class SGLangEngine(Engine):
                 async with asyncio.timeout(_CLOSING_SECONDS):
                     await self._has_none.wait()
         await self._orphans.close(grace_seconds=_CLOSING_SECONDS)
-
-
-def _joined_spans(flight: Flight) -> tuple[VersionSpan, ...]:
-    spans: list[VersionSpan] = []
-    offset = 0
-    for part in flight.parts:
-        for start, end, version in part.version_spans:
-            start, end = start + offset, end + offset
-            if spans and spans[-1].policy_version == version:
-                start = spans.pop().start
-            spans.append(VersionSpan(start, end, version))
-        offset += len(part.token_ids)
-    return tuple(spans)

@@ -96,14 +96,21 @@ class Monitor:
             except TimeoutError:
                 pass
             worker.suspected.clear()
+            num_holds = self._weights.num_holds
+            if worker.is_live and self._weights.is_holding:
+                continue  # a paused server does not answer
             try:
                 await self._probe(worker)
             except EngineError as error:
-                await self._failed(worker, error)
+                if not (worker.is_live and num_holds != self._weights.num_holds):
+                    await self._failed(worker, error)
 
     async def _probe(self, worker: Worker) -> None:
         timeout_seconds = self._plan.timeout_seconds
         before = self._weights.current_version
+        if not worker.is_live:
+            # It may have been taken out while it was paused, and would never answer.
+            await self._http.command(f"{worker.address}/continue_generation", {}, timeout_seconds=timeout_seconds)
         await check_health(worker.address, http=self._http, timeout_seconds=timeout_seconds)
         version = await read_version(worker.address, http=self._http, timeout_seconds=timeout_seconds)
         worker.num_failed_probes = 0

@@ -8,7 +8,6 @@ into arrays; nothing else is made of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.engine.http import Failure, TryFailedError
+from rollfeed.engine.weight_versions import NamedSpan, read_spans, version_number
 from rollfeed.errors import EngineProtocolError
 from rollfeed.types import FinishKind, FinishReason, VersionSpan
-from rollfeed.types.engine import check_spans
 
-_DEFAULT_VERSION = "default"
 _LARGEST_ID = 2**31 - 1
-_NUMBERED_VERSION = re.compile(r"\D*(\d{1,15})")
 
 
 class Reply(NamedTuple):
@@ -69,7 +66,7 @@ class _Meta(msgspec.Struct, gc=False):
     weight_version: str | int | None = None
     output_token_logprobs: list[_Logprob] | None = None
     output_token_logprobs_length: int | None = None
-    weight_version_spans: list[tuple[int, int, str]] | None = None
+    weight_versions: list[NamedSpan] | None = None
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -124,44 +121,17 @@ def decode_reply(content: bytes | bytearray, *, max_new_tokens: int) -> Reply:
     return _reply(body, finish_reason, token_ids.astype(np.int32), logprobs)
 
 
-def version_number(name: str | int) -> int:
-    """Return the policy version that a server's weight version stands for.
-
-    ``default`` is 0; otherwise the name ends with the number, as ``7`` or ``v7``.
-
-    Raises:
-        EngineProtocolError: If it has no number.
-    """
-    if isinstance(name, int):
-        return name
-    if name == _DEFAULT_VERSION:
-        return 0
-    match = _NUMBERED_VERSION.fullmatch(name) if isinstance(name, str) else None
-    if match is None:
-        raise EngineProtocolError(
-            f"weight_version {name!r} has no policy version in it: name weights 'default', or by a number such as 7"
-        )
-    return int(match[1])
-
-
 def _reply(
     body: _Body, finish_reason: FinishReason, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]
 ) -> Reply:
     meta = body.meta_info
-    spans = meta.weight_version_spans or ()
-    version_spans = tuple(VersionSpan(start, end, version_number(name)) for start, end, name in spans)
-    if version_spans:
-        try:
-            check_spans(version_spans, len(token_ids))
-        except ValueError as error:
-            raise EngineProtocolError(f"reply to /generate: {error}") from None
     return Reply(
         token_ids=token_ids,
         logprobs=logprobs,
         text=body.text if len(token_ids) else "",
         finish_reason=finish_reason,
         policy_version=None if meta.weight_version is None else version_number(meta.weight_version),
-        version_spans=version_spans,
+        version_spans=() if meta.weight_versions is None else read_spans(meta.weight_versions, len(token_ids)),
         prompt_tokens=meta.prompt_tokens,
         cached_tokens=meta.cached_tokens or 0,
     )

@@ -3,16 +3,18 @@
 Invariant: no request is sent between the moment an update begins and the moment every worker that
 may have requests has confirmed the new version.
 
-A real server whose prefix cache is to be flushed under running requests exits. So an update either
-empties the servers first (``abort``: what ran goes on afterwards from the tokens it has), or leaves
-the cache alone (``in_place``).
+A prefix cache cannot be flushed under running requests: old servers (0.5.15) exit when an update tries
+it, newer ones (0.5.23) say that it failed and have changed the weights. So an update either empties the servers
+first (``abort``: what ran goes on afterwards from the tokens it has), or has them put back what runs and
+flushes when the weights are there (``retract``), or leaves the cache alone (``in_place``). A pause of SGLang's
+mode ``abort`` is not used: it looks once a second whether it is done. A paused server ends no request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollfeed.config.engine import WeightUpdateMode
@@ -24,7 +26,7 @@ from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableE
 
 _log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
 _LANDING_SECONDS = 1.0
 """For the partial replies of an emptied server."""
 
@@ -47,33 +49,54 @@ class WeightUpdater:
         self.is_updating = False
         self.is_paused = False
         """By the caller; an update leaves the engines so."""
+        self.num_holds = 0
+        """Pauses and updates begun so far."""
         self._pool = pool
         self._http = http
         self._counters = counters
         self._admission = admission
         self._mode = mode
+        self._holding = {"mode": "retract" if mode is WeightUpdateMode.RETRACT else "in_place"}
         self._timeout_seconds = timeout_seconds
         self._orphans = orphans
         self._folder: Path | None = None
         self._lock = asyncio.Lock()
 
-    async def pause(self) -> None:
-        """Hold every worker between two tokens; raises as :meth:`resume`."""
-        async with self._lock:
-            self._admission.set_open(False)
-            self.is_paused = True
-            await self._all("/pause_generation", {"mode": "in_place"})
+    @property
+    def is_holding(self) -> bool:
+        """Whether servers may be paused, or busy with new weights: they say nothing of their health then."""
+        return self.is_paused or self.is_updating
 
-    async def resume(self) -> None:
-        """Let every worker go on.
+    async def pause(self) -> None:
+        """Hold every worker between two tokens.
 
         Raises:
             EngineError: If one does not confirm.
         """
         async with self._lock:
-            await self._all("/continue_generation", {})
+            self._admission.set_open(False)
+            self.is_paused = True
+            self.num_holds += 1
+            for outcome in await self._all("/pause_generation", self._holding):
+                if isinstance(outcome, EngineError):
+                    raise outcome
+
+    async def resume(self) -> None:
+        """Let every worker go on; one that does not confirm, perhaps because it died meanwhile, is taken out.
+
+        Raises:
+            EngineUnavailableError: If no worker is left.
+        """
+        async with self._lock:
+            workers = self._pool.live
+            outcomes = await self._all("/continue_generation", {})
             self.is_paused = False
             self._admission.set_open(True)
+            for worker, outcome in zip(workers, outcomes, strict=True):
+                if isinstance(outcome, EngineError):
+                    await self._pool.take_out(worker, f"it does not go on after a pause: {outcome}")
+                    if not self._pool.live:
+                        raise EngineUnavailableError(f"no worker goes on after a pause: {outcome}")
 
     async def update(self, folder: Path, *, policy_version: int) -> None:
         """Have every live worker serve the weights of a folder.
@@ -86,6 +109,7 @@ class WeightUpdater:
         """
         async with self._lock:
             self.is_updating = True
+            self.num_holds += 1
             self._admission.set_open(False)
             try:
                 await self._update_all(folder, policy_version)
@@ -113,7 +137,7 @@ class WeightUpdater:
             self._orphans.clear(known, at=[worker])
             await self._http.command(f"{worker.address}/continue_generation", {})
             if self.is_paused:
-                await self._http.command(f"{worker.address}/pause_generation", {"mode": "in_place"})
+                await self._http.command(f"{worker.address}/pause_generation", self._holding)
             await self._pool.readmit(worker)
 
     def adopt(self, policy_version: int) -> None:
@@ -143,15 +167,31 @@ class WeightUpdater:
         self._counters.weight_updates += 1
 
     async def _update_one(self, worker: Worker, folder: Path, version: int) -> None:
-        abort = self._mode is WeightUpdateMode.ABORT
-        await self._http.command(f"{worker.address}/pause_generation", {"mode": "abort" if abort else "in_place"})
+        if self._mode is WeightUpdateMode.ABORT:
+            await self._update_emptied(worker, folder, version)
+            return
+        if not self.is_paused:
+            await self._http.command(f"{worker.address}/pause_generation", self._holding)
         try:
-            if abort:
-                await self._until_idle(worker)
-            await self._load(worker, folder, version, flush_cache=abort, abort=False)
+            await self._load(worker, folder, version, flush_cache=False, abort=False)
+            if self._mode is WeightUpdateMode.RETRACT:
+                # Apart from the update: a server that cannot do it now says so, instead of ending.
+                reply = await self._http.control("POST", f"{worker.address}/flush_cache")
+                if reply.status != 200:
+                    _log.warning("%s: goes on with keys and values of older weights: it does not flush", worker.address)
         finally:
             if not self.is_paused:
                 await self._http.command(f"{worker.address}/continue_generation", {})
+
+    async def _update_emptied(self, worker: Worker, folder: Path, version: int) -> None:
+        if self.is_paused:
+            await self._http.command(f"{worker.address}/continue_generation", {})
+        try:
+            await self._until_idle(worker)
+            await self._load(worker, folder, version, flush_cache=True, abort=True)
+        finally:
+            if self.is_paused:
+                await self._http.command(f"{worker.address}/pause_generation", self._holding)
 
     async def _load(self, worker: Worker, folder: Path, version: int, *, flush_cache: bool, abort: bool) -> None:
         reply = await self._http.command(
@@ -176,9 +216,10 @@ class WeightUpdater:
         given_up_at = loop.time() + _LANDING_SECONDS
         try:
             async with asyncio.timeout(self._timeout_seconds):
+                await self._http.command(f"{worker.address}/abort_request", {"abort_all": True})
                 while worker.flights or not await self._is_idle(worker):
                     await asyncio.sleep(_POLL_SECONDS)
-                    # What was on its way when the server paused is held there, and would be for ever.
+                    # What was on its way then has arrived since.
                     await self._http.command(f"{worker.address}/abort_request", {"abort_all": True})
                     if loop.time() > given_up_at:
                         for flight in tuple(worker.flights):
@@ -190,10 +231,11 @@ class WeightUpdater:
         load = await read_load(worker.address, http=self._http)
         return load is None or load.running + load.waiting == 0
 
-    async def _all(self, path: str, body: Mapping[str, str]) -> None:
+    async def _all(self, path: str, body: Mapping[str, str]) -> Sequence[object]:
         outcomes = await asyncio.gather(
             *(self._http.command(worker.address + path, body) for worker in self._pool.live), return_exceptions=True
         )
         for outcome in outcomes:
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
                 raise outcome
+        return outcomes

@@ -15,8 +15,8 @@ from zlib import crc32
 from rollfeed.engine.http import Http, error_message
 from rollfeed.engine.sglang.counters import Counters
 from rollfeed.engine.sglang.flights import Flight, Turnstile
-from rollfeed.engine.sglang.replies import version_number
 from rollfeed.engine.sglang.routers import Router
+from rollfeed.engine.weight_versions import version_number
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 
 _log = logging.getLogger(__name__)
@@ -32,8 +32,10 @@ _ABORT_SECONDS = 3.0
 class Worker:
     """One server."""
 
-    def __init__(self, address: str, *, is_live: bool) -> None:
+    def __init__(self, address: str, *, is_live: bool, is_exact: bool = False) -> None:
         self.address = address
+        self.is_exact = is_exact
+        """Whether it is known to begin no step before the last one has ended."""
         self.is_live = is_live
         """Healthy, at the current version, and given requests."""
         self.num_failed_probes = 0
@@ -73,9 +75,9 @@ class WorkerPool:
         holders = (*self._workers.values(), self._gateway) if self._gateway is not None else self._workers.values()
         return [flight for holder in holders for flight in holder.flights]
 
-    def add(self, address: str, *, is_live: bool) -> Worker:
+    def add(self, address: str, *, is_live: bool, is_exact: bool = False) -> Worker:
         """Know a further worker."""
-        worker = self._workers[address] = Worker(address, is_live=is_live)
+        worker = self._workers[address] = Worker(address, is_live=is_live, is_exact=is_exact)
         self._changed()
         return worker
 
@@ -224,8 +226,11 @@ async def read_model(address: str, *, http: Http, timeout_seconds: float | None 
         EngineUnavailableError: If it does not answer, or with a 5xx status.
         EngineProtocolError: If what answers is no SGLang server.
     """
-    url = f"{address}/get_model_info"
+    url = f"{address}/model_info"
     reply = await http.control("GET", url, timeout_seconds=timeout_seconds)
+    if reply.status == 404:
+        url = f"{address}/get_model_info"  # its name on older servers
+        reply = await http.control("GET", url, timeout_seconds=timeout_seconds)
     if reply.status >= 500:
         raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
     content = reply.json()
@@ -236,8 +241,19 @@ async def read_model(address: str, *, http: Http, timeout_seconds: float | None 
 
 async def read_version(address: str, *, http: Http, timeout_seconds: float | None = None) -> int:
     """Return the policy version that a server serves; raises as :func:`read_model`."""
-    model = await read_model(address, http=http, timeout_seconds=timeout_seconds)
-    return version_number(model.get("weight_version", "default"))
+    return told_version(address, await read_model(address, http=http, timeout_seconds=timeout_seconds))
+
+
+def told_version(address: str, model: Mapping[str, Any]) -> int:
+    """Return the policy version in what a server says of its model.
+
+    Raises:
+        EngineProtocolError: If it names one that is none.
+    """
+    try:
+        return version_number(model.get("weight_version", "default"))
+    except EngineProtocolError as error:
+        raise EngineProtocolError(f"{address}: {error}") from None
 
 
 async def check_health(address: str, *, http: Http, timeout_seconds: float) -> None:

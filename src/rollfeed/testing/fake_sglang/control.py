@@ -13,7 +13,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.testing.fake_sglang.faults import FaultKind, ServerFault
 from rollfeed.testing.fake_sglang.http import Exchange
 from rollfeed.testing.fake_sglang.scripted import ScriptedBackend
-from rollfeed.testing.fake_sglang.settings import FakeMode, ScriptedReply
+from rollfeed.testing.fake_sglang.settings import FakeMode, Release, ScriptedReply
 from rollfeed.testing.fake_sglang.time_model import bound_tokens_per_second, mean_length
 from rollfeed.testing.fake_sglang.wire import Backend, Job, RequestError
 
@@ -24,8 +24,14 @@ Route: TypeAlias = Callable[[Exchange, ServerFault | None], object]
 
 CONTROL_PATHS = ("/fault", "/script", "/stats", "/requests")
 """Of the fake itself; no fault meets them."""
-_VERSION = "0.5.15"
-"""The SGLang release whose replies are imitated."""
+_HEALTH_SECONDS = 20.0
+"""After which a paused server gives up on its token."""
+_ABORTING_SECONDS = 1.0
+"""Between two looks of a pause at whether what it aborted has ended."""
+_FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
 _MODEL = "fake-sglang"
 
 
@@ -47,7 +53,14 @@ class ControlRoutes:
     def __init__(self, server: FakeServer) -> None:
         self._server = server
         self._settings = server.settings
-        self._is_paused = False
+        self._is_new = server.settings.release is Release.V0_5_23
+        self._paused: str | None = None
+        """The mode of the pause that there is."""
+        self._load_at_pause: dict[str, Any] | None = None
+        self._waiting_aborts: list[Callable[[Job], bool]] = []
+        self._waiting_health: set[Exchange] = set()
+        self._told_version: str | None = None
+        """What the model's description says while an update has not succeeded wholly."""
         self._model_path = _MODEL
         self._started = time.time()
 
@@ -94,7 +107,9 @@ class ControlRoutes:
             rid = body.rid
             return body.abort_all or (rid is not None and (job.rid == rid or job.rid.startswith(f"{rid}_")))
 
-        if fault is not None and fault.kind is FaultKind.SLOW_ABORT:
+        if self._paused is not None and self._is_new:
+            self._waiting_aborts.append(concerns)
+        elif fault is not None and fault.kind is FaultKind.SLOW_ABORT:
             self._server.later(fault.seconds or 0.0, lambda: self._backend.abort(concerns))
         else:
             self._backend.abort(concerns)
@@ -104,18 +119,43 @@ class ControlRoutes:
         mode = _object(exchange).get("mode") or "abort"
         if mode not in ("abort", "retract", "in_place"):
             raise RequestError(f"mode must be abort, retract or in_place, got {mode!r}")
-        self._is_paused = True
-        self._backend.pause(mode)
-        exchange.respond_json({"message": "Generation paused successfully.", "status": "ok"})
+        if mode == "abort":
+            seconds = _ABORTING_SECONDS / self._settings.speed if self._is_busy() else 0.0
+            self._backend.pause(mode)
+            self._load_at_pause = self._load()
+        else:
+            seconds = 0.0
+            self._load_at_pause = self._load()
+            self._backend.pause(mode)
+        self._paused = mode
+        answer = {"message": "Generation paused successfully.", "status": "ok"}
+        if seconds > 0.0 and self._is_new:
+            self._server.later(seconds, lambda: exchange.respond_json(answer))
+        else:
+            exchange.respond_json(answer)
 
     def _continue(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        self._is_paused = False
+        self._paused = self._load_at_pause = None
+        aborts, self._waiting_aborts = self._waiting_aborts, []
+        for concerns in aborts:
+            self._backend.abort(concerns)
         self._backend.resume()
+        health, self._waiting_health = self._waiting_health, set()
+        for waiting in health:
+            waiting.respond(content_type=None)
         exchange.respond_json({"message": "Generation continued successfully.", "status": "ok"})
 
     def _flush_cache(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        self._backend.flush()
-        exchange.respond([b"Cache flushed.\n"], content_type="text/plain; charset=utf-8")
+        is_refused = self._is_busy() and self._paused != "retract"
+        if not is_refused:
+            self._backend.flush()
+        text = "Flush cache failed.\n" if is_refused else _FLUSHED
+        status = 400 if is_refused else 200
+        exchange.respond([text.encode()], status=status, content_type="text/plain; charset=utf-8")
+
+    def _is_busy(self) -> bool:
+        usage = self._backend.usage()
+        return usage.num_running + usage.num_waiting > 0
 
     def _update_weights(self, exchange: Exchange, _fault: ServerFault | None) -> None:
         body = msgspec.json.decode(exchange.request.body, type=_UpdateBody)
@@ -123,20 +163,34 @@ class ControlRoutes:
             raise RequestError("model_path is missing")
         if body.abort_all_requests:
             self._backend.abort(lambda _: True)
-        usage = self._backend.usage()
-        is_busy = usage.num_running + usage.num_waiting > 0
-        if is_busy and body.flush_cache and self._settings.busy_update_kills:
+        if not self._is_new and self._is_busy() and body.flush_cache:
             self._server.die()
-            return
-        if body.flush_cache:
+        elif self._is_new and self._paused is None:
+            self._server.when_idle(lambda: self._load_weights(exchange, body))
+        else:
+            self._load_weights(exchange, body)
+
+    def _load_weights(self, exchange: Exchange, body: _UpdateBody) -> None:
+        is_kept = body.flush_cache and self._is_busy() and self._paused == "in_place"
+        if body.flush_cache and not is_kept:
             self._backend.flush()
         self._backend.stall(self._settings.update_seconds)
 
         def finish() -> None:
             self._model_path = body.model_path
+            self._told_version = self._described()["weight_version"] if is_kept else None
             self._server.set_version(body.weight_version)
             message = "Succeeded to update model weights."
-            exchange.respond_json({"success": True, "message": message, "num_paused_requests": 0})
+            if body.weight_version is not None:
+                message += f" Weight version updated to {body.weight_version}."
+            if is_kept:
+                message = (
+                    "Weights were updated, but the cache was not flushed because requests are still running or queued."
+                    " Retract or finish them, then call /flush_cache."
+                )
+            status = 400 if is_kept else 200
+            reply = {"success": not is_kept, "message": message, "num_paused_requests": 0}
+            exchange.respond_json(reply, status=status)
 
         if self._settings.update_seconds > 0.0:
             self._server.later(self._settings.update_seconds / self._settings.speed, finish)
@@ -148,14 +202,25 @@ class ControlRoutes:
         version = body.get("new_version")
         if not isinstance(version, str) or not version:
             raise RequestError("new_version is missing: give a string")
-        if body.get("abort_all_requests", True):
+        is_aborting = body.get("abort_all_requests", True)
+        self._server.set_version(version, num_late=int(is_aborting))
+        if is_aborting:
             self._backend.abort(lambda _: True)
-        self._server.set_version(version)
         message = f"Weight version updated to {version}"
         exchange.respond_json({"success": True, "message": message, "new_version": version})
 
     def _health(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        exchange.respond(content_type=None)
+        if self._paused is None or not self._is_new:
+            exchange.respond(content_type=None)
+            return
+        self._waiting_health.add(exchange)
+
+        def give_up() -> None:
+            if exchange in self._waiting_health:
+                self._waiting_health.discard(exchange)
+                exchange.respond(status=503, content_type=None)
+
+        self._server.later(_HEALTH_SECONDS, give_up)
 
     def _model_info(self, exchange: Exchange, _fault: ServerFault | None) -> None:
         exchange.respond_json(self._described())
@@ -177,10 +242,11 @@ class ControlRoutes:
                 **self._described(),
                 "served_model_name": _MODEL,
                 "context_length": self._settings.context_length,
-                "is_paused": self._is_paused,
+                "is_paused": self._paused is not None,
+                "disable_overlap_schedule": False,
                 "tp_size": 1,
                 "dp_size": 1,
-                "version": _VERSION,
+                "version": self._settings.release,
                 "internal_states": [self._load()],
                 "fake": fake,
             }
@@ -188,7 +254,15 @@ class ControlRoutes:
 
     def _loads(self, exchange: Exchange, _fault: ServerFault | None) -> None:
         timestamp = datetime.now(UTC).isoformat()
-        exchange.respond_json({"timestamp": timestamp, "version": _VERSION, "loads": [self._load()]})
+        machine = {"accelerator": "none", "num_accelerators": 1} if self._is_new else {}
+        exchange.respond_json(
+            {
+                "timestamp": timestamp,
+                "version": self._settings.release,
+                **machine,
+                "loads": [self._load_at_pause or self._load()],
+            }
+        )
 
     def _get_load(self, exchange: Exchange, _fault: ServerFault | None) -> None:
         usage = self._backend.usage()
@@ -245,12 +319,14 @@ class ControlRoutes:
         exchange.respond_json({"num_replies": len(script)})
 
     def _described(self) -> dict[str, Any]:
+        new = {"served_model_name": _MODEL, "load_format": "auto", "disaggregation_mode": "null"}
         return {
             "model_path": self._model_path,
             "tokenizer_path": _MODEL,
+            **(new if self._is_new else {}),
             "is_generation": True,
             "preferred_sampling_params": None,
-            "weight_version": self._server.weight_version,
+            "weight_version": self._told_version or self._server.weight_version,
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": "llama",
@@ -259,7 +335,16 @@ class ControlRoutes:
 
     def _load(self) -> dict[str, Any]:
         usage = self._backend.usage()
+        new = {
+            "timestamp": time.time(),
+            "num_active_tokens": usage.num_used_tokens,
+            "num_prealloc_ready_tokens": 0,
+            "total_prefill_uncached_tokens": 0,
+            "total_prefill_busy_us": 0,
+            "decode_moments": [0.0] * 6,
+        }
         return {
+            **(new if self._is_new else {}),
             "dp_rank": 0,
             "num_running_reqs": usage.num_running,
             "num_waiting_reqs": usage.num_waiting,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rollfeed.testing.fake_sglang.clock import Clock, Timer
@@ -66,6 +66,9 @@ class ScriptedBackend:
         self._is_paused = True
         if mode == "abort":
             self.abort(lambda _: True)
+        elif mode == "retract":
+            for job in self._running:
+                job.num_retractions += 1
 
     def resume(self) -> None:
         self._is_paused = False
@@ -78,6 +81,10 @@ class ScriptedBackend:
 
     def flush(self) -> None:
         pass
+
+    def progress(self) -> Sequence[tuple[Job, int]]:
+        running = [(job, reply.num_tokens_when_aborted) for job, (reply, _) in self._running.items()]
+        return [*running, *((job, 0) for job in self._held)]
 
     def usage(self) -> Usage:
         return Usage(

@@ -17,7 +17,7 @@ from rollfeed.testing.fake_sglang.control import CONTROL_PATHS, ControlRoutes, R
 from rollfeed.testing.fake_sglang.faults import FaultBook, FaultKind, ServerFault
 from rollfeed.testing.fake_sglang.http import Exchange, HttpServer
 from rollfeed.testing.fake_sglang.scripted import ScriptedBackend
-from rollfeed.testing.fake_sglang.settings import FakeMode, FakeSettings
+from rollfeed.testing.fake_sglang.settings import FakeMode, FakeSettings, Release
 from rollfeed.testing.fake_sglang.time_model import TimeModel
 from rollfeed.testing.fake_sglang.tokens import Part
 from rollfeed.testing.fake_sglang.wire import (
@@ -33,6 +33,7 @@ from rollfeed.testing.fake_sglang.wire import (
 )
 
 _DIED = 1
+_POLL_SECONDS = 0.01
 _BODY_FAULTS = (
     FaultKind.RESET,
     FaultKind.TRUNCATED_JSON,
@@ -67,6 +68,8 @@ class FakeServer:
         self.finished: Counter[str] = Counter()
         """Ended responses, by the type of their finish reason."""
         self.backend: Backend = self._make_backend()
+        self._behind: list[_Answer] | None = None
+        """Calls that wait behind an update, while there is one."""
         self._ends_process = ends_process
         self._timers: set[asyncio.TimerHandle] = set()
         self._restart: asyncio.Task[None] | None = None
@@ -200,6 +203,8 @@ class FakeServer:
         """Listen again after ``die``, as a new process on the same port does: idle, with the first weights."""
         self.weight_version = self.previous_version = "default"
         self.backend = self._make_backend()
+        self._behind = None
+        self._routes.update(ControlRoutes(self).routes())
         await self.http.start()
 
     def _generate(self, exchange: Exchange, fault: ServerFault | None) -> None:
@@ -215,13 +220,40 @@ class FakeServer:
             room = usage.max_running - usage.num_running + self.settings.max_waiting
             if usage.num_waiting + len(call.jobs) > room:
                 raise RequestError("The request queue is full.", status=429)
-        _Answer(self, exchange, call, fault).begin()
+        answer = _Answer(self, exchange, call, fault)
+        if self._behind is None:
+            answer.begin()
+        else:
+            self._behind.append(answer)
 
-    def set_version(self, version: str | None) -> None:
-        """Serve another weight version from now on; None keeps the name."""
+    def set_version(self, version: str | None, *, num_late: int = 0) -> None:
+        """Serve another weight version from now on; None keeps the name.
+
+        Args:
+            version: Its name.
+            num_late: Of the tokens that requests have, so many count to it already.
+        """
         self.previous_version = self.weight_version
         if version is not None:
             self.weight_version = version
+            for job, num_tokens in self.backend.progress():
+                job.note_version(max(0, num_tokens - num_late), version)
+
+    def when_idle(self, action: Callable[[], object]) -> None:
+        """Do something once all that runs has ended; new calls wait behind it."""
+        self._behind = [] if self._behind is None else self._behind
+
+        def look() -> None:
+            usage = self.backend.usage()
+            if usage.num_running + usage.num_waiting > 0:
+                self.later(_POLL_SECONDS, look)
+                return
+            action()
+            behind, self._behind = self._behind or [], None
+            for answer in behind:
+                answer.begin()
+
+        look()
 
 
 class _Answer:
@@ -243,6 +275,8 @@ class _Answer:
             self._exchange.start_stream()
         for index, job in enumerate(self._call.jobs):
             job.on_end = functools.partial(self._ended, index)
+            if self._server.settings.release is Release.V0_5_23:
+                job.versions = [(0, self._server.weight_version)]
             if self._call.stream:
                 job.on_progress = functools.partial(self._send_event, index)
             self._server.backend.submit(job)
@@ -251,6 +285,7 @@ class _Answer:
         job.weight_version = self._server.weight_version
         if self._fault is not None and self._fault.kind is FaultKind.STALE_VERSION:
             job.weight_version = self._server.previous_version
+            job.versions = [(0, job.weight_version)] if job.versions else []
         self._server.finished[str((job.finish_reason or {}).get("type", "error"))] += 1
         self._num_open -= 1
         if self._call.stream:
@@ -259,6 +294,8 @@ class _Answer:
             self._reply()
 
     def _send_event(self, index: int, job: Job) -> None:
+        if job.finish_reason is None:
+            job.weight_version = self._server.weight_version
         if job.status != 200:
             self._exchange.send([b"data: ", msgspec.json.encode(error_content(job.error)), b"\n\n"])
             return

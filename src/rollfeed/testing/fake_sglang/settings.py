@@ -21,6 +21,16 @@ class FakeMode(StrEnum):
     """When a continuous-batching engine would be done."""
 
 
+class Release(StrEnum):
+    """Of SGLang, whose replies and ways are imitated."""
+
+    V0_5_15 = "0.5.15"
+    """New weights with ``flush_cache`` while requests are held end the server."""
+    V0_5_23 = "0.5.23"
+    """They are refused, and are there; replies name the version of every token; a paused server says nothing of its
+    health and ends no request."""
+
+
 class RouterDialect(StrEnum):
     """How a router lets its workers be listed and changed."""
 
@@ -164,8 +174,7 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Requests that may wait once all slots are taken; more get 429. None has no limit."""
     keep_requests: int = 1000
     """Bodies of ``/generate`` that are kept for ``GET /requests``; ZERO keeps none."""
-    busy_update_kills: bool = True
-    """Whether new weights with ``flush_cache`` while requests are held end the server, as they do a real one."""
+    release: Release = Release.V0_5_23
     update_seconds: float = 0.0
     """How long new weights take."""
     abort_on_disconnect: bool = True

@@ -168,6 +168,11 @@ class TimeModel:
     def flush(self) -> None:
         self._cached.clear()
 
+    def progress(self) -> Sequence[tuple[Job, int]]:
+        self._advance()
+        self._settle()
+        return [(row.job, row.made) for row in (*self._running, *self._waiting)]
+
     def usage(self) -> Usage:
         self._advance()
         self._settle()

@@ -52,6 +52,9 @@ class Job:
     cached_tokens: int = 0
     num_retractions: int = 0
     weight_version: str = "default"
+    """In force when the reply is made."""
+    versions: list[tuple[int, str]] = field(default_factory=list)
+    """From which of its tokens on which version was in force; empty where the server does not tell."""
     status: int = 200
     error: str = ""
 
@@ -60,6 +63,23 @@ class Job:
         if self.prompt.startswith(b"["):
             return np.array(msgspec.json.decode(self.prompt, type=list[int]), np.int32)
         return np.frombuffer(self.prompt, np.uint8).astype(np.int32)
+
+    def note_version(self, num_tokens: int, version: str) -> None:
+        """Count the tokens after the first so many to another version."""
+        if not self.versions or self.versions[-1][1] == version:
+            return
+        if num_tokens <= self.versions[-1][0]:
+            self.versions.pop()
+        self.versions.append((num_tokens if self.versions else 0, version))
+
+    def weight_versions(self) -> list[dict[str, Any]]:
+        """Return which of the tokens made so far saw which version."""
+        num_tokens = self.output.num_tokens
+        kept = [(start, version) for start, version in self.versions if start < num_tokens or start == 0]
+        ends = [*(start for start, _ in kept[1:]), num_tokens][: len(kept)]
+        return [
+            {"version": version, "start": start, "end": end} for (start, version), end in zip(kept, ends, strict=True)
+        ]
 
     def end(self, output: Output, finish_reason: dict[str, Any] | None) -> None:
         """Say what was made and why no more comes."""
@@ -102,6 +122,9 @@ class Backend(Protocol):
 
     def flush(self) -> None:
         """Forget cached prompts."""
+
+    def progress(self) -> Sequence[tuple[Job, int]]:
+        """Return the jobs that have not ended, and how many tokens each has."""
 
     def usage(self) -> Usage:
         """Return how busy it is."""
@@ -191,17 +214,19 @@ def reply_parts(job: Job, *, seconds: float, sent: float, index: int | None = No
         index: Which of several responses of a stream.
     """
     output = job.output
+    spans = job.weight_versions() if job.finish_reason is not None else []
     meta = {
         "id": job.rid,
         "finish_reason": job.finish_reason,
         "prompt_tokens": job.prompt_tokens,
-        "weight_version": job.weight_version,
+        "weight_version": spans[-1]["version"] if spans else job.weight_version,
         "num_retractions": job.num_retractions,
     }
     rest = {
         "reasoning_tokens": 0,
         "completion_tokens": output.num_tokens,
         "cached_tokens": job.cached_tokens,
+        **({"weight_versions": spans} if spans else {}),
         "cached_tokens_details": {"device": job.cached_tokens, "host": 0} if job.cached_tokens else None,
         "dp_rank": None,
         "e2e_latency": seconds,

@@ -1,0 +1,94 @@
+"""Weight versions as servers tell them: what they are called, and which of them sampled which token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rollfeed.errors import EngineProtocolError
+from rollfeed.types import VersionSpan
+from rollfeed.types.engine import check_spans
+
+_DEFAULT_VERSION = "default"
+_NUMBERED_VERSION = re.compile(r"(?:[^\W\d]\D*)?(\d{1,15})")
+_HASH = re.compile(r"[0-9a-fA-F]{7,64}")
+
+
+class VersionNameError(EngineProtocolError):
+    """A server's weights have a name that is no policy version."""
+
+
+class NamedSpan(msgspec.Struct, gc=False):
+    """An entry of ``weight_versions``: output tokens ``start`` to ``end`` (exclusive) saw these weights."""
+
+    version: str | int
+    start: int
+    end: int
+
+
+def version_number(name: str | int) -> int:
+    """Return the policy version that a server's weight version stands for.
+
+    ``default`` is 0; otherwise the name is a number, or ends with its only one: ``7``, ``v7``, ``step-7``.
+
+    Raises:
+        VersionNameError: If it has no number, or what looks like one is part of a date, a time or a hash.
+    """
+    if isinstance(name, int) and name >= 0:
+        return name
+    if name == _DEFAULT_VERSION:
+        return 0
+    match = _NUMBERED_VERSION.fullmatch(name) if isinstance(name, str) else None
+    if match is None or (name != match[1] and _HASH.fullmatch(match[0])):
+        raise VersionNameError(
+            f"weight version {name!r} is no policy version: name the weights 'default' or by a whole number such as 7; "
+            """on SGLang and vLLM: POST /update_weight_version {"new_version": "0"}"""
+        )
+    return int(match[1])
+
+
+def read_spans(told: Sequence[NamedSpan], num_tokens: int) -> tuple[VersionSpan, ...]:
+    """Return who sampled which of a reply's tokens; nothing where there are none.
+
+    Raises:
+        EngineProtocolError: If the spans have holes, are out of order, or end elsewhere than the tokens do.
+    """
+    spans = tuple(VersionSpan(span.start, span.end, version_number(span.version)) for span in told)
+    if num_tokens == 0 and all(span.end == 0 for span in spans):
+        return ()
+    try:
+        check_spans(spans, num_tokens)
+    except ValueError as error:
+        raise EngineProtocolError(f"weight_versions: {error}") from None
+    return spans
+
+
+def joined_spans(parts: Iterable[tuple[int, Sequence[VersionSpan]]]) -> tuple[VersionSpan, ...]:
+    """Return the spans of a response from those of its parts, each given with its number of tokens."""
+    spans: list[VersionSpan] = []
+    offset = 0
+    for num_tokens, part in parts:
+        for start, end, version in part:
+            start, end = start + offset, end + offset
+            if spans and spans[-1].policy_version == version:
+                start = spans.pop().start
+            spans.append(VersionSpan(start, end, version))
+        offset += num_tokens
+    return tuple(spans)
+
+
+def with_later_borders(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Return spans of which each but the first begins one token later; one of which nothing is left goes.
+
+    An SGLang server that prepares the next step while one runs has begun that step when it is paused in place: the
+    first token that it counts to the new weights still came from the old ones.
+    """
+    moved: list[VersionSpan] = []
+    for index, (start, end, version) in enumerate(spans):
+        is_last = index + 1 == len(spans)
+        span = VersionSpan(start + (index > 0), end + (not is_last), version)
+        if span.start < span.end:
+            moved.append(span)
+    return tuple(moved)
