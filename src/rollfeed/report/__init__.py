@@ -2,7 +2,7 @@
 
 from rollfeed.report.curves import Change, Curves, Point, SetEvaluation, curves_of
 from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, CurveFiles, warn_without_drawing
-from rollfeed.report.text_chart import accuracy_report, change_text, paired_text, text_chart
+from rollfeed.report.text_chart import accuracy_lines, accuracy_report, change_text, paired_text, text_chart
 
 __all__ = [
     "CURVE_PAGE",
@@ -12,6 +12,7 @@ __all__ = [
     "Curves",
     "Point",
     "SetEvaluation",
+    "accuracy_lines",
     "accuracy_report",
     "change_text",
     "curves_of",

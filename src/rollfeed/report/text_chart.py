@@ -59,19 +59,13 @@ def text_chart(
 
 
 def accuracy_report(curves: Curves, *, width: int = _REPORT_WIDTH, ascii_only: bool = False) -> list[str]:
-    """Return lines that show the accuracy by batches: its first and last value for each set, and a chart.
+    """Return lines that show the accuracy by batches: :func:`accuracy_lines`, and a chart of the mean over the sets.
 
-    The chart is of the mean over the sets; nothing is returned where nothing was evaluated.
+    Nothing is returned where nothing was evaluated.
     """
     points = curves.overall_accuracy()
     if not points:
         return []
-    of_sets = [
-        f"{name}: {change_text(found)}{paired_text(curves.change(name))}"
-        for name in curves.evaluations
-        if (found := curves.accuracy(name))
-    ]
-    mean = [f"mean of {len(of_sets)} sets: {change_text(points)}"] if len(of_sets) > 1 else []
     chart = text_chart(
         points,
         width=min(width, _REPORT_WIDTH),
@@ -80,7 +74,19 @@ def accuracy_report(curves: Curves, *, width: int = _REPORT_WIDTH, ascii_only: b
         shares=True,
         ascii_only=ascii_only,
     )
-    return ["held-out accuracy by batches trained on", *(f"  {line}" for line in (*of_sets, *mean)), *chart]
+    return [*accuracy_lines(curves), *chart]
+
+
+def accuracy_lines(curves: Curves) -> list[str]:
+    """Return a title, and for each set its first and last accuracy and the change over the same prompts."""
+    of_sets = [
+        f"{name}: {change_text(found)}{paired_text(curves.change(name))}"
+        for name in curves.evaluations
+        if (found := curves.accuracy(name))
+    ]
+    if len(of_sets) > 1:
+        of_sets.append(f"mean of {len(of_sets)} sets: {change_text(curves.overall_accuracy())}")
+    return ["held-out accuracy by batches trained on", *(f"  {line}" for line in of_sets)]
 
 
 def change_text(points: Sequence[Point]) -> str:

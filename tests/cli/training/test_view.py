@@ -177,6 +177,25 @@ def test_the_last_frame_stays_and_promises_nothing() -> None:
     assert inside(training.out.getvalue()) == frame
 
 
+def test_the_last_frame_has_the_paired_change_and_below_it_that_of_each_of_several_sets() -> None:
+    training = Training(is_terminal=True)
+    change = {"since": 0, "num_prompts": 50, "accuracy": 0.25, "low": 0.125, "high": 0.375}
+    later = {"step": 4, "sets": {"sums": {**FOUND, "accuracy": 0.75, "change": change}}}
+    training.evaluations.append(later)
+    with training.view:
+        training.begin()
+    frame = inside(training.out.getvalue())
+    assert "held-out accuracy 0.500 -> 0.750 (0.400 to 0.700)" in frame
+    assert "change +0.250 (+0.125 to +0.375)" in frame
+    later["sets"]["words"] = {**FOUND, "accuracy": 0.25}
+    training.view.print_result()
+    assert training.out.getvalue().splitlines()[-3:] == [
+        "  sums: 0.500 -> 0.750 (0.400 to 0.700), change +0.250 (+0.125 to +0.375)",
+        "  words: 0.250 (0.400 to 0.700)",
+        "  mean of 2 sets: 0.500 -> 0.500",
+    ]
+
+
 def test_the_warm_up_is_shown_until_the_first_batch() -> None:
     training = Training(is_terminal=True)
     with training.view:

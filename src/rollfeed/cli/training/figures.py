@@ -51,7 +51,8 @@ def figure_lines(figures: Figures, curves: Curves | None) -> list[str]:
 def _held_out(curves: Curves) -> list[str]:
     accuracy = curves.overall_accuracy()
     change = curves.change(next(iter(curves.evaluations))) if len(curves.evaluations) == 1 else None
-    return [f"held-out accuracy {change_text(accuracy)}{paired_text(change)}"] if accuracy else []
+    lines = [f"held-out accuracy {change_text(accuracy)}"] if accuracy else []
+    return [*lines, paired_text(change).removeprefix(", ")] if change else lines
 
 
 def charts_that_fit(

@@ -14,7 +14,7 @@ from rich.text import Text
 from rollfeed.app.training import TrainedStep
 from rollfeed.cli.training.figures import Chart, Figures, charts_that_fit, figure_lines
 from rollfeed.evaluation import EvalResult
-from rollfeed.report import Curves, accuracy_report
+from rollfeed.report import Curves, accuracy_lines, accuracy_report
 from rollfeed.types import FilterDecision, Keep, PromptDraw, Rollout, StepCommit
 from rollfeed.types import Group as RolloutGroup
 
@@ -109,10 +109,13 @@ class TrainingView:
         self._figures.doing = message
 
     def print_result(self) -> None:
-        """Print the curve of the accuracy as lines, where none was kept current."""
-        if not self._is_live:
-            for line in accuracy_report(self._read_curves(), ascii_only=self._ascii_only):
-                self._console.print(Text(line))
+        """Print the curve of the accuracy as lines; where one was kept current, only what it does not tell of sets."""
+        curves = self._read_curves()
+        lines = accuracy_report(curves, ascii_only=self._ascii_only)
+        if self._is_live:
+            lines = accuracy_lines(curves) if len(curves.evaluations) > 1 else []
+        for line in lines:
+            self._console.print(Text(line))
 
     def panel(self) -> RenderableType:
         """Return what is below the lines on a terminal now, in its size."""
