@@ -35,10 +35,10 @@ def test_the_change_is_over_the_prompts_that_both_evaluations_scored(
 ) -> None:
     numbers = make_set(num_prompts=4, n_samples_per_prompt=2)
     first = record(numbers, result_of, [[0, 0], [1, 0], [1, 1], [1, 1]])
-    assert first["sets"]["numbers"]["change"] is None
-    assert first["sets"]["numbers"]["right"] == [0, 1, 2, 2]
+    assert first["change"] == {}
+    assert first["prompts"]["numbers"]["right"] == [0, 1, 2, 2]
     last = record(numbers, result_of, [[1, 0], [1, 1], [1, 1], None], step=6, first=first)
-    change = last["sets"]["numbers"]["change"]
+    change = last["change"]["numbers"]
     low, high = paired_interval([0.0, 0.5, 1.0], [0.5, 1.0, 1.0], trials_before=2, trials_after=2)
     assert change == {"since": 0, "num_prompts": 3, "accuracy": pytest.approx(1 / 3), "low": low, "high": high}
 
@@ -47,11 +47,11 @@ def test_other_prompts_are_not_compared(make_set: Callable[..., EvalSet], result
     numbers = make_set(n_samples_per_prompt=1)
     first = record(numbers, result_of, [[0], [1]])
     others = replace(numbers, prompts=(numbers.prompts[0], make_prompt("something else")))
-    assert record(others, result_of, [[0], [1]], step=1, first=first)["sets"]["numbers"]["change"] is None
+    assert record(others, result_of, [[0], [1]], step=1, first=first)["change"] == {}
     turned = replace(numbers, prompts=numbers.prompts[::-1])
-    assert record(turned, result_of, [[0], [1]], step=1, first=first)["sets"]["numbers"]["change"] is None
+    assert record(turned, result_of, [[0], [1]], step=1, first=first)["change"] == {}
     renamed = replace(numbers, name="letters")
-    assert record(renamed, result_of, [[0], [1]], step=1, first=first)["sets"]["letters"]["change"] is None
+    assert record(renamed, result_of, [[0], [1]], step=1, first=first)["change"] == {}
 
 
 def test_a_first_evaluation_of_a_version_that_kept_no_answers_is_not_compared_with(
@@ -59,9 +59,8 @@ def test_a_first_evaluation_of_a_version_that_kept_no_answers_is_not_compared_wi
 ) -> None:
     numbers = make_set(n_samples_per_prompt=1)
     first = record(numbers, result_of, [[0], [1]])
-    for name in ("prompts", "right", "change"):
-        del first["sets"]["numbers"][name]
-    assert record(numbers, result_of, [[0], [1]], step=1, first=first)["sets"]["numbers"]["change"] is None
+    del first["prompts"], first["change"]
+    assert record(numbers, result_of, [[0], [1]], step=1, first=first)["change"] == {}
 
 
 def test_where_no_prompt_was_scored_twice_there_is_no_change(
@@ -69,4 +68,4 @@ def test_where_no_prompt_was_scored_twice_there_is_no_change(
 ) -> None:
     numbers = make_set(n_samples_per_prompt=1)
     first = record(numbers, result_of, [None, [1]])
-    assert record(numbers, result_of, [[1], None], step=1, first=first)["sets"]["numbers"]["change"] is None
+    assert record(numbers, result_of, [[1], None], step=1, first=first)["change"] == {}

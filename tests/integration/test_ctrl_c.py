@@ -13,6 +13,7 @@ EVAL = """
 [eval]
 [[eval.environments]]
 id = "core/copy_text"
+level = 2
 num_prompts = 3000
 """
 BREAKING_IMPORT = """

@@ -135,7 +135,7 @@ def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tm
     out = tmp_path / "run"
     settings = settings_file(TRAIN.format(interval=2) + EVAL, num_rollout=4)
     trained = rollfeed("train", settings, "--out", out, "--set", "train.eval_interval=2", "--json")
-    change = trained.json["eval"]["final"]["sets"]["core/copy_text@0"]["change"]
+    change = trained.json["eval"]["final"]["change"]["core/copy_text@0"]
     assert (change["since"], change["num_prompts"]) == (0, 4)
     assert change["low"] <= change["accuracy"] <= change["high"]
     drawn = [(out / "curve.png").read_bytes()[:4], (out / "curve.html").read_bytes()[:15]]

@@ -70,8 +70,7 @@ learning_rate = 1e-3
 sample_hook = "killing_hook:keep"
 
 [eval]
-num_prompts = {NUM_PROMPTS}
-n_samples_per_prompt = 1
+n_samples_per_prompt = 25
 
 [[eval.environments]]
 id = "core/reverse_text"
@@ -159,7 +158,7 @@ def test_training_begins_where_the_warm_up_ended(trained: Path) -> None:
     accuracies = [line["accuracy"] for line in warm_up]
     assert max(accuracies[:-1]) < STOP_ACCURACY <= accuracies[-1]
     assert all(line["num_prompts"] == NUM_PROMPTS for line in warm_up)
-    # Other prompts and other samples of the same policy: three standard errors of a share of 200 are 0.1.
+    # Other samples of the same policy, of eight words: three standard errors of a share of 200 are 0.1.
     evaluations = found["eval.jsonl"]
     assert [line["step"] for line in evaluations] == [0, 2, 4]
     assert evaluations[0]["accuracy"] == pytest.approx(accuracies[-1], abs=0.11)

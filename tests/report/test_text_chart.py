@@ -104,7 +104,7 @@ def test_the_report_names_the_change_and_has_a_chart(learning: Curves) -> None:
 
 def test_the_report_has_the_paired_change_where_it_is_known(evaluation) -> None:
     first, last = evaluation(0, {"sums": 20}), evaluation(4, {"sums": 90})
-    last["sets"]["sums"]["change"] = {"since": 0, "num_prompts": 100, "accuracy": 0.7, "low": 0.6, "high": 0.78}
+    last["change"] = {"sums": {"since": 0, "num_prompts": 100, "accuracy": 0.7, "low": 0.6, "high": 0.78}}
     assert accuracy_report(curves_of(evaluations=[first, last]))[1] == (
         "  sums: 0.200 -> 0.900 (0.826 to 0.945), change +0.700 (+0.600 to +0.780)"
     )

@@ -88,15 +88,10 @@ def eval_view(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     if not evaluations:
         return None
     first, final = (
-        {**each, "sets": {name: _without_prompts(found) for name, found in each["sets"].items()}}
-        for each in (evaluations[0], evaluations[-1])
+        {name: value for name, value in each.items() if name != "prompts"} for each in (evaluations[0], evaluations[-1])
     )
     curve = [{"step": each["step"], "accuracy": each["accuracy"]} for each in evaluations]
     return {"first": first, "final": final, "curve": curve}
-
-
-def _without_prompts(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name not in ("prompts", "right")}
 
 
 def group_view(found: FoundGroup) -> dict[str, Any]:

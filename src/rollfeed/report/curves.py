@@ -111,7 +111,8 @@ def curves_of(
     by_set: dict[str, dict[int, SetEvaluation]] = {}
     for record in evaluations:
         for name, found in record["sets"].items():
-            by_set.setdefault(name, {})[record["step"]] = _set_evaluation(record["step"], found)
+            change = record.get("change", {}).get(name)
+            by_set.setdefault(name, {})[record["step"]] = _set_evaluation(record["step"], found, change)
     trained, metrics = tuple(trained), tuple(metrics)
     return Curves(
         evaluations={name: tuple(found[step] for step in sorted(found)) for name, found in by_set.items()},
@@ -122,7 +123,7 @@ def curves_of(
     )
 
 
-def _set_evaluation(step: int, found: Mapping[str, Any]) -> SetEvaluation:
+def _set_evaluation(step: int, found: Mapping[str, Any], change: Mapping[str, Any] | None) -> SetEvaluation:
     accuracy = _number(found["accuracy"])
     return SetEvaluation(
         step=step,
@@ -134,12 +135,8 @@ def _set_evaluation(step: int, found: Mapping[str, Any]) -> SetEvaluation:
         truncated_ratio=_number(found["truncated_ratio"]),
         num_prompts=found["num_prompts"],
         num_failed=found["num_failed"],
-        change=_change(found.get("change")),
+        change=None if change is None else Change(*(change[name] for name in ("since", "accuracy", "low", "high"))),
     )
-
-
-def _change(found: Mapping[str, Any] | None) -> Change | None:
-    return None if found is None else Change(found["since"], found["accuracy"], found["low"], found["high"])
 
 
 def _series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Point, ...]:

@@ -180,7 +180,7 @@ def test_the_last_frame_stays_and_promises_nothing() -> None:
 def test_the_last_frame_has_the_paired_change_and_below_it_that_of_each_of_several_sets() -> None:
     training = Training(is_terminal=True)
     change = {"since": 0, "num_prompts": 50, "accuracy": 0.25, "low": 0.125, "high": 0.375}
-    later = {"step": 4, "sets": {"sums": {**FOUND, "accuracy": 0.75, "change": change}}}
+    later = {"step": 4, "sets": {"sums": {**FOUND, "accuracy": 0.75}}, "change": {"sums": change}}
     training.evaluations.append(later)
     with training.view:
         training.begin()
