@@ -147,6 +147,18 @@ def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tm
     assert shown["final"]["sets"]["core/copy_text@0"]["num_prompts"] == 4
 
 
+def test_check_shows_what_a_method_and_single_keys_come_to(rollfeed, settings_file) -> None:
+    settings = settings_file(TRAIN.format(interval=1))
+    overrides = ("--set", "train.method=dapo", "--set", "train.loss.clip_low=0.1")
+    result = rollfeed("check", settings, *overrides)
+    assert result.code == 0, result.err
+    (line,) = (line for line in result.out.splitlines() if line.startswith("method"))
+    for shown in ("method = dapo", "advantage.divide_by_std = True", "loss.clip_low = 0.1", "loss.clip_high = 0.28"):
+        assert shown in line
+    training = rollfeed("check", settings, "--json", *overrides).json["training"]
+    assert (training["loss"]["normalisation"], training["loss"]["dual_clip"]) == ("token", 3.0)
+
+
 def test_what_is_stored_is_what_is_trained(rollfeed, settings_file, tmp_path, tiny_checkpoint) -> None:
     """An estimator over the batch, a penalty and masked answers are in the file; another trainer repeats the step."""
     from rollfeed.config import load_settings

@@ -13,14 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.config.train import Correction, KLEstimator, Normalisation
+from rollfeed.config.train import Correction, KLEstimator, Normalisation, RatioLevel
 from rollfeed.training.losses import (
     clipped_policy_loss,
     clipped_tokens,
+    importance_ratio,
     importance_weights,
     kl_penalty,
-    sequence_clipped_policy_loss,
-    token_ratio,
+    policy_ratio,
+    weighted_policy_loss,
 )
 from rollfeed.training.normalisation import token_weights
 
@@ -143,10 +144,51 @@ def finite_differences(function: Callable[[NDArray[np.float64]], float], x: NDAr
 
 def arguments(p: Packed, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     return {
-        "old_logprobs_T": torch.from_numpy(p.old).to(dtype),
         "advantages_T": torch.from_numpy(p.advantages).to(dtype),
         "mask_T": torch.from_numpy(p.mask).to(dtype),
     }
+
+
+def ratio(p: Packed, logprobs: Tensor, level: RatioLevel = RatioLevel.TOKEN) -> Tensor:
+    return policy_ratio(
+        logprobs,
+        torch.from_numpy(p.old).to(logprobs.dtype),
+        mask_T=torch.from_numpy(p.mask).to(logprobs.dtype),
+        sequence_ids_T=torch.from_numpy(p.sequence),
+        level=level,
+    )
+
+
+def clipped(p: Packed, logprobs: Tensor, level: RatioLevel = RatioLevel.TOKEN, *, dual_clip: float = 0.0) -> Tensor:
+    return clipped_policy_loss(
+        ratio(p, logprobs, level),
+        **arguments(p, logprobs.dtype),
+        clip_low=LOW,
+        clip_high=HIGH,
+        dual_clip=dual_clip,
+    )
+
+
+def correction_of(p: Packed, correction: Correction, level: RatioLevel = RatioLevel.TOKEN) -> Tensor:
+    mask = torch.from_numpy(p.mask)
+    ratios = importance_ratio(
+        torch.from_numpy(p.old),
+        rollout_logprobs_T=torch.from_numpy(p.rollout),
+        mask_T=mask,
+        sequence_ids_T=torch.from_numpy(p.sequence),
+        level=level,
+    )
+    return importance_weights(ratios, mask_T=mask, correction=correction, low=0.5, high=2.0)
+
+
+def one_token(log_ratio: float, advantage: float, **bounds: float) -> float:
+    """Return the gradient of the clipped loss of one token."""
+    logprobs = torch.tensor([log_ratio], requires_grad=True)
+    ones = torch.ones(1)
+    level = RatioLevel.TOKEN
+    ratios = policy_ratio(logprobs, torch.zeros(1), mask_T=ones, sequence_ids_T=torch.zeros(1).long(), level=level)
+    clipped_policy_loss(ratios, advantages_T=advantage * ones, mask_T=ones, **bounds).sum().backward()
+    return float(logprobs.grad)
 
 
 def weights(p: Packed, normalisation: Normalisation, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -180,7 +222,7 @@ def test_clipped_loss_and_gradient_are_the_formula(seed: int, mask: str, normali
     p = packed(seed, mask=mask)
     check(
         p,
-        lambda x: clipped_policy_loss(x, **arguments(p), clip_low=LOW, clip_high=HIGH),
+        lambda x: clipped(p, x),
         lambda x: reference_token_losses(p, x),
         normalisation,
     )
@@ -195,9 +237,7 @@ def test_sequence_clipped_loss_and_gradient_are_the_formula_of_gspo(
     p = packed(seed, mask=mask, spread=0.6)
     check(
         p,
-        lambda x: sequence_clipped_policy_loss(
-            x, **arguments(p), sequence_ids_T=torch.from_numpy(p.sequence), clip_low=LOW, clip_high=HIGH
-        ),
+        lambda x: clipped(p, x, RatioLevel.SEQUENCE),
         lambda x: reference_sequence_losses(p, x),
         normalisation,
     )
@@ -206,19 +246,13 @@ def test_sequence_clipped_loss_and_gradient_are_the_formula_of_gspo(
 def test_gspo_is_the_mean_of_sequence_losses() -> None:
     """Equation 5: with unforked rollouts each sequence counts once, whatever its length."""
     p = packed(4, mask="all")
-    losses = sequence_clipped_policy_loss(
-        torch.from_numpy(p.logprobs),
-        **arguments(p),
-        sequence_ids_T=torch.from_numpy(p.sequence),
-        clip_low=LOW,
-        clip_high=HIGH,
-    )
+    losses = clipped(p, torch.from_numpy(p.logprobs), RatioLevel.SEQUENCE)
     own = token_weights(p.mask, p.sequence, normalisation=Normalisation.SEQUENCE)
     each = [reference_sequence_losses(p, p.logprobs)[places[0]] for places in p.sequences() if places]
     assert float((losses * torch.from_numpy(own)).sum()) == pytest.approx(np.mean(each), rel=1e-6)
 
 
-@pytest.mark.parametrize("estimator", KLEstimator)
+@pytest.mark.parametrize("estimator", [KLEstimator.K1, KLEstimator.K2, KLEstimator.K3])
 @pytest.mark.parametrize("mask", ["all", "some", "none"])
 def test_kl_and_its_gradient_are_the_formula(mask: str, estimator: KLEstimator) -> None:
     p = packed(7, mask=mask)
@@ -235,86 +269,123 @@ def test_kl_and_its_gradient_are_the_formula(mask: str, estimator: KLEstimator) 
     )
 
 
+def test_k3_plus_has_the_value_of_k3_and_the_gradient_of_the_divergence() -> None:
+    """Over all tokens of a vocabulary, as often as the policy samples them, the gradient is that of KL itself."""
+    rng = np.random.default_rng(0)
+    logits, reference = (torch.from_numpy(rng.normal(size=6)) for _ in range(2))
+    gradients = {}
+    for estimator in (KLEstimator.K3, KLEstimator.K3_PLUS):
+        own = logits.clone().requires_grad_()
+        logprobs = torch.log_softmax(own, -1)
+        values = kl_penalty(
+            logprobs,
+            reference_logprobs_T=torch.log_softmax(reference, -1),
+            mask_T=torch.ones(6, dtype=torch.float64),
+            estimator=estimator,
+        )
+        (logprobs.detach().exp() * values).sum().backward()
+        gradients[estimator] = (values.detach(), own.grad)
+    exact = logits.clone().requires_grad_()
+    logprobs = torch.log_softmax(exact, -1)
+    (logprobs.exp() * (logprobs - torch.log_softmax(reference, -1))).sum().backward()
+    torch.testing.assert_close(gradients[KLEstimator.K3_PLUS][0], gradients[KLEstimator.K3][0])
+    torch.testing.assert_close(gradients[KLEstimator.K3_PLUS][1], exact.grad)
+    assert not torch.allclose(gradients[KLEstimator.K3][1], exact.grad)
+
+
+@pytest.mark.parametrize("level", RatioLevel)
 @pytest.mark.parametrize("correction", [Correction.TRUNCATE, Correction.MASK])
-def test_importance_correction_is_the_formula_and_has_no_gradient(correction: Correction) -> None:
+def test_importance_correction_is_the_formula_and_has_no_gradient(correction: Correction, level: RatioLevel) -> None:
     p = packed(3, mask="some")
-    trainer = torch.from_numpy(p.old.copy()).requires_grad_()
-    got = importance_weights(
-        trainer,
-        rollout_logprobs_T=torch.from_numpy(p.rollout),
-        mask_T=torch.from_numpy(p.mask),
-        correction=correction,
-        low=0.5,
-        high=2.0,
-    )
+    p.rollout[:] = np.where(p.mask != 0, p.old + 0.6 * (p.rollout - p.old), p.rollout)
+    got = correction_of(p, correction, level)
     expected = np.zeros(len(p.mask))
-    for t in np.flatnonzero(p.mask):
-        ratio = math.exp(p.old[t] - p.rollout[t])
-        truncated = min(ratio, 2.0)
-        expected[t] = truncated if correction is Correction.TRUNCATE else ratio * (0.5 <= ratio <= 2.0)
+    for places in p.sequences():
+        product = math.exp(sum(p.old[t] - p.rollout[t] for t in places))
+        for t in places:
+            one = product if level is RatioLevel.SEQUENCE else math.exp(p.old[t] - p.rollout[t])
+            expected[t] = min(one, 2.0) if correction is Correction.TRUNCATE else one * (0.5 <= one <= 2.0)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
     assert not got.requires_grad
     assert len(np.unique(expected > 0)) == 2
     assert (expected[p.mask != 0] == 2.0).any() or correction is Correction.MASK
 
 
-def test_corrected_loss_and_gradient_are_the_product() -> None:
+@pytest.mark.parametrize("ratio_level", RatioLevel)
+@pytest.mark.parametrize("level", RatioLevel)
+@pytest.mark.parametrize("correction", Correction)
+def test_a_corrected_gradient_is_that_of_each_token_times_its_weight(
+    correction: Correction, level: RatioLevel, ratio_level: RatioLevel
+) -> None:
+    """With a ratio of sequences too: what a mask takes out takes its part of the gradient, and no other's."""
     p = packed(5, mask="some")
-    corrected = importance_weights(
-        torch.from_numpy(p.old),
-        rollout_logprobs_T=torch.from_numpy(p.rollout),
-        mask_T=torch.from_numpy(p.mask),
-        correction=Correction.TRUNCATE,
-        low=0.5,
-        high=2.0,
-    )
-
-    def reference(x: NDArray[np.float64]) -> dict[int, float]:
-        losses = reference_token_losses(p, x)
-        return {t: loss * min(math.exp(p.old[t] - p.rollout[t]), 2.0) for t, loss in losses.items()}
-
-    check(
-        p,
-        lambda x: clipped_policy_loss(x, **arguments(p), clip_low=LOW, clip_high=HIGH) * corrected,
-        reference,
-        Normalisation.TOKEN,
-    )
+    p.rollout[:] = np.where(p.mask != 0, p.old + 0.9 * (p.rollout - p.old), p.rollout)
+    weight = correction_of(p, correction, level)
+    gradients = []
+    for factor in (torch.ones(len(p.mask), dtype=torch.float64), weight):
+        logprobs = torch.from_numpy(p.logprobs.copy()).requires_grad_()
+        (clipped(p, logprobs, ratio_level) * factor * weights(p, Normalisation.SEQUENCE)).sum().backward()
+        gradients.append(logprobs.grad)
+    np.testing.assert_allclose(gradients[1], gradients[0] * weight, rtol=1e-12)
+    assert (gradients[0][torch.from_numpy(p.mask != 0)] != 0).any()
+    taken_out = (weight == 0) & torch.from_numpy(p.mask != 0)
+    assert bool(taken_out.any()) is (correction is Correction.MASK)
 
 
 def test_no_correction_is_a_weight_of_one() -> None:
     p = packed(3, mask="weights")
-    got = importance_weights(
-        torch.from_numpy(p.old),
-        rollout_logprobs_T=torch.from_numpy(p.rollout),
-        mask_T=torch.from_numpy(p.mask),
-        correction=Correction.NONE,
-        low=0.5,
-        high=2.0,
+    np.testing.assert_array_equal(correction_of(p, Correction.NONE), (p.mask != 0).astype(float))
+
+
+@pytest.mark.parametrize("level", RatioLevel)
+@pytest.mark.parametrize("mask", ["all", "some", "weights", "none"])
+def test_cispo_weights_the_gradient_of_each_log_probability_by_its_clipped_ratio(mask: str, level: RatioLevel) -> None:
+    p = packed(6, mask=mask, spread=0.6)
+    logprobs = torch.from_numpy(p.logprobs.copy()).requires_grad_()
+    losses = weighted_policy_loss(
+        logprobs, ratio_T=ratio(p, logprobs, level), **arguments(p), clip_low=LOW, clip_high=HIGH
     )
-    np.testing.assert_array_equal(got, (p.mask != 0).astype(float))
+    losses.sum().backward()
+    expected = np.zeros(len(p.mask))
+    for places in p.sequences():
+        total = sum(p.mask[t] for t in places)
+        mean = sum(p.mask[t] * (p.logprobs[t] - p.old[t]) for t in places) / total if total else 0.0
+        for t in places:
+            one = math.exp(mean if level is RatioLevel.SEQUENCE else p.logprobs[t] - p.old[t])
+            expected[t] = -clip(one) * p.advantages[t]
+    np.testing.assert_allclose(logprobs.grad, expected, rtol=1e-12)
+    np.testing.assert_allclose(losses.detach(), expected * np.where(p.mask != 0, p.logprobs, 0.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("log_ratio", [1.2, 3.0, 8.0, 19.9])
+def test_dual_clip_bounds_the_gradient_of_negative_advantages(log_ratio: float) -> None:
+    bounds = {"clip_low": LOW, "clip_high": HIGH}
+    assert one_token(log_ratio, -1.0, **bounds) == pytest.approx(math.exp(log_ratio), rel=1e-5)
+    assert one_token(log_ratio, -1.0, **bounds, dual_clip=3.0) == 0.0
+    assert one_token(1.0, -1.0, **bounds, dual_clip=3.0) == pytest.approx(math.e, rel=1e-5)
+    assert one_token(log_ratio, 1.0, **bounds, dual_clip=3.0) == 0.0
+    assert one_token(-log_ratio, 1.0, **bounds, dual_clip=3.0) == pytest.approx(-math.exp(-log_ratio), rel=1e-5)
+
+
+def test_dual_clipped_losses_are_the_formula() -> None:
+    p = packed(1, mask="all", spread=2.5)
+    plain = reference_token_losses(p, p.logprobs)
+    expected = {t: min(loss, -3.0 * p.advantages[t]) if p.advantages[t] < 0 else loss for t, loss in plain.items()}
+    got = clipped(p, torch.from_numpy(p.logprobs), dual_clip=3.0)
+    np.testing.assert_allclose(got, [expected.get(t, 0.0) for t in range(len(p.mask))], rtol=1e-12)
+    assert expected != plain
 
 
 def test_float32_agrees_with_float64() -> None:
     p = packed(9, mask="some")
     exact, rough = [
-        clipped_policy_loss(
-            torch.from_numpy(p.logprobs).to(dtype), **arguments(p, dtype), clip_low=LOW, clip_high=HIGH
-        ).double()
-        for dtype in (torch.float64, torch.float32)
+        clipped(p, torch.from_numpy(p.logprobs).to(dtype)).double() for dtype in (torch.float64, torch.float32)
     ]
     np.testing.assert_allclose(rough, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_a_higher_upper_bound_lets_unlikely_tokens_grow_further() -> None:
-    ratio = math.log(1.25)
-    gradients = []
-    for clip_high in (0.2, 0.28):
-        logprobs = torch.tensor([ratio], requires_grad=True)
-        ones = torch.ones(1)
-        clipped_policy_loss(
-            logprobs, old_logprobs_T=torch.zeros(1), advantages_T=ones, mask_T=ones, clip_low=0.2, clip_high=clip_high
-        ).sum().backward()
-        gradients.append(float(logprobs.grad))
+    gradients = [one_token(math.log(1.25), 1.0, clip_low=0.2, clip_high=clip_high) for clip_high in (0.2, 0.28)]
     assert gradients[0] == 0.0
     assert gradients[1] == pytest.approx(-1.25)
 
@@ -322,10 +393,10 @@ def test_a_higher_upper_bound_lets_unlikely_tokens_grow_further() -> None:
 def test_clipped_tokens_are_those_without_gradient() -> None:
     p = packed(11, mask="some", spread=0.6)
     logprobs = torch.from_numpy(p.logprobs.copy()).requires_grad_()
-    clipped_policy_loss(logprobs, **arguments(p), clip_low=LOW, clip_high=HIGH).sum().backward()
+    clipped(p, logprobs).sum().backward()
     mask = torch.from_numpy(p.mask)
     low, high = clipped_tokens(
-        token_ratio(logprobs.detach(), torch.from_numpy(p.old), mask_T=mask),
+        ratio(p, logprobs.detach()),
         advantages_T=torch.from_numpy(p.advantages),
         mask_T=mask,
         clip_low=LOW,
@@ -336,18 +407,20 @@ def test_clipped_tokens_are_those_without_gradient() -> None:
     np.testing.assert_array_equal(low | high, (logprobs.grad == 0) & (mask != 0))
 
 
+def of_two(logprobs: Tensor) -> Tensor:
+    """Return the ratios of two tokens to a policy that finds them certain."""
+    return policy_ratio(
+        logprobs, torch.zeros(2), mask_T=torch.ones(2), sequence_ids_T=torch.arange(2), level=RatioLevel.TOKEN
+    )
+
+
 def test_far_apart_policies_give_finite_losses() -> None:
     ones = torch.ones(2)
     for difference in (500.0, -500.0):
         logprobs = torch.tensor([difference, difference], requires_grad=True)
         loss = (
             clipped_policy_loss(
-                logprobs,
-                old_logprobs_T=torch.zeros(2),
-                advantages_T=torch.tensor([1.0, -1.0]),
-                mask_T=ones,
-                clip_low=0.2,
-                clip_high=0.2,
+                of_two(logprobs), advantages_T=torch.tensor([1.0, -1.0]), mask_T=ones, clip_low=0.2, clip_high=0.2
             ).sum()
             + kl_penalty(logprobs, reference_logprobs_T=torch.zeros(2), mask_T=ones, estimator=KLEstimator.K3).sum()
         )
@@ -358,12 +431,6 @@ def test_far_apart_policies_give_finite_losses() -> None:
 
 def test_a_broken_logprob_of_a_trained_token_is_not_hidden() -> None:
     ones = torch.ones(2)
-    loss = clipped_policy_loss(
-        torch.tensor([float("nan"), 0.0]),
-        old_logprobs_T=torch.zeros(2),
-        advantages_T=ones,
-        mask_T=ones,
-        clip_low=0.2,
-        clip_high=0.2,
-    )
+    ratios = of_two(torch.tensor([float("nan"), 0.0]))
+    loss = clipped_policy_loss(ratios, advantages_T=ones, mask_T=ones, clip_low=0.2, clip_high=0.2)
     assert torch.isnan(loss).tolist() == [True, False]

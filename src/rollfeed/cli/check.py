@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rollfeed import app
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
 from rollfeed.config import RolloutConfig, Settings
+from rollfeed.config.settings import flatten
 from rollfeed.errors import RunDirectoryError
 from rollfeed.evaluation import EvalSet
 from rollfeed.model_files import has_weights
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         "n_samples_per_prompt": rollout.n_samples_per_prompt,
         "deterministic": rollout.deterministic,
         "trains": bool(sources) and _can_train(settings, model),
+        "training": _training(settings) if settings.trains else None,
     }
     if arguments.json:
         print(json.dumps(plan))
@@ -93,9 +95,24 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"data     {limit.describe(rollout.num_rollout)}")
     else:
         print("steps    none: without prompts there is only rollfeed eval")
-    if sources and settings.trains and not plan["trains"]:
-        print("train    only rollfeed run: the model's weights are not here, and rollfeed train needs them")
+    if settings.trains:
+        _print_training(settings, has_weights=not sources or bool(plan["trains"]))
     return 0
+
+
+def _training(settings: Settings) -> dict[str, Any]:
+    """Return what decides the loss, a method's keys and single ones resolved."""
+    function = settings.plugins.advantage
+    advantage = settings.advantage.model_dump(mode="json") if function is None else {"function": function}
+    train = settings.train
+    return {"method": train.method, "advantage": advantage, "loss": train.loss.model_dump(mode="json")}
+
+
+def _print_training(settings: Settings, *, has_weights: bool) -> None:
+    shown = [f"{key} = {value}" for key, value in flatten(_training(settings)).items() if value is not None]
+    print(f"method   {', '.join(shown)}")
+    if not has_weights:
+        print("train    only rollfeed run: the model's weights are not here, and rollfeed train needs them")
 
 
 class _Checked(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from rollfeed.config.buffer import BufferSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.evaluation import EvalSettings
 from rollfeed.config.filters import FiltersSettings
+from rollfeed.config.method import advantage_of, as_method
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.plugins import PluginSettings
@@ -46,6 +47,7 @@ FREE_TO_CHANGE = (
     "weights.directory",
     "weights.poll_seconds",
     "weights.timeout_seconds",
+    "train.method",
     "train.micro_batch_tokens",
     "train.checkpoint_interval",
     "train.eval_interval",
@@ -82,6 +84,18 @@ class Settings(Section):
     train: TrainSettings = TrainSettings()
     plugins: PluginSettings = PluginSettings()
     eval: EvalSettings = EvalSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _advantage_of_method(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        train, plugins, given = (values.get(name, {}) for name in ("train", "plugins", "advantage"))
+        method = as_method(train.get("method") if isinstance(train, Mapping) else getattr(train, "method", None))
+        own = plugins.get("advantage") if isinstance(plugins, Mapping) else getattr(plugins, "advantage", None)
+        if method is None or own is not None or not isinstance(given, Mapping):
+            return values
+        return {**values, "advantage": advantage_of(method, given)}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:

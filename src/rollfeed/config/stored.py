@@ -46,6 +46,9 @@ def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
         of_groups = changed.setdefault("advantage", {})
         of_groups["estimator"] = estimator
         of_groups["divide_by_std"] = of_groups.get("divide_by_std", False) and estimator == "group_mean"
+    loss = changed.get("train", {}).get("loss", {})
+    if "clip_high" in loss:
+        loss.setdefault("dual_clip", 0.0)
     rollout = changed.get("rollout")
     if not isinstance(rollout, dict):
         return changed

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field, model_validator
 
+from rollfeed.config.method import Method, as_method, loss_of
 from rollfeed.config.section import Section
 
 
+class Objective(StrEnum):
+    """What ratios do to the gradient."""
+
+    CLIP = "clip"
+    CISPO = "cispo"
+
+
 class RatioLevel(StrEnum):
-    """What the ratio of new and old probability is taken of."""
+    """What a ratio of probabilities is taken of."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
@@ -45,6 +55,7 @@ class KLEstimator(StrEnum):
     K1 = "k1"
     K2 = "k2"
     K3 = "k3"
+    K3_PLUS = "k3+"
 
 
 class LearningRateSchedule(StrEnum):
@@ -71,13 +82,12 @@ class TrainPrecision(StrEnum):
 
 
 class LossSettings(Section):
-    """The policy loss.
+    """The policy loss; `train.method` sets these keys as the paper of a method has them, and single ones on top."""
 
-    The named methods are choices of its keys: GRPO has `normalisation = "sequence"`, Dr. GRPO `"constant"`, DAPO
-    `"token"` and `clip_high = 0.28`, GSPO `ratio = "sequence"` with `normalisation = "sequence"`, REINFORCE++ `"token"`
-    and `advantage.estimator = "reinforce_pp"`.
+    objective: Objective = Field(default=Objective.CLIP, strict=False)
+    """`clip`: tokens whose ratio has left its range have no gradient (PPO, arXiv:1707.06347); `cispo`: the ratio, cut
+    to its range, weights the gradient of each token's log-probability, and every token has one (arXiv:2506.13585).
     """
-
     ratio: RatioLevel = Field(default=RatioLevel.TOKEN, strict=False)
     """`token` clips each token's ratio (PPO, arXiv:1707.06347; GRPO, arXiv:2402.03300); `sequence` the geometric mean
     over a response (GSPO, arXiv:2507.18071; its clipping range is much smaller: 0.0003 and 0.0004 there).
@@ -88,12 +98,18 @@ class LossSettings(Section):
     """Ratios above 1 plus this bring no gradient when they would rise further; above `clip_low` (0.28 in DAPO,
     arXiv:2503.14476) unlikely tokens can become likelier.
     """
+    dual_clip: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
+    """Ratios above it bring no gradient where the advantage is negative, which is not bounded otherwise (dual clip,
+    arXiv:1912.09729); 0 is off. Where it is not set, it is 3.0 if `clip_low` and `clip_high` differ, and 0 for `cispo`.
+    """
     normalisation: Normalisation = Field(default=Normalisation.TOKEN, strict=False)
     """`token`: all trained tokens of a batch weigh the same (DAPO); `sequence`: all rollouts (GRPO); `constant`: a
     rollout's sum is divided by `constant_length`, the same for short and long ones (Dr. GRPO, arXiv:2503.20783).
     """
     constant_length: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Tokens that `normalisation = "constant"` divides by; by default `sampling.rollout_max_response_len`."""
+    """Tokens that `normalisation = "constant"` divides by; by default `sampling.rollout_max_response_len`. With 1, a
+    rollout counts by the sum over its tokens (RLOO).
+    """
     old_logprobs: OldLogprobs = Field(default=OldLogprobs.TRAINER, strict=False)
     """`trainer`: the ratio starts at 1, from the trainer's own log-probabilities before the batch's first update;
     `rollout`: it starts from the engine's as they were sampled, which corrects for staleness as well. Refused where
@@ -107,6 +123,10 @@ class LossSettings(Section):
     et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"); `mask` weights it so within
     `correction_low` to `correction_high`, and by 0 outside (IcePop, arXiv:2510.18855).
     """
+    correction_level: RatioLevel = Field(default=RatioLevel.TOKEN, strict=False)
+    """Of what that probability is: of each `token`, or of the whole `sequence`, the product over its trained tokens,
+    which has no bias and more variance: all of a sequence is truncated or masked alike.
+    """
     correction_low: float = Field(default=0.5, ge=0.0, le=1.0, strict=False)
     """Used by `mask` only."""
     correction_high: float = Field(default=2.0, ge=1.0, le=1e6, strict=False)
@@ -118,11 +138,18 @@ class LossSettings(Section):
     kl_estimator: KLEstimator = Field(default=KLEstimator.K3, strict=False)
     """As Schulman names them ("Approximating KL Divergence", 2020): `k1` is the log-ratio, `k2` half its square, `k3`
     is never negative and has little variance. As a loss, `k2` has the gradient of the divergence itself, and that of
-    `k1` is 0 on average.
+    `k1` is 0 on average; `k3+` has the value of `k3` and the gradient of `k2`.
     """
 
     @model_validator(mode="after")
     def _fits_together(self) -> LossSettings:
+        if "dual_clip" not in self.model_fields_set:
+            is_bounded = self.clip_low == self.clip_high or self.objective is Objective.CISPO
+            object.__setattr__(self, "dual_clip", 0.0 if is_bounded else 3.0)  # it depends on others, and is frozen
+        if 0.0 < self.dual_clip <= 1.0:
+            raise ValueError(f"dual_clip = {self.dual_clip:g} would clip ratios that have not risen: raise it above 1")
+        if self.dual_clip and self.objective is Objective.CISPO:
+            raise ValueError(f"dual_clip = {self.dual_clip:g} has no effect with objective = 'cispo': set it to 0")
         if self.correction is not Correction.NONE and self.old_logprobs is OldLogprobs.ROLLOUT:
             raise ValueError(
                 f"correction = {self.correction.value!r} would count the difference to the engine twice, because "
@@ -181,6 +208,10 @@ class WarmUpSettings(Section):
 class TrainSettings(Section):
     """The trainer of this program."""
 
+    method: Method | None = Field(default=None, strict=False)
+    """Sets `[advantage]` and keys of `[train.loss]` as the method's paper has them; keys that are set, here or with
+    `--set`, stay as they are. `rollfeed check` shows what comes of it, and docs/training.md has the table.
+    """
     loss: LossSettings = LossSettings()
     """What is minimised."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -219,6 +250,15 @@ class TrainSettings(Section):
     """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`), which changes
     nothing in both cases; earlier updates of the same batch have been made.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loss_of_method(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or (method := as_method(values.get("method"))) is None:
+            return values
+        loss = values.get("loss", {})
+        given = loss.model_dump(exclude_unset=True) if isinstance(loss, LossSettings) else loss
+        return {**values, "loss": loss_of(method, given)} if isinstance(given, Mapping) else values
 
     @property
     def updates_per_batch(self) -> int:

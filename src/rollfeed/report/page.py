@@ -23,6 +23,7 @@ SETTINGS: tuple[tuple[str, str], ...] = (
     ("rollout.mode", "mode"),
     ("sampling.rollout_temperature", "temperature"),
     ("sampling.rollout_max_response_len", "response tokens at most"),
+    ("train.method", "method"),
     ("advantage.estimator", "advantage"),
     ("train.loss.normalisation", "loss normalised by"),
     ("train.loss.ratio", "ratio"),

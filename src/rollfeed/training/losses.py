@@ -4,18 +4,21 @@ A loss here is a value for each token; what is optimised is their sum, weighted 
 :mod:`rollfeed.training.normalisation`. Those are of a whole mini-batch: the sum over micro-batches is then the loss of
 the mini-batch, however it was cut. Named methods are combinations:
 
-======================  ==========================================================  =================  =================
-method                  loss                                                        normalisation      advantages
-======================  ==========================================================  =================  =================
-GRPO                    :func:`clipped_policy_loss`, :func:`kl_penalty` (k3)        ``SEQUENCE``       group mean, std
-Dr. GRPO                :func:`clipped_policy_loss`                                 ``CONSTANT``       group mean
-DAPO                    :func:`clipped_policy_loss` with ``clip_high > clip_low``   ``TOKEN``          group mean, std
-GSPO                    :func:`sequence_clipped_policy_loss`                        ``SEQUENCE``       group mean, std
-REINFORCE++             :func:`clipped_policy_loss`                                 ``TOKEN``          over the batch
-======================  ==========================================================  =================  =================
+=============  ==============================  =======================  =================  ====================
+method         loss                            ratio and its range      normalisation      advantages
+=============  ==============================  =======================  =================  ====================
+GRPO           :func:`clipped_policy_loss`     token, 0.8 to 1.2        ``SEQUENCE``       group mean, std
+Dr. GRPO       :func:`clipped_policy_loss`     token, 0.8 to 1.2        ``CONSTANT``       group mean
+DAPO           :func:`clipped_policy_loss`     token, 0.8 to 1.28       ``TOKEN``          group mean, std
+GSPO           :func:`clipped_policy_loss`     sequence, 1 -3e-4 +4e-4  ``SEQUENCE``       group mean, std
+REINFORCE++    :func:`clipped_policy_loss`     token, 0.8 to 1.2        ``TOKEN``          whitened over tokens
+RLOO           :func:`clipped_policy_loss`     token, 0.8 to 1.2        ``CONSTANT`` of 1  leave one out
+CISPO          :func:`weighted_policy_loss`    token, 0 to 5            ``TOKEN``          group mean, std
+=============  ==============================  =======================  =================  ====================
 
-Sources: GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO arXiv:2503.14476, GSPO arXiv:2507.18071, REINFORCE++
-arXiv:2501.03262; the functions name sections and equations.
+:mod:`rollfeed.config.method` has the same as settings. Sources: GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO
+arXiv:2503.14476, GSPO arXiv:2507.18071, REINFORCE++ arXiv:2501.03262, RLOO arXiv:2402.14740, CISPO arXiv:2506.13585;
+the functions name sections and equations.
 
 Where ``mask_T`` is 0 every result is 0 and brings no gradient, whatever the other arrays hold there.
 
@@ -27,133 +30,149 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollfeed.config.train import Correction, KLEstimator
+from rollfeed.config.train import Correction, KLEstimator, RatioLevel
 
 _LARGEST_LOG_RATIO = 20.0
 """Keeps ratios finite in float32; what lies beyond has no gradient."""
 
 
-def clipped_policy_loss(
-    logprobs_T: Tensor,
-    *,
-    old_logprobs_T: Tensor,
-    advantages_T: Tensor,
-    mask_T: Tensor,
-    clip_low: float,
-    clip_high: float,
+def policy_ratio(
+    logprobs_T: Tensor, old_logprobs_T: Tensor, *, mask_T: Tensor, sequence_ids_T: Tensor, level: RatioLevel
 ) -> Tensor:
-    """Return ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` of each token, ``(T,)``.
+    """Return the ratio of new and old probability, of each token or of its sequence, ``(T,)``.
 
-    Sources: PPO (arXiv:1707.06347, section 3, equation 7) with the group's advantage for every token as in GRPO
-    (arXiv:2402.03300, section 4.1.1, equation 3); the two bounds are Clip-Higher of DAPO (arXiv:2503.14476, section
-    3.1); REINFORCE++ (arXiv:2501.03262) has the same loss with advantages over the batch.
-    """
-    ratio_T = _ratio(logprobs_T, old_logprobs_T, mask_T)
-    return _clipped(ratio_T, advantages_T, clip_low, clip_high) * _indicator(mask_T)
-
-
-def sequence_clipped_policy_loss(
-    logprobs_T: Tensor,
-    *,
-    old_logprobs_T: Tensor,
-    advantages_T: Tensor,
-    mask_T: Tensor,
-    sequence_ids_T: Tensor,
-    clip_low: float,
-    clip_high: float,
-) -> Tensor:
-    """Return the clipped loss of each token's whole sequence, by its length-normalised ratio, ``(T,)``.
-
-    All tokens of a sequence have the same value, so that normalising by sequence gives each sequence its loss once.
-    A sequence must not be split over calls; ``sequence_ids_T`` are as for :func:`sequence_ratio`.
-
-    Source: GSPO (arXiv:2507.18071, section 4.1, equations 5 to 7). With float masks the mean is a weighted one.
-    """
-    ratio_T = sequence_ratio(logprobs_T, old_logprobs_T, mask_T=mask_T, sequence_ids_T=sequence_ids_T)
-    return _clipped(ratio_T, advantages_T, clip_low, clip_high) * _indicator(mask_T)
-
-
-def sequence_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, *, mask_T: Tensor, sequence_ids_T: Tensor) -> Tensor:
-    """Return, for each token, the geometric mean of the ratios of its sequence; 1 for a sequence without tokens.
+    That of a sequence is the geometric mean over its tokens, 1 for one without. It has, at each token, the gradient of
+    that token's log-probability alone, so that what masks or weights a token takes its part of the gradient and no
+    other's; where all tokens of a sequence weigh alike, their sum is the gradient of the mean.
 
     Args:
         logprobs_T: Of the policy that changes.
         old_logprobs_T: Of the one that it is compared with.
-        mask_T: The weight of each token.
-        sequence_ids_T: Equal for the tokens of one sequence; from 0 to T - 1, so that none is looked for.
+        mask_T: The weight of each token; with float ones the mean is a weighted one.
+        sequence_ids_T: Equal for the tokens of one sequence, which is not split over calls; from 0 to T - 1, so that
+            none is looked for.
+        level: Of what.
 
-    Source: GSPO (arXiv:2507.18071, section 4.1, equation 7).
+    Source: PPO (arXiv:1707.06347); of a sequence, GSPO-token (arXiv:2507.18071, sections 4.1 and 4.3, equations 7 and
+    14).
     """
-    log_ratio_T = _log_ratio(logprobs_T, old_logprobs_T, mask_T) * mask_T
-    empty_T = torch.zeros_like(log_ratio_T)
-    sums_T = empty_T.index_add(0, sequence_ids_T, log_ratio_T)
-    lengths_T = empty_T.index_add(0, sequence_ids_T, mask_T.to(empty_T.dtype))
-    return torch.exp(sums_T / torch.where(lengths_T > 0, lengths_T, 1.0))[sequence_ids_T]
+    log_ratio_T = _log_ratio(logprobs_T, old_logprobs_T, mask_T)
+    if level is RatioLevel.TOKEN:
+        return torch.exp(log_ratio_T)
+    sums_T = _sum_over_sequences(log_ratio_T.detach() * mask_T, sequence_ids_T)
+    lengths_T = _sum_over_sequences(mask_T.to(log_ratio_T.dtype), sequence_ids_T)
+    mean_T = sums_T / torch.where(lengths_T > 0, lengths_T, 1.0)
+    return torch.exp((log_ratio_T - log_ratio_T.detach()) + mean_T)
+
+
+def clipped_policy_loss(
+    ratio_T: Tensor, *, advantages_T: Tensor, mask_T: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> Tensor:
+    """Return ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` of each token, ``(T,)``.
+
+    Where ``A < 0`` and ``dual_clip`` is above 0, at most ``-dual_clip * A``.
+
+    Sources: PPO (arXiv:1707.06347, section 3, equation 7) with the group's advantage for every token as in GRPO
+    (arXiv:2402.03300, section 4.1.1, equation 3); the two bounds are Clip-Higher of DAPO (arXiv:2503.14476, section
+    3.1); dual clip, Ye et al. (arXiv:1912.09729, equation 4).
+    """
+    bounded_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
+    losses_T = -torch.minimum(ratio_T * advantages_T, bounded_T * advantages_T)
+    if dual_clip > 0.0:
+        losses_T = torch.where(advantages_T < 0, torch.minimum(losses_T, -dual_clip * advantages_T), losses_T)
+    return losses_T * _indicator(mask_T)
+
+
+def weighted_policy_loss(
+    logprobs_T: Tensor,
+    *,
+    ratio_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> Tensor:
+    """Return ``-clip(ratio, 1 - clip_low, 1 + clip_high) * A * log-probability`` of each token, ``(T,)``.
+
+    The clipped ratio is a weight without gradient, so that every token has one.
+
+    Source: CISPO in MiniMax-M1 (arXiv:2506.13585, section 3.1, equations 4 and 5).
+    """
+    weights_T = ratio_T.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -weights_T * advantages_T * torch.where(mask_T != 0, logprobs_T, 0.0)
 
 
 def kl_penalty(logprobs_T: Tensor, *, reference_logprobs_T: Tensor, mask_T: Tensor, estimator: KLEstimator) -> Tensor:
     """Return an estimate of ``KL(policy || reference)`` from each token, ``(T,)``.
 
     Sources: k1, k2 and k3 are those of Schulman, "Approximating KL Divergence" (2020,
-    http://joschu.net/blog/kl-approx.html); GRPO (arXiv:2402.03300, section 4.1.1, equation 4) adds k3 to the loss.
+    http://joschu.net/blog/kl-approx.html); GRPO (arXiv:2402.03300, section 4.1.1, equation 4) adds k3 to the loss. k3+
+    has the gradient of k2, which on average is that of the divergence, as verl's estimator of that name.
     """
     log_ratio_T = _log_ratio(reference_logprobs_T, logprobs_T, mask_T)
     if estimator is KLEstimator.K1:
         return -log_ratio_T
     if estimator is KLEstimator.K2:
         return 0.5 * log_ratio_T.square()
-    return torch.expm1(log_ratio_T) - log_ratio_T
+    k3_T = torch.expm1(log_ratio_T) - log_ratio_T
+    if estimator is KLEstimator.K3:
+        return k3_T
+    k2_T = 0.5 * log_ratio_T.square()
+    return k3_T.detach() + k2_T - k2_T.detach()
 
 
-def importance_weights(
+def importance_ratio(
     trainer_logprobs_T: Tensor,
     *,
     rollout_logprobs_T: Tensor,
     mask_T: Tensor,
-    correction: Correction,
-    low: float,
-    high: float,
+    sequence_ids_T: Tensor,
+    level: RatioLevel,
 ) -> Tensor:
-    """Return what corrects each token's loss for having been sampled by the engine, ``(T,)``; never has a gradient.
+    """Return the trainer's over the engine's probability, of each token or of its sequence, ``(T,)``; no gradient.
 
-    ``TRUNCATE`` is the trainer's over the engine's probability, at most ``high``; ``MASK`` is the same, and 0 outside
-    ``low`` to ``high``. Tokens that it takes out still count as trained ones in the normalisation, as in IcePop.
-
-    Sources: truncated importance sampling, Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-    Training" (2025), the section of that name; masking, IcePop in "Every Step Evolves" (arXiv:2510.18855) and Liu et
-    al., "When Speed Kills Stability" (2025).
+    That of a sequence is the product over its trained tokens, as verl and TRL have it.
     """
     with torch.no_grad():
-        ratio_T = _ratio(trainer_logprobs_T, rollout_logprobs_T, mask_T)
-        if correction is Correction.NONE:
-            return _indicator(mask_T).to(ratio_T.dtype)
-        if correction is Correction.TRUNCATE:
-            return ratio_T.clamp(max=high) * _indicator(mask_T)
-        return ratio_T * ((ratio_T >= low) & (ratio_T <= high) & (mask_T != 0))
+        log_ratio_T = _log_ratio(trainer_logprobs_T, rollout_logprobs_T, mask_T)
+        if level is RatioLevel.SEQUENCE:
+            sums_T = _sum_over_sequences(log_ratio_T, sequence_ids_T)
+            log_ratio_T = sums_T.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+        return torch.exp(log_ratio_T)
+
+
+def importance_weights(ratio_T: Tensor, *, mask_T: Tensor, correction: Correction, low: float, high: float) -> Tensor:
+    """Return what corrects each token's loss for having been sampled by the engine, given the ratio for it, ``(T,)``.
+
+    ``TRUNCATE`` is the ratio, at most ``high``; ``MASK`` is the same, and 0 outside ``low`` to ``high``. Tokens that it
+    takes out still count as trained ones in the normalisation, as in IcePop.
+
+    Sources: truncated importance sampling, Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training" (2025), the section of that name; masking, IcePop in "Every Step Evolves" (arXiv:2510.18855); both of
+    sequences, Liu et al., "When Speed Kills Stability" (2025).
+    """
+    trained_T = _indicator(mask_T).to(ratio_T.dtype)
+    if correction is Correction.NONE:
+        return trained_T
+    if correction is Correction.TRUNCATE:
+        return ratio_T.clamp(max=high) * trained_T
+    return ratio_T * ((ratio_T >= low) & (ratio_T <= high)) * trained_T
 
 
 def clipped_tokens(
-    ratio_T: Tensor, *, advantages_T: Tensor, mask_T: Tensor, clip_low: float, clip_high: float
+    ratio_T: Tensor, *, advantages_T: Tensor | None, mask_T: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return which tokens get no gradient from the lower and from the upper bound, two boolean ``(T,)``."""
-    trained_T = mask_T != 0
-    low_T = (ratio_T < 1.0 - clip_low) & (advantages_T < 0) & trained_T
-    high_T = (ratio_T > 1.0 + clip_high) & (advantages_T > 0) & trained_T
-    return low_T, high_T
+    """Return which tokens get no gradient from the lower and from the upper bound, two boolean ``(T,)``.
+
+    Without advantages: those whose ratio is outside its range.
+    """
+    low_T, high_T = (ratio_T < 1.0 - clip_low) & (mask_T != 0), (ratio_T > 1.0 + clip_high) & (mask_T != 0)
+    return (low_T, high_T) if advantages_T is None else (low_T & (advantages_T < 0), high_T & (advantages_T > 0))
 
 
-def token_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, *, mask_T: Tensor) -> Tensor:
-    """Return the ratio of new and old probability of each token, 1 where it is not trained on, ``(T,)``."""
-    return _ratio(logprobs_T, old_logprobs_T, mask_T)
-
-
-def _clipped(ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    bounded_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio_T * advantages_T, bounded_T * advantages_T)
-
-
-def _ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, mask_T: Tensor) -> Tensor:
-    return torch.exp(_log_ratio(logprobs_T, old_logprobs_T, mask_T))
+def _sum_over_sequences(values_T: Tensor, sequence_ids_T: Tensor) -> Tensor:
+    """Return, for each token, the sum of the values of its sequence."""
+    return torch.zeros_like(values_T).index_add(0, sequence_ids_T, values_T)[sequence_ids_T]
 
 
 def _log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, mask_T: Tensor) -> Tensor:

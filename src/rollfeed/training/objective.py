@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollfeed.config.train import Correction, LossSettings, OldLogprobs, RatioLevel
+from rollfeed.config.train import Correction, LossSettings, Objective, OldLogprobs
 from rollfeed.training.losses import (
     clipped_policy_loss,
     clipped_tokens,
+    importance_ratio,
     importance_weights,
     kl_penalty,
-    sequence_clipped_policy_loss,
-    sequence_ratio,
-    token_ratio,
+    policy_ratio,
+    weighted_policy_loss,
 )
 from rollfeed.training.metrics import Tally, add_mismatch
 from rollfeed.training.model import Scored, to_device
@@ -76,20 +76,14 @@ def micro_batch_loss(
     logprobs_T, mask_T = scored.logprobs_T, arrays.mask_T
     trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T
     old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
-    correction_T = importance_weights(
-        trainer_T,
-        rollout_logprobs_T=arrays.rollout_logprobs_T,
-        mask_T=mask_T,
-        correction=settings.correction,
-        low=settings.correction_low,
-        high=settings.correction_high,
-    )
-    loss_T = _policy_loss(logprobs_T, old_T, arrays, settings) * correction_T
+    ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T, level=settings.ratio)
+    loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
     tally.count(mask_T)
     tally.add("entropy", scored.entropy_T, mask_T)
     add_mismatch(tally, trainer_logprobs_T=trainer_T, rollout_logprobs_T=arrays.rollout_logprobs_T, mask_T=mask_T)
-    _add_clipping(tally, logprobs_T.detach(), old_T, arrays, settings)
-    _add_correction(tally, trainer_T, correction_T, arrays, settings)
+    _add_clipping(tally, ratio_T.detach(), arrays, settings)
+    if settings.correction is not Correction.NONE:
+        loss_T = loss_T * _correction(trainer_T, arrays, settings, tally)
     if reference_logprobs_T is not None:
         kl_T = kl_penalty(
             logprobs_T, reference_logprobs_T=reference_logprobs_T, mask_T=mask_T, estimator=settings.kl_estimator
@@ -99,50 +93,59 @@ def micro_batch_loss(
     return (loss_T * arrays.weights_T).sum()
 
 
-def _policy_loss(logprobs_T: Tensor, old_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> Tensor:
-    if settings.ratio is RatioLevel.TOKEN:
-        return clipped_policy_loss(
+def _policy_loss(logprobs_T: Tensor, ratio_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> Tensor:
+    if settings.objective is Objective.CISPO:
+        return weighted_policy_loss(
             logprobs_T,
-            old_logprobs_T=old_T,
+            ratio_T=ratio_T,
             advantages_T=arrays.advantages_T,
             mask_T=arrays.mask_T,
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
         )
-    return sequence_clipped_policy_loss(
-        logprobs_T,
-        old_logprobs_T=old_T,
+    return clipped_policy_loss(
+        ratio_T,
         advantages_T=arrays.advantages_T,
         mask_T=arrays.mask_T,
-        sequence_ids_T=arrays.sequence_ids_T,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
     )
 
 
-def _add_clipping(tally: Tally, logprobs_T: Tensor, old_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> None:
-    mask_T = arrays.mask_T
-    if settings.ratio is RatioLevel.TOKEN:
-        ratio_T = token_ratio(logprobs_T, old_T, mask_T=mask_T)
-    else:
-        ratio_T = sequence_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T)
+def _add_clipping(tally: Tally, ratio_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> None:
+    advantages_T, mask_T = arrays.advantages_T, arrays.mask_T
     low_T, high_T = clipped_tokens(
         ratio_T,
-        advantages_T=arrays.advantages_T,
+        # Weights are cut to their range whatever the advantage is.
+        advantages_T=advantages_T if settings.objective is Objective.CLIP else None,
         mask_T=mask_T,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
     )
     tally.add("clipped_low_ratio", low_T, mask_T)
     tally.add("clipped_high_ratio", high_T, mask_T)
+    if settings.dual_clip > 0:
+        tally.add("dual_clipped_ratio", (ratio_T > settings.dual_clip) & (advantages_T < 0), mask_T)
     tally.add_extremes("policy_ratio", ratio_T, mask_T)
 
 
-def _add_correction(
-    tally: Tally, trainer_T: Tensor, correction_T: Tensor, arrays: TokenArrays, settings: LossSettings
-) -> None:
-    if settings.correction is Correction.NONE:
-        return
-    ratio_T = token_ratio(trainer_T, arrays.rollout_logprobs_T, mask_T=arrays.mask_T)
-    tally.add("correction_weight", correction_T, arrays.mask_T)
-    tally.add("corrected_ratio", correction_T != ratio_T, arrays.mask_T)
+def _correction(trainer_T: Tensor, arrays: TokenArrays, settings: LossSettings, tally: Tally) -> Tensor:
+    mask_T = arrays.mask_T
+    ratio_T = importance_ratio(
+        trainer_T,
+        rollout_logprobs_T=arrays.rollout_logprobs_T,
+        mask_T=mask_T,
+        sequence_ids_T=arrays.sequence_ids_T,
+        level=settings.correction_level,
+    )
+    weights_T = importance_weights(
+        ratio_T,
+        mask_T=mask_T,
+        correction=settings.correction,
+        low=settings.correction_low,
+        high=settings.correction_high,
+    )
+    tally.add("correction_weight", weights_T, mask_T)
+    tally.add("corrected_ratio", weights_T != ratio_T, mask_T)
+    return weights_T
