@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from rollfeed.types import (
     FinishReason,
     Sample,
     SampleStatus,
+    SamplingMask,
     SamplingParams,
     VersionSpan,
 )
@@ -128,3 +130,19 @@ def test_a_sample_carries_the_precision_it_was_sampled_in() -> None:
     resumed.append_completion(completion([6], precision="fp32"))
     resumed.append_completion(completion([7], precision="int8+fp32"))
     assert resumed.build(SampleStatus.COMPLETED, response="r").precision == "fp32+int8"
+
+
+def test_what_tokens_were_drawn_from_is_kept_over_turns_and_resumed_responses() -> None:
+    asked = replace(request(), params=SamplingParams(max_new_tokens=10, return_sampling_mask=True))
+    builder = SampleBuilder(asked)
+    builder.append_completion(replace(completion([5, 6]), sampling_mask=SamplingMask.of([[5, 1], [6]])))
+    builder.append_inserted(np.array([70], np.int32), policy_version=0)
+    partial = builder.build(SampleStatus.ABORTED, response="r")
+    resumed = SampleBuilder(replace(asked, partial=partial))
+    resumed.append_completion(replace(completion([7]), sampling_mask=SamplingMask.of([[2, 7]])))
+    sample = resumed.build(SampleStatus.COMPLETED, response="r")
+    assert sample.sampling_mask is not None
+    assert [each.tolist() for each in sample.sampling_mask.split()] == [[5, 1], [6], [], [2, 7]]
+    read = Sample.from_dict(json.loads(json.dumps(sample.to_dict(), default=list)))
+    assert read.to_dict() == sample.to_dict()
+    assert SampleBuilder(request()).build(SampleStatus.COMPLETED, response="").sampling_mask is None

@@ -131,6 +131,26 @@ id = "core/copy_text"
 """
 
 
+def test_ratios_are_1_under_restricted_sampling_where_the_engine_says_what_it_kept(
+    rollfeed, settings_file, tmp_path
+) -> None:
+    """Partial mode: stale tokens are corrected for, and those of the first batch need no correction."""
+    settings, out = settings_file(TRAIN.format(interval=2), num_rollout=2), tmp_path / "run"
+    sampling = ("rollout_top_p=0.8", "rollout_top_k=200", "min_new_tokens=2", "return_sampling_mask=true")
+    options = [part for each in sampling for part in ("--set", f"sampling.{each}")]
+    result = rollfeed("train", settings, "--out", out, "--json", "--set", "rollout.mode=partial", *options)
+    assert result.code == 0, result.err
+    assert "train.loss.correction = 'truncate'" in result.err
+    first = lines(out / "train.jsonl")[0]
+    assert first["train/mismatch_abs_max"] < 1e-4
+    assert first["train/correction_weight"] == pytest.approx(1.0, abs=1e-4)
+    batch = pq.read_table(out / "batches" / "step-000000.parquet").to_pylist()
+    for row in batch:
+        assert len(row["sampling_mask_lengths"]) == row["response_length"]
+        assert sum(row["sampling_mask_lengths"]) == len(row["sampling_mask_token_ids"])
+        assert max(row["sampling_mask_lengths"]) <= 200
+
+
 def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tmp_path) -> None:
     out = tmp_path / "run"
     settings = settings_file(TRAIN.format(interval=2) + EVAL, num_rollout=4)

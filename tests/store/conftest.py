@@ -21,6 +21,7 @@ from rollfeed.types import (
     RunState,
     Sample,
     SampleStatus,
+    SamplingMask,
     StepCommit,
     TrainBatch,
     Verdict,
@@ -229,6 +230,21 @@ def build_group(group_index: int, rewards: Sequence[float], *, response: str = "
 @pytest.fixture(scope="session")
 def make_group() -> Callable[..., Group]:
     return build_group
+
+
+@pytest.fixture
+def with_masks() -> Callable[[Group], Group]:
+    """Return a group of which every sample's tokens were drawn from its first tokens' ids."""
+
+    def masked(sample: Sample) -> Sample:
+        rows = [sample.token_ids[: number + 1] for number in range(sample.response_length)]
+        return replace(sample, sampling_mask=SamplingMask.of(rows))
+
+    def change(group: Group) -> Group:
+        rollouts = [replace(each, samples=tuple(map(masked, each.samples))) for each in group.rollouts]
+        return replace(group, rollouts=tuple(rollouts))
+
+    return change
 
 
 @pytest.fixture

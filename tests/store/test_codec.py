@@ -75,10 +75,15 @@ def test_samples_of_before_are_as_right_as_their_verdict_says(make_group) -> Non
     kind, _, _, body = msgspec.msgpack.decode(encode_group(make_group(4, [1.0, 0.0])))
     values = msgspec.msgpack.decode(body)
     for rollout in values[2]:
-        rollout[1] = [sample[:-1] for sample in rollout[1]]
+        rollout[1] = [sample[:-2] for sample in rollout[1]]
     body = msgspec.msgpack.encode(values)
     group = decode_group(msgspec.msgpack.encode([kind, 3, zlib.crc32(body), body]))
     assert [sample.correct for sample in group.samples] == [Correct.YES, Correct.NO]
+
+
+def test_what_tokens_were_drawn_from_comes_back(make_group, with_masks, plain) -> None:
+    group = with_masks(make_group(4, [1.0, 0.0]))
+    assert plain(decode_group(encode_group(group))) == plain(group)
 
 
 def test_integers_of_any_size_survive(make_group, plain) -> None:

@@ -16,7 +16,7 @@ import transformers
 from rollfeed.config.train import Normalisation, TrainSettings
 from rollfeed.errors import CheckpointError
 from rollfeed.training import pack_sequences, sequence_weights, split_into_minibatches
-from rollfeed.training.model import Policy, enable_activation_checkpointing, load_model, longest_tree, score_tokens
+from rollfeed.training.model import Policy, enable_activation_checkpointing, load_model, longest_tree
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -95,27 +95,6 @@ def test_a_pass_is_the_same_each_time(computes_again: bool, checkpoint: Path, ba
     first = policy.score(micro_batch).logprobs_T
     assert torch.equal(first, policy.score(micro_batch).logprobs_T)
     first.sum().backward()
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_gradient_of_scored_tokens_is_exact(temperature: float) -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
-    places, targets = torch.tensor([0, 0, 2, 3, 0]), torch.tensor([1, 1, 6, 0, 5])
-
-    def score(x: torch.Tensor) -> torch.Tensor:
-        return score_tokens(x, place_T=places, target_T=targets, temperature=temperature)[0]
-
-    assert torch.autograd.gradcheck(score, logits)
-    expected = torch.log_softmax(logits / temperature, -1)[places, targets]
-    torch.testing.assert_close(score(logits), expected)
-
-
-def test_impossible_tokens_bring_no_entropy() -> None:
-    logits = torch.tensor([[0.0, 0.0, -torch.inf]])
-    logprobs, entropy = score_tokens(logits, place_T=torch.tensor([0]), target_T=torch.tensor([1]), temperature=1.0)
-    assert logprobs.item() == pytest.approx(-np.log(2))
-    assert entropy.item() == pytest.approx(np.log(2))
 
 
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:

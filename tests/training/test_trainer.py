@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
 from rollfeed.testing.tokenizer import CharTokenizer
-from rollfeed.training.normalisation import token_weights
+from rollfeed.training.sequences import token_weights
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import SamplingParams, TrainBatch, VersionSpan
 
@@ -298,6 +298,46 @@ def test_logprobs_of_trainer_and_embedded_engine_agree(
                 await engine.update_weights(trainer.weights(), policy_version=version + 1)
 
     asyncio.run(main())
+
+
+def test_restricted_sampling_has_ratios_of_1_with_sampling_masks_only(
+    tiny_checkpoint: Path, make_trainer, sample_of, group_of, batch_of
+) -> None:
+    """Same weights in engine and trainer; GSPO's clipping range is exceeded by all responses without the masks."""
+    from rollfeed.engine.local import create_local_engine
+
+    engine = create_local_engine(
+        checkpoint=tiny_checkpoint, tokenizer=CharTokenizer(), threads=1, num_slots=8, context_length=128,
+        deterministic=False, device="cpu",
+    )  # fmt: skip
+    prompt = np.arange(3, 14, dtype=np.int32)
+    params = SamplingParams(max_new_tokens=24, top_p=0.95, top_k=250, min_new_tokens=3, return_sampling_mask=True)
+
+    async def main() -> list[Any]:
+        async with engine:
+            asked = (engine.generate(prompt, replace(params, seed=n), request_id=str(n)) for n in range(8))
+            return await asyncio.gather(*asked)
+
+    samples = [
+        sample_of(
+            prompt.tolist(), c.token_ids.tolist(), logprobs=c.logprobs, index=n, rollout_id=n,
+            sampling_mask=c.sampling_mask,
+        )
+        for n, c in enumerate(asyncio.run(main()))
+    ]  # fmt: skip
+    gspo = {"ratio": "sequence", "normalisation": "sequence", "clip_low": 0.0003, "clip_high": 0.0004}
+    found = []
+    for given in (samples, [replace(sample, sampling_mask=None) for sample in samples]):
+        trainer = make_trainer(loss={"old_logprobs": "rollout", **gspo}, micro_batch_tokens=128)
+        metrics = trainer.train_step(batch_of([group_of(0, [[each] for each in given])], [1.0, -1.0] * 4)).metrics
+        found.append(metrics)
+    with_masks, without = found
+    assert with_masks["train/mismatch_abs_max"] < 1e-5
+    assert with_masks["train/policy_ratio_min"] == pytest.approx(1.0, abs=1e-6)
+    assert with_masks["train/policy_ratio_max"] == pytest.approx(1.0, abs=1e-6)
+    assert with_masks["train/clipped_low_ratio"] == with_masks["train/clipped_high_ratio"] == 0
+    assert without["train/policy_ratio_max"] < 1 - 0.0003
+    assert without["train/clipped_low_ratio"] > 0.4
 
 
 def test_several_updates_a_batch_move_away_from_the_policy_before_the_first(make_trainer, batch_by_seed) -> None:

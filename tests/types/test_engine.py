@@ -3,7 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, SamplingParams, VersionSpan
+from rollfeed.types import (
+    Completion,
+    CompletionTimings,
+    FinishKind,
+    FinishReason,
+    SamplingMask,
+    SamplingParams,
+    VersionSpan,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +61,25 @@ def test_a_completion_whose_lengths_differ_is_refused(num_ids, num_logprobs, spa
             cached_tokens=0,
             timings=CompletionTimings(0.0, 0.0),
         )
+
+
+def test_a_sampling_mask_keeps_rows_of_any_length_side_by_side() -> None:
+    rows = [[3, 1], [], [7], [2, 9, 4]]
+    mask = SamplingMask.of(rows)
+    assert [each.tolist() for each in mask.split()] == rows
+    assert mask.positions.tolist() == [0, 0, 2, 3, 3, 3]
+    assert [each.tolist() for each in mask.at(np.array([0, 3])).split()] == [[3, 1], [2, 9, 4]]
+    joined = SamplingMask.joined([mask, SamplingMask.without(2), SamplingMask.of([[5]])])
+    assert [each.tolist() for each in joined.split()] == [*rows, [], [], [5]]
+    mask.check(np.array([1, 8, 7, 9], np.int32))
+
+
+@pytest.mark.parametrize("tokens", [[2, 8, 7, 9], [1, 8, 7], [1, 8, 9, 9]])
+def test_a_token_outside_its_sampling_mask_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match="sampling mask"):
+        SamplingMask.of([[3, 1], [], [7], [2, 9, 4]]).check(np.array(tokens, np.int32))
+
+
+def test_a_sampling_mask_whose_lengths_do_not_add_up_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 tokens are not 3 by its lengths"):
+        SamplingMask(np.array([1, 2], np.int32), np.array([4, 5], np.int32))

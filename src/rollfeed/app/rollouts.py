@@ -262,6 +262,7 @@ def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:
         stop=sampling.rollout_stop,
         stop_token_ids=sampling.rollout_stop_token_ids,
         skip_special_tokens=sampling.rollout_skip_special_tokens,
+        return_sampling_mask=sampling.return_sampling_mask,
     )
     return GroupPlan(
         run_seed=config.seed,

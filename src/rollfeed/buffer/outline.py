@@ -36,6 +36,7 @@ def _sample(sample: Sample) -> Sample:
         token_ids=np.broadcast_to(np.int32(-1), (len(sample.token_ids),)),
         loss_mask=np.broadcast_to(np.float32(0.0), (length,)),
         logprobs=np.broadcast_to(np.float32(np.nan), (length,)),
+        sampling_mask=None,
         response="",
         metadata={},
         extra={},
@@ -44,6 +45,8 @@ def _sample(sample: Sample) -> Sample:
 
 def _sample_bytes(sample: Sample) -> int:
     arrays = sample.token_ids.nbytes + sample.loss_mask.nbytes + sample.logprobs.nbytes
+    if (mask := sample.sampling_mask) is not None:
+        arrays += mask.lengths.nbytes + mask.token_ids.nbytes
     # Metadata is of any depth; its text is about as long as it is large.
     texts = len(sample.response) + sum(len(repr(part)) for part in (sample.metadata, sample.extra) if part)
     return arrays + texts + _SAMPLE_BYTES

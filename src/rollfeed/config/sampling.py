@@ -6,6 +6,9 @@ from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Section
 
+_LARGEST_SAMPLING_MASK = 4096
+"""What SGLang returns at most, unless it is told otherwise."""
+
 
 class SamplingSettings(Section):
     """Sampling parameters of training rollouts."""
@@ -30,14 +33,22 @@ class SamplingSettings(Section):
     """A response cannot end before this many tokens."""
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, strict=False)
     """Above 1 makes tokens that occurred less likely; 1 is off."""
+    return_sampling_mask: bool = False
+    """Have the engine return, for each token, the tokens that top-k, top-p and `min_new_tokens` left, store them, and
+    train on probabilities among these ("Keep Sampling Mask" of DeepSeek-V3.2, arXiv:2512.02556). For the embedded
+    engine and SGLang from 0.5.23 on; needs `rollout_top_k` of at most 4096, which bounds what a token takes.
+    """
 
     @property
     def restrictions(self) -> tuple[str, ...]:
-        """The settings with which tokens come from another distribution than the model's at its temperature."""
+        """The settings with which tokens come from a distribution that a trainer cannot compute.
+
+        Sampling masks tell what was left out, and not by how much a penalty changed the rest.
+        """
         restricts = {
-            "rollout_top_p": self.rollout_top_p < 1.0,
-            "rollout_top_k": self.rollout_top_k != -1,
-            "min_new_tokens": self.min_new_tokens > 0,
+            "rollout_top_p": self.rollout_top_p < 1.0 and not self.return_sampling_mask,
+            "rollout_top_k": self.rollout_top_k != -1 and not self.return_sampling_mask,
+            "min_new_tokens": self.min_new_tokens > 0 and not self.return_sampling_mask,
             "repetition_penalty": self.repetition_penalty != 1.0,
         }
         return tuple(f"sampling.{name} = {getattr(self, name)}" for name, is_set in restricts.items() if is_set)
@@ -69,6 +80,11 @@ class SamplingSettings(Section):
             raise ValueError(
                 f"min_new_tokens = {self.min_new_tokens} is above rollout_max_response_len = "
                 f"{self.rollout_max_response_len}: lower it"
+            )
+        if self.return_sampling_mask and not 1 < self.rollout_top_k <= _LARGEST_SAMPLING_MASK:
+            raise ValueError(
+                f"return_sampling_mask stores what each token was drawn from, and rollout_top_k = {self.rollout_top_k} "
+                f"does not bound it: set rollout_top_k from 2 to {_LARGEST_SAMPLING_MASK}"
             )
         if self.rollout_max_context_len is not None and self.rollout_max_context_len <= self.rollout_max_response_len:
             raise ValueError(

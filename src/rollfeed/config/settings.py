@@ -124,6 +124,8 @@ class Settings(Section):
         overlong = self.reward.overlong
         if overlong and overlong.cache > (limit := overlong.length or self.sampling.rollout_max_response_len):
             yield f"reward.overlong.cache = {overlong.cache} is above the {limit} tokens that it is part of: lower it"
+        if self.sampling.return_sampling_mask and self.engine.openai is not None:
+            yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
         over_sampling = self.filters.over_sampling
         if plugins.batch_filter and over_sampling is not None and (over_sampling.name or over_sampling.parameters):
             yield "plugins.batch_filter replaces filters.over_sampling: remove one, or leave only num_extra there"

@@ -1,6 +1,6 @@
 """The only place where tokens are appended to a sample.
 
-Invariant: token ids, loss mask, logprobs and version spans grow together, and sampled text is never
+Invariant: token ids, loss mask, logprobs, sampling masks and version spans grow together, and sampled text is never
 tokenised again.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.protocols import RolloutRequest
-from rollfeed.types import Completion, FinishKind, Sample, SampleStatus, VersionSpan
+from rollfeed.types import Completion, FinishKind, Sample, SampleStatus, SamplingMask, VersionSpan
 
 STATUS_OF: dict[FinishKind, SampleStatus] = {
     FinishKind.STOP: SampleStatus.COMPLETED,
@@ -36,6 +36,7 @@ class SampleBuilder:
         self._token_ids: list[NDArray[np.int32]] = [prompt_ids]
         self._loss_mask: list[NDArray[np.float32]] = []
         self._logprobs: list[NDArray[np.float32]] = []
+        self._sampling_masks: list[SamplingMask] = []
         self._spans: list[VersionSpan] = []
         self._cached_tokens = 0
         self._precisions: set[str] = set()
@@ -45,7 +46,8 @@ class SampleBuilder:
                 raise ValueError(
                     f"partial sample {partial.index} does not begin with prompt {request.prompt.prompt_id}"
                 )
-            self._append(partial.response_token_ids, partial.loss_mask, partial.logprobs, partial.version_spans)
+            ids, mask = partial.response_token_ids, partial.sampling_mask
+            self._append(ids, partial.loss_mask, partial.logprobs, partial.version_spans, mask)
             self._cached_tokens = partial.cached_tokens
             self._note_precision(partial.precision)
 
@@ -64,7 +66,9 @@ class SampleBuilder:
     def append_completion(self, completion: Completion) -> None:
         """Append what an engine sampled, with its logprobs and versions; all of it is trained on."""
         mask = np.ones(len(completion.token_ids), np.float32)
-        self._append(completion.token_ids, mask, completion.logprobs, completion.version_spans)
+        self._append(
+            completion.token_ids, mask, completion.logprobs, completion.version_spans, completion.sampling_mask
+        )
         self._cached_tokens += completion.cached_tokens
         if len(completion.token_ids):
             self._note_precision(completion.precision)
@@ -94,6 +98,7 @@ class SampleBuilder:
             images=request.prompt.images,
             cached_tokens=self._cached_tokens,
             precision="+".join(sorted(self._precisions)),
+            sampling_mask=SamplingMask.joined(self._sampling_masks) if request.params.return_sampling_mask else None,
         )
 
     def _note_precision(self, joined: str) -> None:
@@ -105,6 +110,7 @@ class SampleBuilder:
         loss_mask: NDArray[np.float32],
         logprobs: NDArray[np.float32],
         spans: Sequence[VersionSpan],
+        sampling_mask: SamplingMask | None = None,
     ) -> None:
         if not len(token_ids) == len(loss_mask) == len(logprobs) == sum(span.end - span.start for span in spans):
             raise ValueError(
@@ -114,6 +120,7 @@ class SampleBuilder:
         self._token_ids.append(np.asarray(token_ids, np.int32))
         self._loss_mask.append(np.asarray(loss_mask, np.float32))
         self._logprobs.append(np.asarray(logprobs, np.float32))
+        self._sampling_masks.append(sampling_mask or SamplingMask.without(len(token_ids)))
         for span in spans:
             self._add_span(self.response_length + span.start, self.response_length + span.end, span.policy_version)
         self.response_length += len(token_ids)

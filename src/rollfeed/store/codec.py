@@ -31,6 +31,7 @@ from rollfeed.types import (
     RunState,
     Sample,
     SampleStatus,
+    SamplingMask,
     Verdict,
     VersionSpan,
 )
@@ -87,6 +88,7 @@ class _Sample(msgspec.Struct, array_like=True, frozen=True):
     extra: _Json
     correct: Correct | None = None
     """Not in version 3: there it is as the rollout's verdict says."""
+    sampling_mask: tuple[bytes, bytes] | None = None
 
 
 class _Verdict(msgspec.Struct, array_like=True, frozen=True):
@@ -279,7 +281,7 @@ def _unpack_prompt(prompt: _Prompt) -> Prompt:
 
 
 def _pack_sample(sample: Sample) -> _Sample:
-    what = f"sample {sample.index}"
+    what, mask = f"sample {sample.index}", sample.sampling_mask
     return _Sample(
         token_ids=_array(sample.token_ids, "<i4"),
         response_length=sample.response_length,
@@ -301,6 +303,7 @@ def _pack_sample(sample: Sample) -> _Sample:
         remove_sample=sample.remove_sample,
         extra=to_json(dict(sample.extra), f"{what}: unknown keys"),
         correct=sample.correct,
+        sampling_mask=None if mask is None else (_array(mask.lengths, "<i4"), _array(mask.token_ids, "<i4")),
     )
 
 
@@ -309,8 +312,8 @@ def _unpack_sample(sample: _Sample, verdict: _Verdict | None) -> Sample:
     return Sample(
         token_ids=_int32(sample.token_ids),
         response_length=sample.response_length,
-        loss_mask=_float32(sample.loss_mask),
-        logprobs=_float32(sample.logprobs),
+        loss_mask=np.frombuffer(sample.loss_mask, "<f4").astype(np.float32),
+        logprobs=np.frombuffer(sample.logprobs, "<f4").astype(np.float32),
         version_spans=tuple(VersionSpan(*span) for span in sample.version_spans),
         status=sample.status,
         group_index=sample.group_index,
@@ -327,6 +330,7 @@ def _unpack_sample(sample: _Sample, verdict: _Verdict | None) -> Sample:
         remove_sample=sample.remove_sample,
         extra=json.loads(sample.extra),
         correct=known if sample.correct is None else sample.correct,
+        sampling_mask=None if sample.sampling_mask is None else SamplingMask(*map(_int32, sample.sampling_mask)),
     )
 
 
@@ -384,10 +388,6 @@ def _array(values: NDArray[Any], kind: str) -> bytes:
 
 def _int32(encoded: bytes) -> NDArray[np.int32]:
     return np.frombuffer(encoded, "<i4").astype(np.int32)
-
-
-def _float32(encoded: bytes) -> NDArray[np.float32]:
-    return np.frombuffer(encoded, "<f4").astype(np.float32)
 
 
 def _text(text: str) -> bytes:

@@ -4,9 +4,8 @@ What is here needs no PyTorch; the trainer (:mod:`rollfeed.training.trainer`) an
 (:mod:`rollfeed.training.losses`) do, and are imported from where they are.
 """
 
-from rollfeed.training.normalisation import token_weights
 from rollfeed.training.packing import MicroBatch, pack_sequences
-from rollfeed.training.sequences import TrainSequence, sequence_weights, split_into_minibatches
+from rollfeed.training.sequences import TrainSequence, sequence_weights, split_into_minibatches, token_weights
 
 __all__ = [
     "MicroBatch",

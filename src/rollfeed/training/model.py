@@ -29,12 +29,11 @@ from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import loading
 from rollfeed.model_files.trial import longest_text, refusal_of_model, vocab_size_of
 from rollfeed.training.packing import LONGEST_TREE, MicroBatch, pack_sequences
+from rollfeed.training.scoring import DrawnFrom, score_tokens
 from rollfeed.training.sequences import TrainSequence
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_ELEMENTS = 1 << 22
-"""Logits that are exponentiated at a time: what bounds the memory beside the logits themselves."""
 _BRANCH_LENGTHS = (9, 13)
 _SHORTEST = 64
 """Places of the shorter trial's row; windows of tiny models are shorter."""
@@ -120,8 +119,8 @@ class Policy:
 
     Args:
         model: What :func:`load_model` returned.
-        temperature: What the logits are divided by, as in sampling. Truncation by ``top_p`` and the like is not
-            followed: with it, rollout log-probabilities are larger than these.
+        temperature: What the logits are divided by, as in sampling. Truncation by ``top_p`` and the like is followed
+            where there are sampling masks; without them, rollout log-probabilities are larger than these.
         autocast: What the passes compute in; None leaves it to the weights.
         threads: Of the CPU; None leaves it to PyTorch.
     """
@@ -144,8 +143,15 @@ class Policy:
         num_kept = len(micro_batch.columns_K)
         place_T = self._tensor(micro_batch.rows_T * num_kept + micro_batch.kept_T)
         logits_NV = logits_BKV.reshape(-1, logits_BKV.shape[-1])
+        mask = micro_batch.sampling_mask
         logprobs_T, entropy_N = score_tokens(
-            logits_NV, place_T=place_T, target_T=self._tensor(micro_batch.targets_T), temperature=self._temperature
+            logits_NV,
+            place_T=place_T,
+            target_T=self._tensor(micro_batch.targets_T),
+            temperature=self._temperature,
+            drawn_from=None
+            if mask is None
+            else DrawnFrom(self._tensor(mask.positions), self._tensor(mask.token_ids.astype(np.int64))),
         )
         return Scored(logprobs_T, entropy_N[place_T])
 
@@ -319,55 +325,6 @@ def tree_attention(branches_BL: Tensor) -> Tensor:
     allowed = causal & ((seen == 0) | (seen == seen_from))
     blocked = torch.finfo(torch.float32).min
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, blocked)[:, None]
-
-
-def score_tokens(logits_NV: Tensor, *, place_T: Tensor, target_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of ``target_T`` at ``place_T`` ``(T,)``, and each place's entropy ``(N,)``.
-
-    Computed in fp32 at least, a few rows at a time: beside the logits there is only their gradient in memory.
-    """
-    logprobs_T, entropy_N = _ScoreTokens.apply(logits_NV, place_T, target_T, temperature)  # type: ignore[no-untyped-call]
-    return logprobs_T, entropy_N
-
-
-class _ScoreTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        context: Any, logits_NV: Tensor, place_T: Tensor, target_T: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(logits_NV.dtype, torch.float32)
-        normaliser_N = torch.empty(len(logits_NV), dtype=dtype, device=logits_NV.device)
-        entropy_N = torch.empty_like(normaliser_N)
-        for start, end in _chunks(logits_NV):
-            scaled = logits_NV[start:end].to(dtype) / temperature
-            normaliser_N[start:end] = torch.logsumexp(scaled, dim=1)
-            centred = scaled - normaliser_N[start:end, None]
-            # A logit of -inf has probability 0, and brings no entropy.
-            entropy_N[start:end] = -(centred.exp() * centred.clamp_min(torch.finfo(dtype).min)).sum(dim=1)
-        chosen_T = logits_NV[place_T, target_T].to(dtype) / temperature
-        context.save_for_backward(logits_NV, normaliser_N, place_T, target_T)
-        context.temperature = temperature
-        context.mark_non_differentiable(entropy_N)
-        return chosen_T - normaliser_N[place_T], entropy_N
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        logits_NV, normaliser_N, place_T, target_T = context.saved_tensors
-        gradient_T = gradients[0] / context.temperature
-        dtype = normaliser_N.dtype
-        total_N = torch.zeros_like(normaliser_N).index_add_(0, place_T, gradient_T)
-        gradient_NV = torch.empty_like(logits_NV)
-        for start, end in _chunks(logits_NV):
-            scaled = logits_NV[start:end].to(dtype) / context.temperature
-            gradient_NV[start:end] = (scaled - normaliser_N[start:end, None]).exp_().mul_(-total_N[start:end, None])
-        gradient_NV.index_put_((place_T, target_T), gradient_T.to(gradient_NV.dtype), accumulate=True)
-        return gradient_NV, None, None, None
-
-
-def _chunks(logits_NV: Tensor) -> Iterator[tuple[int, int]]:
-    num_rows = max(1, _CHUNK_ELEMENTS // max(1, logits_NV.shape[1]))
-    for start in range(0, len(logits_NV), num_rows):
-        yield start, min(start + num_rows, len(logits_NV))
 
 
 def _switch_dropout_off(config: Any) -> None:

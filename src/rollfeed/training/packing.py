@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rollfeed.errors import ConfigError
 from rollfeed.training.sequences import TrainSequence
+from rollfeed.types import SamplingMask
 
 LONGEST_TREE = 1024
 """Places in a row with branches. Attention over such a row is computed in full, so it must not become what counts."""
@@ -50,6 +51,8 @@ class MicroBatch:
     sample_indices: tuple[int, ...]
     num_inputs: int
     """Places that are not padding."""
+    sampling_mask: SamplingMask | None
+    """What the tokens were drawn from; None where all were drawn from the whole vocabulary."""
 
 
 @dataclass(slots=True)
@@ -168,4 +171,10 @@ def _lay_out(
         weights_T=np.concatenate([weights[number] for number in members]),
         sample_indices=tuple(s.sample_index for s in chosen),
         num_inputs=sum(row.length for row in rows),
+        sampling_mask=_sampling_mask(chosen),
     )
+
+
+def _sampling_mask(sequences: Sequence[TrainSequence]) -> SamplingMask | None:
+    masks = [each.sampling_mask or SamplingMask.without(len(each.positions_T)) for each in sequences]
+    return SamplingMask.joined(masks) if any(len(mask.token_ids) for mask in masks) else None

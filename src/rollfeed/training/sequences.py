@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
-from rollfeed.training.normalisation import token_weights
-from rollfeed.types import Advantages, Group, Sample, TrainBatch
+from rollfeed.types import Advantages, Group, Sample, SamplingMask, TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,8 @@ class TrainSequence:
     """Their weights, none of them 0."""
     rollout_logprobs_T: NDArray[np.float32]
     advantages_T: NDArray[np.float32]
+    sampling_mask: SamplingMask | None = None
+    """What the trained tokens were drawn from."""
 
     def __post_init__(self) -> None:
         if len(self.positions_T) and self.positions_T[0] == 0:
@@ -78,10 +79,48 @@ def split_into_minibatches(batch: TrainBatch, num_minibatches: int) -> list[list
     return [[sequence for index in part for sequence in per_group[index]] for part in parts]
 
 
+def token_weights(
+    mask_T: NDArray[np.float32],
+    rollout_ids_T: NDArray[np.int64],
+    *,
+    normalisation: Normalisation,
+    constant_length: int | None = None,
+) -> NDArray[np.float32]:
+    """Return what each token's loss is multiplied with before all are added up, ``(T,)``.
+
+    Only trained tokens count: sequences that are masked out altogether change neither the sum nor what it is divided
+    by. Forks of one rollout are one output: they share its weight.
+
+    Args:
+        mask_T: The weight of each token of the whole mini-batch; 0 is not trained on.
+        rollout_ids_T: Equal for the tokens of one rollout.
+        normalisation: ``TOKEN`` divides by all trained tokens (DAPO, arXiv:2503.14476, section 3.3); ``SEQUENCE`` by
+            those of the rollout, and then by the rollouts (GRPO, arXiv:2402.03300, section 4.1.1, equation 3);
+            ``CONSTANT`` by ``constant_length`` instead of the former (Dr. GRPO, arXiv:2503.20783, section 3.2).
+        constant_length: Needed for ``CONSTANT``.
+
+    Raises:
+        ValueError: If it is needed and not given.
+    """
+    mask_64 = np.asarray(mask_T, np.float64)
+    if not mask_64.any():
+        return np.zeros(len(mask_64), np.float32)
+    if normalisation is Normalisation.TOKEN:
+        return np.asarray(mask_64 / mask_64.sum(), np.float32)
+    _, number_T = np.unique(rollout_ids_T, return_inverse=True)
+    sums = np.bincount(number_T, weights=mask_64)
+    num_rollouts = np.count_nonzero(sums)
+    if normalisation is Normalisation.SEQUENCE:
+        return np.asarray(mask_64 / np.where(sums > 0, sums, 1.0)[number_T] / num_rollouts, np.float32)
+    if constant_length is None:
+        raise ValueError("normalisation by a constant needs constant_length")
+    return np.asarray(mask_64 / (constant_length * num_rollouts), np.float32)
+
+
 def sequence_weights(
     sequences: Sequence[TrainSequence], *, normalisation: Normalisation, constant_length: int | None
 ) -> list[NDArray[np.float32]]:
-    """Return :func:`rollfeed.training.normalisation.token_weights` of a mini-batch, ``(T,)`` for each sequence."""
+    """Return :func:`token_weights` of a mini-batch, ``(T,)`` for each sequence."""
     if not sequences:
         return []
     lengths = [len(sequence.mask_T) for sequence in sequences]
@@ -117,6 +156,7 @@ def sequence_of(
         mask_T=sample.loss_mask[trained],
         rollout_logprobs_T=sample.logprobs[trained],
         advantages_T=np.broadcast_to(np.asarray(advantage, np.float32), sample.response_length)[trained],
+        sampling_mask=None if sample.sampling_mask is None else sample.sampling_mask.at(trained),
     )
 
 

@@ -1,6 +1,6 @@
 """What is asked of an engine, and what comes back.
 
-Axes: P prompt tokens, R response tokens.
+Axes: P prompt tokens, R response tokens, M tokens that they were drawn from.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class SamplingParams:
     spaces_between_special_tokens: bool = False
     seed: int | None = None
     """64-bit seed of this response; None draws one from the operating system."""
+    return_sampling_mask: bool = False
+    """Return the tokens that each one was drawn from, and log-probabilities among these."""
 
     def __post_init__(self) -> None:
         checks: list[tuple[bool, str]] = [
@@ -93,12 +95,73 @@ class CompletionTimings(NamedTuple):
     total_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingMask:
+    """The tokens that each of R response tokens was drawn from, M of them side by side.
+
+    Raises:
+        ValueError: If the lengths do not add up to M.
+    """
+
+    lengths: NDArray[np.int32]
+    """How many each was drawn from; 0 stands for the whole vocabulary, and for a token that was not drawn. ``(R,)``."""
+    token_ids: NDArray[np.int32]
+    """``(M,)``."""
+
+    def __post_init__(self) -> None:
+        if (self.lengths < 0).any() or int(self.lengths.sum(dtype=np.int64)) != len(self.token_ids):
+            raise ValueError(f"sampling mask: {len(self.token_ids)} tokens are not {self.lengths.sum()} by its lengths")
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int] | NDArray[np.int32]]) -> SamplingMask:
+        """Return what each row's tokens are for one response token."""
+        arrays = [np.asarray(row, np.int32) for row in rows]
+        return cls(np.array(list(map(len, arrays)), np.int32), np.concatenate([np.empty(0, np.int32), *arrays]))
+
+    @classmethod
+    def without(cls, num_tokens: int) -> SamplingMask:
+        """Return the mask of tokens that were drawn from the whole vocabulary, or not drawn."""
+        return cls(np.zeros(num_tokens, np.int32), np.empty(0, np.int32))
+
+    @classmethod
+    def joined(cls, masks: Sequence[SamplingMask]) -> SamplingMask:
+        """Return the mask of what lies one behind the other."""
+        nothing = np.empty(0, np.int32)
+        lengths = np.concatenate([nothing, *(mask.lengths for mask in masks)])
+        return cls(lengths, np.concatenate([nothing, *(mask.token_ids for mask in masks)]))
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Which response token each is for. ``(M,)``."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def at(self, positions: NDArray[np.int64]) -> SamplingMask:
+        """Return the mask of some response tokens, in ascending order."""
+        chosen = np.zeros(len(self.lengths), np.bool_)
+        chosen[positions] = True
+        return SamplingMask(self.lengths[positions], self.token_ids[np.repeat(chosen, self.lengths)])
+
+    def split(self) -> list[NDArray[np.int32]]:
+        """Return what each response token was drawn from, R arrays."""
+        return np.split(self.token_ids, np.cumsum(self.lengths))[:-1]
+
+    def check(self, token_ids: NDArray[np.int32]) -> None:
+        """Raise ValueError unless each of the response's tokens is one of those that it was drawn from."""
+        if len(self.lengths) != len(token_ids):
+            raise ValueError(f"sampling mask of {len(self.lengths)} tokens for {len(token_ids)}")
+        positions = self.positions
+        found = np.bincount(positions[self.token_ids == token_ids[positions]], minlength=len(token_ids))
+        if ((self.lengths > 0) & (found == 0)).any():
+            raise ValueError("sampling mask: a token is not among those that it was drawn from")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One engine reply: R sampled tokens.
 
     Raises:
-        ValueError: If logprobs are not R long, or the spans do not cover exactly the R tokens.
+        ValueError: If logprobs are not R long, the spans do not cover exactly the R tokens, or a token is not in its
+            sampling mask.
     """
 
     token_ids: NDArray[np.int32]
@@ -114,11 +177,15 @@ class Completion:
     cached_tokens: int
     """Prompt tokens whose keys and values were reused."""
     timings: CompletionTimings
+    sampling_mask: SamplingMask | None = None
+    """None where it was not asked for."""
 
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:
             raise ValueError(f"{self.token_ids.shape} token ids but {self.logprobs.shape} logprobs")
         check_spans(self.version_spans, len(self.token_ids))
+        if self.sampling_mask is not None:
+            self.sampling_mask.check(self.token_ids)
 
 
 class EngineLoad(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import RewardError
-from rollfeed.types.engine import VersionSpan, check_spans
+from rollfeed.types.engine import SamplingMask, VersionSpan, check_spans
 from rollfeed.types.verdict import Correct, Outcome, Reward, Verdict, mean_number, mean_reward
 
 Message: TypeAlias = Mapping[str, Any]
@@ -94,6 +94,8 @@ class Sample:
     """What sampled the response, such as ``fp32``; several joined by ``+``; empty where nothing was sampled."""
     remove_sample: bool = False
     """Kept in its group, but its tokens are not to be trained on."""
+    sampling_mask: SamplingMask | None = None
+    """What the tokens were drawn from, where ``sampling.return_sampling_mask`` asks for it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a dictionary form that this version does not know; written back unchanged."""
 
@@ -105,6 +107,8 @@ class Sample:
             if getattr(self, name).shape != (length,):
                 raise ValueError(f"{name} has shape {getattr(self, name).shape}, the response {length} tokens")
         check_spans(self.version_spans, length)
+        if self.sampling_mask is not None and len(self.sampling_mask.lengths) != length:
+            raise ValueError(f"sampling_mask has {len(self.sampling_mask.lengths)} tokens, the response {length}")
 
     @property
     def prompt_length(self) -> int:
@@ -164,6 +168,9 @@ class Sample:
         record["status"] = self.status.value
         record["correct"] = self.correct.value
         record["images"] = list(self.images)
+        if self.sampling_mask is not None:
+            mask = self.sampling_mask
+            record["sampling_mask"] = {"lengths": mask.lengths.tolist(), "token_ids": mask.token_ids.tolist()}
         record["metadata"] = dict(self.metadata)
         return {**self.extra, **record}
 
@@ -187,6 +194,8 @@ class Sample:
         values["status"] = SampleStatus(values["status"])
         values["correct"] = Correct(values.get("correct", Correct.UNDEFINED))
         values["images"] = tuple(values.get("images", ()))
+        if mask := values.get("sampling_mask"):
+            values["sampling_mask"] = SamplingMask(**{name: np.asarray(mask[name], np.int32) for name in mask})
         return cls(**values, extra={key: value for key, value in record.items() if key not in known})
 
 

@@ -2,13 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollfeed.app import PreparedRun, check_trained_prompts, check_training, prepare, tell_of_correction
+from rollfeed.app.training.checks import check_sampling_masks
 from rollfeed.config import validate_settings
 from rollfeed.errors import ConfigError
+from rollfeed.testing.contracts import make_group
+from rollfeed.types import SamplingMask, TrainBatch
 
 
 def settings(**sections):
@@ -97,6 +102,44 @@ def test_stale_rollouts_are_corrected_by_default_and_the_log_says_so(
         assert level == "INFO"
         assert message.startswith(f"rollout.mode = {mode}: tokens weigh what the trainer's probability is over")
         assert "at most 2 (train.loss.correction = 'truncate')" in message
+
+
+def test_sampling_masks_make_restricted_sampling_comparable_but_for_penalties(caplog: pytest.LogCaptureFixture) -> None:
+    sampling = {"rollout_top_p": 0.95, "rollout_top_k": 100, "min_new_tokens": 2, "return_sampling_mask": True}
+    asynchronous = {"rollout": {"mode": "async"}}
+    assert settings(sampling=sampling, **asynchronous).train.loss.correction == "truncate"
+    check_training(settings(sampling=sampling, train={"loss": {"old_logprobs": "rollout"}}))
+    [(level, message)] = told(caplog, sampling={**sampling, "repetition_penalty": 1.1}, **asynchronous)
+    assert (level, message.partition(":")[0]) == ("WARNING", "sampling.repetition_penalty = 1.1")
+
+
+def test_samples_that_do_not_say_what_they_were_drawn_from_are_named() -> None:
+    group, masked = make_group([0.0]), SamplingMask.of([[52]])
+    [rollout] = group.rollouts
+    [sample] = rollout.samples
+    told = replace(group, rollouts=(replace(rollout, samples=(replace(sample, sampling_mask=masked),)),))
+    batch = TrainBatch(step=0, policy_version=0, groups=(told,), advantages_S=np.zeros(1, np.float32), metrics={})
+    check_sampling_masks(batch)
+    with pytest.raises(ConfigError, match=r"sample 0 has no sampling_mask, .* have plugins\.generate keep it"):
+        check_sampling_masks(replace(batch, groups=(group,)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "rollout_top_k = -1 does not bound it: set rollout_top_k from 2 to 4096"),
+        ({"rollout_top_k": 4097}, "rollout_top_k = 4097 does not bound it"),
+    ],
+)
+def test_sampling_masks_are_bounded(changes: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings(sampling={"return_sampling_mask": True, **changes})
+
+
+def test_servers_that_return_no_sampling_masks_are_not_asked_for_them() -> None:
+    servers = {"openai": {"base_url": "http://127.0.0.1:1"}}
+    with pytest.raises(ConfigError, match=r"servers of \[engine\.openai\] return none: set it to false"):
+        settings(sampling={"return_sampling_mask": True, "rollout_top_k": 9}, engine=servers)
 
 
 @pytest.mark.parametrize("loss", [{"correction": "none"}, {"correction": "mask"}, {"old_logprobs": "rollout"}])

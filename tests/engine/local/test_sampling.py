@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,31 @@ def test_stop_ids_are_held_back_before_min_new_tokens(samplers: Samplers) -> Non
     assert drawn[1].token_ids[0] != 4
     np.testing.assert_allclose(drawn[0].logprobs, np.log(1 / 9), atol=1e-6)
     assert drawn[2].token_ids[0] == 4
+
+
+def test_what_a_token_was_drawn_from_is_returned_where_it_is_asked_for(samplers: Samplers) -> None:
+    logits_V = logits_of(700)
+    restricted = {"top_p": 0.6, "top_k": 50, "temperature": 0.8, "min_new_tokens": 3}
+    asks = [SamplingParams(max_new_tokens=9, **restricted, return_sampling_mask=asked) for asked in (True, False, True)]
+    sampler, without = (samplers.make(num_rows=3, vocab_size=700) for _ in range(2))
+    best = int(logits_V.argmax())
+    for row, params in enumerate(asks):
+        sampler.assign(row, params, seed=row, prompt_ids=SEEN, stop_ids={best})
+        without.assign(row, replace(params, return_sampling_mask=False), seed=row, prompt_ids=SEEN, stop_ids={best})
+    rows, none_yet = np.arange(3), np.zeros(3, np.int64)
+    draws = sampler.sample(logits_V.repeat(3, 1), rows, none_yet)
+    plain = without.sample(logits_V.repeat(3, 1), rows, none_yet)
+    assert draws.token_ids.tolist() == plain.token_ids.tolist()
+    assert draws.logprobs[1] == plain.logprobs[1]
+    np.testing.assert_allclose(draws.logprobs, plain.logprobs, atol=1e-5)
+    assert not len(draws.kept[1])
+    assert plain.kept == ()
+    for row in (0, 2):
+        kept = draws.kept[row]
+        assert best not in kept
+        assert 1 < len(kept) <= 50
+        among = (logits_V / 0.8)[kept].double().log_softmax(-1).numpy()
+        np.testing.assert_allclose(draws.logprobs[row], among[kept == draws.token_ids[row]], atol=1e-5)
 
 
 def test_the_repetition_penalty_covers_sampled_tokens_too(samplers: Samplers) -> None:

@@ -32,6 +32,22 @@ async def test_a_reply_has_sglang_s_fields(serving: Any) -> None:
     assert meta["input_token_logprobs"] == []
 
 
+async def test_what_tokens_were_drawn_from_is_returned_as_sglang_does(serving: Any) -> None:
+    asked = {"return_sampling_mask": True}
+    async with serving() as client:
+        reply = await client.generate(PROMPT, max_new_tokens=4, top_k=20, top_p=0.9, ignore_eos=True, top=asked)
+        without = await client.generate(PROMPT, max_new_tokens=4, top_k=20)
+        refused = await client.post("/generate", {"text": "a", **asked}, status=400)
+    meta = reply["meta_info"]
+    masks = meta["output_token_sampling_mask"]
+    assert meta["output_token_sampling_mask_length"] == len(masks) == 4
+    assert all(token_id in mask for token_id, mask in zip(reply["output_ids"], masks, strict=True))
+    assert 1 < max(map(len, masks)) <= 20
+    assert meta["output_token_sampling_logprobs"] == sampled(reply)
+    assert "output_token_sampling_mask" not in without["meta_info"]
+    assert "return_sampling_mask requires a finite top_k of at most 4096; got top_k=-1" in str(refused)
+
+
 async def test_a_batch_and_several_samples_come_as_a_list_in_order(serving: Any) -> None:
     async with serving() as client:
         batch = await client.generate(

@@ -46,6 +46,32 @@ def test_captured_replies_give_the_values_that_json_gives(name: str) -> None:
     assert reply.cached_tokens == captured["meta_info"]["cached_tokens"]
 
 
+def test_log_probabilities_are_those_among_what_was_kept_where_that_is_asked_for(reply: Reply) -> None:
+    mask = {"output_token_sampling_mask": [[9, 4], [5]], "output_token_sampling_logprobs": [-0.25, 0.0]}
+    content = encoded(reply([4, 5], **mask, output_token_sampling_mask_length=2))
+    got = decode_reply(content, max_new_tokens=9, with_mask=True)
+    assert got.sampling_mask is not None
+    assert [each.tolist() for each in got.sampling_mask.split()] == [[9, 4], [5]]
+    assert got.logprobs.tolist() == [-0.25, 0.0]
+    assert decode_reply(content, max_new_tokens=9).logprobs.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        ({}, "no output_token_sampling_mask, which sampling.return_sampling_mask asks for: SGLang has it from 0.5.23"),
+        ({"output_token_sampling_mask": [[9], [5]]}, "a token is not among those that it was drawn from"),
+        ({"output_token_sampling_mask": [[4]]}, "sampling mask of 1 tokens for 2"),
+        ({"output_token_sampling_mask": [[4], []]}, "are not those of 2 tokens"),
+        ({"output_token_sampling_mask": [[4], [5]], "output_token_sampling_logprobs": [0.0]}, "not those of 2 tokens"),
+    ],
+)
+def test_a_sampling_mask_that_does_not_fit_is_refused(reply: Reply, meta: dict[str, Any], said: str) -> None:
+    content = reply([4, 5], **({"output_token_sampling_logprobs": [-0.5, -0.5], **meta} if meta else {}))
+    with pytest.raises(EngineProtocolError, match=said):
+        decode_reply(encoded(content), max_new_tokens=9, with_mask=True)
+
+
 def test_a_captured_abort_without_arrays_is_no_tokens() -> None:
     reply = decode_reply(encoded({"text": "gone", "meta_info": _aborted_meta()}), max_new_tokens=1000)
     assert (len(reply.token_ids), len(reply.logprobs), reply.text) == (0, 0, "")

@@ -118,6 +118,21 @@ def test_a_batch_file_of_before_penalties_is_read(make_commit, plain, tmp_path) 
     assert read.penalties_S is None
 
 
+def test_what_tokens_were_drawn_from_has_columns_where_it_is_known(make_group, with_masks, plain, tmp_path) -> None:
+    first, second = make_group(4, [1.0, 0.0]), make_group(5, [1.0, 0.0])
+    for groups, has_columns in (((first, second), False), ((first, with_masks(second)), True)):
+        samples = sum(len(group.samples) for group in groups)
+        batch = TrainBatch(
+            step=1, policy_version=2, groups=groups, advantages_S=np.zeros(samples, np.float32), metrics={}
+        )
+        table = batch_table(batch, reward_key=None)
+        assert ({"sampling_mask_lengths", "sampling_mask_token_ids"} <= set(table.column_names)) is has_columns
+        read = read_batch(put(tmp_path / f"{has_columns}.parquet", table), metrics={}, timings={})
+        assert [plain(sample.sampling_mask) for sample in read.samples] == [
+            plain(sample.sampling_mask) for sample in batch.samples
+        ]
+
+
 def test_the_same_records_give_the_same_bytes(make_commit) -> None:
     first, second = make_commit(1), make_commit(1)
     assert written(batch_table(first.batch, reward_key=None)) == written(batch_table(second.batch, reward_key=None))

@@ -17,6 +17,7 @@ from rollfeed.model_files import find_config, has_weights
 from rollfeed.prompts import MixtureSource
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.layout import holds_training
+from rollfeed.types import TrainBatch
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +174,20 @@ def tell_of_correction(settings: Settings) -> None:
             loss.correction_high,
             loss.correction.value,
         )
+
+
+def check_sampling_masks(batch: TrainBatch) -> None:
+    """Refuse samples that do not say what their tokens were drawn from, where engines are asked for it.
+
+    Raises:
+        ConfigError: With the first one.
+    """
+    for sample in batch.samples:
+        if sample.sampling_mask is None and sample.loss_mask.any():
+            raise ConfigError(
+                f"sample {sample.index} has no sampling_mask, which sampling.return_sampling_mask asks for: have "
+                "plugins.generate keep it, or set it to false"
+            )
 
 
 def check_trained_model(settings: Settings, checkpoint: Path) -> None:

@@ -29,6 +29,7 @@ from rollfeed.app.training.checkpoints import (
     where_it_goes_on,
 )
 from rollfeed.app.training.checks import (
+    check_sampling_masks,
     check_trained_model,
     check_trained_prompts,
     check_training,
@@ -303,6 +304,8 @@ class _Loop:
     def _train_and_log(self, batch: TrainBatch) -> TrainedStep:
         settings = self._prepared.settings
         try:
+            if settings.sampling.return_sampling_mask:
+                check_sampling_masks(batch)
             report = self._trainer.train_step(batch)
         except RunFailedError as error:
             if not self._trainer.is_mid_batch:

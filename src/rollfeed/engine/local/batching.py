@@ -240,12 +240,14 @@ class ContinuousBatcher:
     def _sample(self, logits_MV: Tensor, decoding: Sequence[int]) -> None:
         num_new_tokens = np.array([self._running[slot].num_new_tokens for slot in decoding], np.int64)
         draws = self._sampler.sample(logits_MV, np.array(decoding, np.int64), num_new_tokens)
-        for slot, token_id, logprob, finite in zip(decoding, *(column.tolist() for column in draws), strict=True):
+        columns = (column.tolist() for column in draws[:3])
+        for row, (slot, token_id, logprob, finite) in enumerate(zip(decoding, *columns, strict=True)):
             request = self._running[slot]
             if not finite:
                 self._fail_not_finite(slot, request)
                 continue
-            request.append(token_id, logprob, policy_version=self.policy_version)
+            kept = draws.kept[row] if draws.kept else None
+            request.append(token_id, logprob, policy_version=self.policy_version, kept=kept)
             self._slots.append(slot, request.num_tokens - 1, token_id)
             reason = request.finish_reason(self._tokenizer)
             if reason is None:

@@ -182,7 +182,8 @@ class TransformersBackend:
             return chosen
         num_new_tokens = np.array([request.num_new_tokens for request in self._rows if request is not None], np.int64)
         draws = self._sampler.sample(scores_MV[torch.from_numpy(rows)].float(), rows, num_new_tokens)
-        for row, token_id, logprob, finite in zip(rows, *(column.tolist() for column in draws), strict=True):
+        columns = (column.tolist() for column in draws[:3])
+        for index, (row, token_id, logprob, finite) in enumerate(zip(rows, *columns, strict=True)):
             request = self._rows[row]
             assert request is not None
             chosen[row] = token_id
@@ -195,7 +196,8 @@ class TransformersBackend:
                 )
                 self._rows[row] = None
                 continue
-            request.append(token_id, logprob, policy_version=self.policy_version)
+            kept = draws.kept[index] if draws.kept else None
+            request.append(token_id, logprob, policy_version=self.policy_version, kept=kept)
             reason = request.finish_reason(self._tokenizer)
             if reason is None:
                 request.publish()

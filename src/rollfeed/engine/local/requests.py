@@ -16,6 +16,7 @@ from rollfeed.types import (
     CompletionTimings,
     FinishKind,
     FinishReason,
+    SamplingMask,
     SamplingParams,
     VersionSpan,
 )
@@ -73,6 +74,7 @@ class Request:
         self.cached_tokens = 0
         self._token_ids_R = np.empty(self.max_new_tokens, np.int32)
         self._logprobs_R = np.empty(self.max_new_tokens, np.float32)
+        self._kept_R: list[NDArray[np.int32]] = []
         self._spans: list[VersionSpan] = []
         self._submitted_at = time.monotonic()
         self._started_at: float | None = None
@@ -111,8 +113,12 @@ class Request:
         """Note that the engine has begun to work on it."""
         self._started_at = time.monotonic()
 
-    def append(self, token_id: int, logprob: float, *, policy_version: int) -> None:
-        """Take a sampled token."""
+    def append(
+        self, token_id: int, logprob: float, *, policy_version: int, kept: NDArray[np.int32] | None = None
+    ) -> None:
+        """Take a sampled token, and what it was drawn from where that is asked for."""
+        if self.params.return_sampling_mask and kept is not None:
+            self._kept_R.append(kept)
         position = self.num_new_tokens
         self._token_ids_R[position] = token_id
         self._logprobs_R[position] = logprob
@@ -156,6 +162,7 @@ class Request:
                 prompt_tokens=len(self.prompt_ids),
                 cached_tokens=self.cached_tokens,
                 timings=CompletionTimings(started - self._submitted_at, now - self._submitted_at),
+                sampling_mask=SamplingMask.of(self._kept_R) if self.params.return_sampling_mask else None,
             )
         )
 

@@ -14,7 +14,7 @@ Axes: M rows of a step, V vocabulary, B blocks of the vocabulary, W tokens of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +40,8 @@ class Draws(NamedTuple):
     logprobs: NDArray[np.float32]
     finite: NDArray[np.bool_]
     """False where the logits were not numbers; the row's token means nothing then."""
+    kept: Sequence[NDArray[np.int32]] = ()
+    """What each row's token was drawn from, where a row asks for it; empty for the others."""
 
 
 def uniforms(seeds_M: NDArray[np.uint64], counters_M: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -68,6 +70,10 @@ class RowSettings(NamedTuple):
     uniform_M: NDArray[np.float64]
     """In [0, 1)."""
 
+    def of(self, rows: NDArray[np.int64] | slice) -> RowSettings:
+        """Return those of some rows."""
+        return RowSettings(self.temperature_M[rows], self.top_k_M[rows], self.top_p_M[rows], self.uniform_M[rows])
+
 
 class Draw(Protocol):
     """Draws one token a row, as the head of this module says."""
@@ -83,11 +89,13 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._draw = draw or TorchDraw(num_rows=num_rows, vocab_size=vocab_size, device=device)
+        self._alone = TorchDraw(num_rows=1, vocab_size=vocab_size, device=device, one_row_at_a_time=True)
         self._temperature = np.ones(num_rows, np.float32)
         self._top_k = np.full(num_rows, vocab_size, np.int64)
         self._top_p = np.ones(num_rows, np.float64)
         self._penalty = np.ones(num_rows, np.float32)
         self._min_new_tokens = np.zeros(num_rows, np.int64)
+        self._returns_mask = np.zeros(num_rows, np.bool_)
         self._seeds = np.zeros(num_rows, np.uint64)
         self._stop_ids: list[Tensor] = [torch.empty(0, dtype=torch.long, device=device)] * num_rows
         self._seen: Tensor | None = None
@@ -107,6 +115,7 @@ class Sampler:
         self._top_p[row] = params.top_p
         self._penalty[row] = params.repetition_penalty
         self._min_new_tokens[row] = params.min_new_tokens
+        self._returns_mask[row] = params.return_sampling_mask
         self._seeds[row] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         known = sorted(token_id for token_id in set(stop_ids) if 0 <= token_id < self._vocab_size)
         self._stop_ids[row] = torch.tensor(known, dtype=torch.long, device=self._device)
@@ -134,10 +143,32 @@ class Sampler:
             top_p_M=self._top_p[rows],
             uniform_M=uniforms(self._seeds[rows], num_new_tokens.astype(np.uint64)),
         )
-        draws = self._draw(logits_MV, settings)
+        draws = self._draw_rows(logits_MV, settings, self._returns_mask[rows])
         if self._seen is not None:
             self._seen[torch.as_tensor(rows, device=self._device), torch.as_tensor(draws.token_ids)] = True
         return draws
+
+    def _draw_rows(self, logits_MV: Tensor, settings: RowSettings, returns_mask_M: NDArray[np.bool_]) -> Draws:
+        """Draw; rows that ask for what they were drawn from are drawn apart, so that the others are as without them."""
+        if not returns_mask_M.any():
+            return self._draw(logits_MV, settings)
+        size = len(logits_MV)
+        draws = Draws(np.empty(size, np.int64), np.empty(size, np.float32), np.empty(size, np.bool_))
+        kept = [np.empty(0, np.int32)] * size
+        for draw, rows in (
+            (self._draw, np.flatnonzero(~returns_mask_M)),
+            (self._alone, np.flatnonzero(returns_mask_M)),
+        ):
+            if not len(rows):
+                continue
+            some_MV = logits_MV[torch.as_tensor(rows, device=self._device)]
+            own = draw(some_MV, settings.of(rows))
+            draws.token_ids[rows], draws.logprobs[rows], draws.finite[rows] = own.token_ids, own.logprobs, own.finite
+            if draw is self._alone:
+                # What is left out of a row is at minus infinity by now.
+                for row, logits_V in zip(rows, some_MV, strict=True):
+                    kept[row] = logits_V.isfinite().nonzero()[:, 0].cpu().numpy().astype(np.int32)
+        return draws._replace(kept=kept)
 
     def _penalise(self, logits_MV: Tensor, rows: NDArray[np.int64]) -> None:
         """Divide positive and multiply negative logits of seen tokens by the row's penalty."""
@@ -169,11 +200,12 @@ class TorchDraw:
         draws = []
         for index in range(len(logits_MV)):
             row = slice(index, index + 1)
-            alone = RowSettings(
-                settings.temperature_M[row], settings.top_k_M[row], settings.top_p_M[row], settings.uniform_M[row]
-            )
-            draws.append(self._draw_together(logits_MV[row], alone))
-        return Draws(*(np.concatenate(parts) for parts in zip(*draws, strict=True)))
+            draws.append(self._draw_together(logits_MV[row], settings.of(row)))
+        return Draws(
+            np.concatenate([each.token_ids for each in draws]),
+            np.concatenate([each.logprobs for each in draws]),
+            np.concatenate([each.finite for each in draws]),
+        )
 
     def _draw_together(self, logits_MV: Tensor, settings: RowSettings) -> Draws:
         greedy_M = settings.temperature_M == 0.0

@@ -19,6 +19,7 @@ _DEFAULT_MAX_NEW_TOKENS = 128
 _MAX_SAMPLES = 4096
 _LARGEST_ID = 2**31 - 1
 
+_LARGEST_SAMPLING_MASK = 4096
 _REFUSED_FIELDS = ("image_data", "video_data", "audio_data", "input_embeds", "lora_path", "session_params")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0, None),
@@ -77,14 +78,23 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> G
     ]
     rids = _rids(body, size)
     logprobs = _spread(body, "return_logprob", bool, size, False)
+    masks = _spread(body, "return_sampling_mask", bool, size, False)
     starts = _spread(body, "logprob_start_len", int, size, -1)
     jobs: list[Job] = []
     for index, prompt_ids in enumerate(prompts):
         score_from = _score_from(starts[index], len(prompt_ids)) if logprobs[index] else None
-        jobs += make_jobs(
-            prompt_ids, samplings[index], rid=rids[index], return_logprob=logprobs[index], score_from=score_from
-        )
+        sampling = _with_mask(samplings[index]) if masks[index] else samplings[index]
+        jobs += make_jobs(prompt_ids, sampling, rid=rids[index], return_logprob=logprobs[index], score_from=score_from)
     return GenerateCall(jobs=jobs, is_single=not is_batch and len(jobs) == 1, stream=_flag(body, "stream"))
+
+
+def _with_mask(sampling: Sampling) -> Sampling:
+    if not 1 <= sampling.params.top_k <= _LARGEST_SAMPLING_MASK:
+        raise RequestError(
+            f"return_sampling_mask requires a finite top_k of at most {_LARGEST_SAMPLING_MASK}; got "
+            f"top_k={sampling.params.top_k}."
+        )
+    return replace(sampling, params=replace(sampling.params, return_sampling_mask=True))
 
 
 def make_jobs(

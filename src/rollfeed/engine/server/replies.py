@@ -40,6 +40,10 @@ def generate_reply(answer: Answer, *, weight_version: str, versions: WeightVersi
         cached_tokens=completion.cached_tokens,
     )
     meta["weight_versions"] = spans
+    if (mask := completion.sampling_mask) is not None and len(completion.token_ids):
+        meta["output_token_sampling_mask"] = [each.tolist() for each in mask.split()]
+        meta["output_token_sampling_logprobs"] = completion.logprobs.tolist()
+        meta["output_token_sampling_mask_length"] = len(completion.token_ids)
     if completion.finish_reason.kind is not FinishKind.ABORT:
         meta["response_sent_to_client_ts"] = time.time()
     return {"text": completion.text, "output_ids": completion.token_ids.tolist(), "meta_info": meta}

@@ -134,7 +134,8 @@ class Dispatcher:
         return await self._checked(flight, worker, content, sent_version)
 
     async def _checked(self, flight: Flight, worker: Worker, content: bytes | bytearray, sent_version: int) -> Reply:
-        decode = partial(decode_reply, content, max_new_tokens=flight.remaining_tokens)
+        with_mask = flight.params.return_sampling_mask
+        decode = partial(decode_reply, content, max_new_tokens=flight.remaining_tokens, with_mask=with_mask)
         try:
             if len(content) > _LARGE_BODY_BYTES:
                 reply = await asyncio.get_running_loop().run_in_executor(self._decoding, decode)

@@ -27,7 +27,15 @@ from rollfeed.engine.weight_folders import WeightFolders
 from rollfeed.engine.weight_versions import joined_spans
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
-from rollfeed.types import Completion, CompletionTimings, EngineLoad, FinishKind, FinishReason, SamplingParams
+from rollfeed.types import (
+    Completion,
+    CompletionTimings,
+    EngineLoad,
+    FinishKind,
+    FinishReason,
+    SamplingMask,
+    SamplingParams,
+)
 
 _ABORT_AGAIN_SECONDS = 0.2  # a request may have been on its way to the server when that was told to abort
 _CLOSING_SECONDS = 2.0
@@ -287,6 +295,9 @@ class SGLangEngine(Engine):
             prompt_tokens=len(flight.prompt_ids),
             cached_tokens=parts[0].cached_tokens if parts else 0,
             timings=CompletionTimings(queue_seconds, asyncio.get_running_loop().time() - started),
+            sampling_mask=SamplingMask.joined([part.sampling_mask for part in parts if part.sampling_mask])
+            if flight.params.return_sampling_mask
+            else None,
         )
 
     def _check_open(self) -> None:

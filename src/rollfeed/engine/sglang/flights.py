@@ -151,6 +151,8 @@ def encode_request(flight: Flight) -> bytes:
         "return_logprob": True,
         "stream": False,
     }
+    if flight.params.return_sampling_mask:
+        body["return_sampling_mask"] = True
     if flight.images:
         body["image_data"] = list(flight.images)
     return _ENCODER.encode(body)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.engine.weight_versions import NamedSpan, read_spans, version_number
 from rollfeed.errors import EngineProtocolError
-from rollfeed.types import FinishKind, FinishReason, VersionSpan
+from rollfeed.types import FinishKind, FinishReason, SamplingMask, VersionSpan
 
 _LARGEST_ID = 2**31 - 1
 
@@ -38,6 +38,7 @@ class Reply(NamedTuple):
     """Empty unless the server tells the version of each token."""
     prompt_tokens: int
     cached_tokens: int
+    sampling_mask: SamplingMask | None = None
 
 
 class _Logprob(msgspec.Struct, array_like=True, gc=False):
@@ -67,6 +68,8 @@ class _Meta(msgspec.Struct, gc=False):
     output_token_logprobs: list[_Logprob] | None = None
     output_token_logprobs_length: int | None = None
     weight_versions: list[NamedSpan] | None = None
+    output_token_sampling_mask: list[list[int]] | None = None
+    output_token_sampling_logprobs: list[float] | None = None
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -90,8 +93,11 @@ _PACKED_BYTES = 10
 """Of a list of one float64 in MessagePack: two of type, eight of value."""
 
 
-def decode_reply(content: bytes | bytearray, *, max_new_tokens: int) -> Reply:
+def decode_reply(content: bytes | bytearray, *, max_new_tokens: int, with_mask: bool = False) -> Reply:
     """Return the arrays of a reply, all of it checked.
+
+    With ``with_mask`` the log-probabilities are those among what each token was drawn from; ``output_token_logprobs``
+    are of the whole vocabulary.
 
     Raises:
         TryFailedError: If the bytes are no JSON, or the server says that it failed itself.
@@ -118,11 +124,38 @@ def decode_reply(content: bytes | bytearray, *, max_new_tokens: int) -> Reply:
             f"reply to /generate: it stopped at token {matched}, which is not the last of its ids; "
             "tokens must not be trimmed"
         )
-    return _reply(body, finish_reason, token_ids.astype(np.int32), logprobs)
+    mask = None
+    if with_mask and len(token_ids):
+        mask, logprobs = _sampling_mask(meta, token_ids.astype(np.int32))
+    return _reply(body, finish_reason, token_ids.astype(np.int32), logprobs, mask)
+
+
+def _sampling_mask(meta: _Meta, token_ids: NDArray[np.int32]) -> tuple[SamplingMask, NDArray[np.float32]]:
+    if meta.output_token_sampling_mask is None or meta.output_token_sampling_logprobs is None:
+        raise EngineProtocolError(
+            "reply to /generate: no output_token_sampling_mask, which sampling.return_sampling_mask asks for: SGLang "
+            "has it from 0.5.23 on; set it to false for this server"
+        )
+    logprobs = np.array(meta.output_token_sampling_logprobs, np.float32)
+    try:
+        mask = SamplingMask.of(meta.output_token_sampling_mask)
+        mask.check(token_ids)
+    except (ValueError, OverflowError) as error:
+        raise EngineProtocolError(f"reply to /generate: {error}") from None
+    if len(logprobs) != len(token_ids) or not np.isfinite(logprobs).all() or (mask.lengths == 0).any():
+        raise EngineProtocolError(
+            f"reply to /generate: output_token_sampling_mask and output_token_sampling_logprobs are not those of "
+            f"{len(token_ids)} tokens"
+        )
+    return mask, logprobs
 
 
 def _reply(
-    body: _Body, finish_reason: FinishReason, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]
+    body: _Body,
+    finish_reason: FinishReason,
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    sampling_mask: SamplingMask | None = None,
 ) -> Reply:
     meta = body.meta_info
     return Reply(
@@ -134,6 +167,7 @@ def _reply(
         version_spans=() if meta.weight_versions is None else read_spans(meta.weight_versions, len(token_ids)),
         prompt_tokens=meta.prompt_tokens,
         cached_tokens=meta.cached_tokens or 0,
+        sampling_mask=sampling_mask,
     )
 
 

@@ -27,6 +27,7 @@ from rollfeed.store.tables.schema import (
     DROPPED_SCHEMA,
     SCHEMA_VERSION,
     TIMINGS_SCHEMA,
+    with_sampling_masks,
 )
 from rollfeed.types import (
     Advantages,
@@ -39,6 +40,7 @@ from rollfeed.types import (
     Rollout,
     Sample,
     SampleStatus,
+    SamplingMask,
     TrainBatch,
     Verdict,
     VersionSpan,
@@ -70,7 +72,7 @@ def batch_table(batch: TrainBatch, *, reward_key: str | None) -> pa.Table:
     schema = BATCH_SCHEMA
     if isinstance(batch.advantages_S, tuple):
         schema = schema.set(schema.get_field_index("advantage"), ADVANTAGES_OF_TOKENS)
-    return table_of(rows, schema)
+    return table_of(rows, with_sampling_masks(schema, rows))
 
 
 def dropped_table(
@@ -87,7 +89,7 @@ def dropped_table(
         for drop in dropped
         for row in _rows(drop.group, reward_key)
     ]
-    return table_of(rows, DROPPED_SCHEMA)
+    return table_of(rows, with_sampling_masks(DROPPED_SCHEMA, rows))
 
 
 def timings_table(groups: Sequence[Group]) -> pa.Table:
@@ -236,13 +238,14 @@ def _rollout_values(rollout: Rollout | None, sample: Sample | None) -> dict[str,
 _SAMPLE_COLUMNS = (
     *("index", "token_ids", "response_length", "loss_mask", "logprobs", "spans", "status", "reward", "rewards"),
     *("response", "label", "metadata", "images", "precision", "remove_sample", "extra"),
+    *("sampling_mask_lengths", "sampling_mask_token_ids"),
 )
 
 
 def _sample_values(sample: Sample | None, reward_key: str | None) -> dict[str, Any]:
     if sample is None:
         return {**dict.fromkeys(_SAMPLE_COLUMNS), "status": SampleStatus.FAILED.value}
-    what, reward = f"sample {sample.index}", sample.reward
+    what, reward, mask = f"sample {sample.index}", sample.reward, sample.sampling_mask
     return {
         "index": sample.index,
         "token_ids": sample.token_ids,
@@ -260,6 +263,8 @@ def _sample_values(sample: Sample | None, reward_key: str | None) -> dict[str, A
         "precision": sample.precision,
         "remove_sample": sample.remove_sample,
         "extra": to_json(dict(sample.extra), f"{what}: unknown keys") if sample.extra else None,
+        "sampling_mask_lengths": None if mask is None else mask.lengths,
+        "sampling_mask_token_ids": None if mask is None else mask.token_ids,
     }
 
 
@@ -367,6 +372,7 @@ def _rollout(rows: Sequence[Mapping[str, Any]], timings: Timings) -> Rollout:
 
 def _sample(row: Mapping[str, Any], timings: Timings) -> Sample:
     _, elsewhere, cached = timings.get((row["group_index"], row["rollout_id"], row["index"]), (0.0, 0.0, 0))
+    lengths, mask_ids = row.get("sampling_mask_lengths"), row.get("sampling_mask_token_ids")
     return Sample(
         token_ids=row["token_ids"],
         response_length=row["response_length"],
@@ -388,4 +394,5 @@ def _sample(row: Mapping[str, Any], timings: Timings) -> Sample:
         remove_sample=row["remove_sample"],
         extra={} if row["extra"] is None else json.loads(row["extra"]),
         correct=Correct.UNDEFINED if row["correct"] is None else Correct(row["correct"]),
+        sampling_mask=None if lengths is None or mask_ids is None else SamplingMask(lengths, mask_ids),
     )

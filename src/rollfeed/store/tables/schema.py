@@ -6,6 +6,9 @@ seed leave byte-identical batch files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -80,3 +83,11 @@ DROPPED_SCHEMA = _schema("dropped", (*BATCH_COLUMNS, ("drop_reason", pa.string()
 """``dropped/step-N.parquet``: the same of the groups that were not, and why."""
 TIMINGS_SCHEMA = _schema("timings", TIMING_COLUMNS)
 """``timings/step-N.parquet``: what differs between two runs of one seed; kept and dropped groups alike."""
+
+
+def with_sampling_masks(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """Return the schema with the two columns that files have in which a sample has a sampling mask."""
+    for name in ("sampling_mask_lengths", "sampling_mask_token_ids"):
+        if any(row[name] is not None for row in rows):
+            schema = schema.append(pa.field(name, _INT32S))
+    return schema

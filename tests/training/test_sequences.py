@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollfeed.config.train import Normalisation
-from rollfeed.training.normalisation import token_weights
+from rollfeed.training.sequences import token_weights
 
 MASK = np.array([1, 1, 0, 1, 1, 1, 1, 0], np.float32)
 ROLLOUTS = np.array([0, 0, 0, 1, 2, 2, 2, 3])
