@@ -310,7 +310,10 @@ def test_check_of_a_file_that_is_only_evaluated(rollfeed, folder: Path) -> None:
     assert checked.code == 0, checked.err
     assert (checked.json["sources"], checked.json["eval_sets"], checked.json["num_rollout"]) == ([], ["questions"], 0)
     text = rollfeed("check", folder / "only.toml", "--set", "eval.datasets.0.rm_type=random").out
-    assert text.splitlines()[2:] == ["eval     questions", "steps    none: without prompts there is only rollfeed eval"]
+    assert text.splitlines()[2:] == [
+        "eval     questions (1 prompt)",
+        "steps    none: without prompts there is only rollfeed eval",
+    ]
     for command in ("run", "train"):
         result = rollfeed(command, folder / "only.toml", "--out", folder / "never")
         assert result.code == 2

@@ -95,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"data     {limit.describe(rollout.num_rollout)}")
     else:
         print("steps    none: without prompts there is only rollfeed eval")
-    if settings.trains:
-        _print_training(settings, has_weights=not sources or bool(plan["trains"]))
+    if sources and settings.trains:
+        _print_training(settings, has_weights=bool(plan["trains"]))
     return 0
 
 
