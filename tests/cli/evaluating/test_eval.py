@@ -134,12 +134,12 @@ def test_check_tells_of_evaluation_prompts_that_are_trained_on(
     reverse, questions = json.loads(capsys.readouterr().out)["overlap"]
     assert (reverse["eval_set"], reverse["num_common"], reverse["example"]) == ("core/reverse_text@2", 0, None)
     assert (questions["num_prompts"], questions["num_common"], questions["share"]) == (5, 2, 0.4)
-    assert questions["example"] == ["questions/1", "train/3"]
+    assert questions["example"] == ["questions/1", "train/1"]
     assert main(["check", str(path), "--set", "eval.num_prompts=5"]) == 0
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("overlap")]
     assert told[0].startswith("overlap  core/reverse_text@2: none of 5 prompts is among the ")
     assert told[1].startswith("overlap  questions: 2 of 5 prompts (40.0%) are among the ")
-    assert "questions/1 is train/3, " in told[1]
+    assert "questions/1 is train/1, " in told[1]
     assert "question 1" in told[1]
 
 

@@ -10,6 +10,7 @@ from rollfeed.environments import EnvironmentSource
 from rollfeed.evaluation import EvalSet, what_is_asked
 from rollfeed.prompts import DatasetSource, MixtureSource
 from rollfeed.protocols import PromptSource
+from rollfeed.store import question_of
 from rollfeed.types import Prompt
 
 _MAX_PROBLEMS = 2_000
@@ -31,7 +32,7 @@ class Overlap:
     example: tuple[str, str] | None
     """A prompt of the set and the training prompt that is the same, by their ids."""
     example_text: str | None
-    """What both ask, its last 80 characters."""
+    """What both ask, its first 80 characters."""
 
     @property
     def share(self) -> float:
@@ -57,7 +58,9 @@ def overlaps(source: PromptSource, eval_sets: Iterable[EvalSet], settings: Setti
     """
     if not isinstance(source, MixtureSource):
         return ()
-    trained = {what_is_asked(prompt): prompt.prompt_id for prompt in _training_prompts(source, settings)}
+    trained: dict[tuple[bytes, tuple[str, ...]], str] = {}
+    for prompt in _training_prompts(source, settings):
+        trained.setdefault(what_is_asked(prompt), prompt.prompt_id)
     return tuple(_overlap(each, trained) for each in eval_sets)
 
 
@@ -79,5 +82,5 @@ def _overlap(eval_set: EvalSet, trained: dict[tuple[bytes, tuple[str, ...]], str
         num_common=len(common),
         num_training_prompts=len(trained),
         example=None if first is None else (first.prompt_id, trained[what_is_asked(first)]),
-        example_text=None if first is None else first.text.strip()[-_QUESTION_CHARACTERS:],
+        example_text=None if first is None else question_of(first.text, first.messages or ())[:_QUESTION_CHARACTERS],
     )
