@@ -6,7 +6,9 @@ model that it makes and the warm-up. Settings were tried on seeds 0 to 5 and on 
 - the control trains on shuffled rewards: its last accuracy must be within the 95 % interval of its first one;
 - the warm-up is continued without wrong labels for as long as the seed's reinforcement learning took, on the same
   sources, and measured on the same held-out words;
-- the words of the warm-up, of training and of the evaluation are listed, and compared.
+- the words of the warm-up, of training and of the evaluation are counted, and compared.
+
+With ``--busy`` the machine did other work at the same time: seconds are of that, and no goal.
 
 ::
 
@@ -52,13 +54,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--picture", type=Path, help="draw all curves there")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, *FRESH_SEEDS])
+    parser.add_argument("--busy", action="store_true", help="the machine does other work, so that no time is a goal")
     parser.add_argument("--folder", type=Path, help="keep the runs there (default: a temporary folder)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
-        runs = [of_seed(seed, folder / f"seed-{seed}") for seed in arguments.seeds]
+        busy = arguments.busy
+        runs = [of_seed(seed, folder / f"seed-{seed}", busy=busy) for seed in arguments.seeds]
         first = arguments.seeds[0]
-        control = of_seed(first, folder / "control", CONTROL)
+        control = of_seed(first, folder / "control", CONTROL, busy=busy)
         reinforced = runs[0]["seconds"] - runs[0]["seconds_before_training"]
         continued = asyncio.run(continue_warm_up(first, folder / f"seed-{first}", seconds=reinforced))
         tell(continued)
@@ -66,6 +70,7 @@ def main() -> None:
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
+        "busy": busy,
         "settings": SETTINGS.read_text(encoding="utf-8"),
         "goal": {"accuracy": GOAL_ACCURACY, "from_below": GOAL_START, "seconds": GOAL_SECONDS},
         "all_met": all(run["met"] for run in runs),
@@ -79,7 +84,7 @@ def main() -> None:
         draw(record, arguments.picture)
 
 
-def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = (), *, busy: bool) -> dict[str, Any]:
     """Run the command; return its curve and what it took."""
     run = train(SETTINGS, out, seed=seed, overrides=overrides)
     last, curve = records(out / "warm-up.jsonl")[-1], run["curve"]
@@ -87,7 +92,7 @@ def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = ()) -> dict[str, 
     found = {
         **run,
         "tuned_on": seed in TUNED_SEEDS,
-        "met": reached and run["seconds"] < GOAL_SECONDS,
+        "met": reached and (busy or run["seconds"] < GOAL_SECONDS),
         "warm_up": {"updates": last["updates"], "accuracy": last["accuracy"]},
     }
     tell(found)

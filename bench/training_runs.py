@@ -19,7 +19,8 @@ def train(settings: Path, out: Path, *, seed: int, overrides: Sequence[str] = ()
     """Run the command to its end.
 
     ``seconds`` are those of the whole process; ``seconds_before_training`` those until the first evaluation was done:
-    start, model, warm-up and that evaluation.
+    start, model, warm-up and that evaluation. ``change`` is that of the accuracy from the first evaluation to the last,
+    over the same prompts, with its paired interval.
     """
     command = [sys.executable, "-m", "rollfeed", "train", str(settings), "--out", str(out)]
     for override in (f"seed={seed}", *overrides):
@@ -37,12 +38,17 @@ def train(settings: Path, out: Path, *, seed: int, overrides: Sequence[str] = ()
     seconds = time.monotonic() - began
     if process.returncode or before is None:
         raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}")
+    evaluations = records(out / "eval.jsonl")
+    ((name, last),) = evaluations[-1]["sets"].items()
     return {
         "seed": seed,
         "overrides": list(overrides),
         "seconds": round(seconds, 1),
         "seconds_before_training": round(before, 1),
-        "curve": [_point(record) for record in records(out / "eval.jsonl")],
+        "num_prompts": last["num_prompts"],
+        "num_missing": last["num_missing"],
+        "change": evaluations[-1]["change"][name],
+        "curve": [_point(record) for record in evaluations],
     }
 
 
