@@ -128,3 +128,30 @@ def test_a_checkpoint_that_was_damaged_meanwhile_is_named(folders: WeightFolders
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(EngineProtocolError, match=r"weights of version 4 cannot be written: .*model\.safetensors has"):
         folders.write(trained(), policy_version=4)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "head"),
+    [
+        ("model.embed_tokens.weight", "lm_head.weight"),
+        ("model.language_model.embed_tokens.weight", "lm_head.weight"),
+        ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight"),
+    ],
+)
+def test_a_tied_head_is_written_under_its_own_name_where_a_server_needs_it(embedding, head, tmp_path) -> None:
+    stored = {embedding: torch.linspace(-1, 1, 6, dtype=torch.bfloat16).reshape(3, 2)}
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    made = WeightFolders(None, checkpoint=tmp_path, untied_head=True)
+    written = load_file(made.write({embedding: stored[embedding].float() * 2}, policy_version=1) / "model.safetensors")
+    made.close()
+    assert written.keys() == {embedding, head}
+    assert written[head].dtype == torch.bfloat16
+    assert torch.equal(written[head], written[embedding])
+
+
+def test_a_head_of_its_own_stays_as_it_is(tmp_path) -> None:
+    tensors = {"model.embed_tokens.weight": torch.zeros(3, 2), "lm_head.weight": torch.ones(3, 2)}
+    made = WeightFolders(None, checkpoint=None, untied_head=True)
+    written = load_file(made.write(tensors, policy_version=1) / "model.safetensors")
+    made.close()
+    assert torch.equal(written["lm_head.weight"], tensors["lm_head.weight"])

@@ -81,6 +81,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
             "sample_hook",
             "placement",
             "weights",
+            "proof",
             "buffer",
         )
         parts = {name: overrides.pop(name) for name in part_names if name in overrides}

@@ -7,23 +7,32 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rollfeed.errors import RunFailedError
+from rollfeed.errors import EngineProtocolError, RunFailedError
 from rollfeed.pipeline import WeightFollower
 from rollfeed.testing import ListSource
-from rollfeed.weights import WeightDirectory
+from rollfeed.weights import EngineProof, WeightDirectory
 
 
-def publish(folder: Path, version: int) -> None:
+def publish(folder: Path, version: int, *, logprob: float | None = None) -> None:
     temporary = folder / f".version-{version}"
     temporary.mkdir(parents=True)
     save_file({"weight": np.zeros(2, np.float32)}, temporary / "model.safetensors")
     (temporary / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    if logprob is not None:
+        probe = {"token_ids": [[1, 2, 3]] * 20, "logprobs": [[logprob, 2 * logprob]] * 20}
+        (temporary / "probe.json").write_text(json.dumps(probe))
     temporary.rename(folder / f"version-{version:06d}")
 
 
-def follower(folder: Path, engine, *, max_lag: int, timeout_seconds: float = 20.0) -> WeightFollower:
-    source = WeightDirectory(folder, poll_seconds=0.01)
-    return WeightFollower(source, engine, max_lag=max_lag, poll_seconds=0.01, timeout_seconds=timeout_seconds)
+def follower(folder: Path, engine, *, max_lag: int, timeout_seconds: float = 20.0, proof=None) -> WeightFollower:
+    return WeightFollower(
+        WeightDirectory(folder, poll_seconds=0.01),
+        engine,
+        proof=proof,
+        max_lag=max_lag,
+        poll_seconds=0.01,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def prompts() -> ListSource:
@@ -54,6 +63,64 @@ async def test_a_version_that_does_not_come_ends_the_run_and_says_so(make_rollou
             await rollouts.generate_batch()
         publish(tmp_path, 1)
         assert (await rollouts.generate_batch()).policy_version == 1
+
+
+class Saying:
+    """Gives an engine the log-probabilities of the versions that it serves."""
+
+    def __init__(self, engine, logprobs) -> None:
+        async def score(texts):
+            assert [text.tolist() for text in texts] == [[1, 2, 3]] * 20
+            logprob = logprobs[engine.policy_version]
+            return {"http://a": np.array([logprob, 2 * logprob] * 20)}
+
+        engine.score = score
+
+
+async def test_a_trainers_probes_prove_its_weights_and_show_in_the_metrics(
+    make_rollouts, tick_engine, tmp_path
+) -> None:
+    engine = tick_engine(lambda rollout_id: 3)
+    Saying(engine, {1: -1.0, 2: -1.1, 3: -1.3})
+    proof = EngineProof(engine)
+    weights = follower(tmp_path, engine, max_lag=0, proof=proof)
+    async with make_rollouts(engine, source=prompts(), weights=weights, proof=proof, **SETTINGS) as rollouts:
+        await rollouts.generate_batch()
+        slopes = []
+        for step, logprob in ((1, -1.0), (2, -1.1), (3, -1.3)):
+            publish(tmp_path, step, logprob=logprob)
+            batch = await rollouts.generate_batch()
+            slopes.append(batch.metrics.get("weights/proof_slope"))
+        assert slopes == [None, pytest.approx(1.0), pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+async def test_weights_that_did_not_arrive_end_the_run_though_the_engine_says_that_it_has_them(
+    make_rollouts, tick_engine, tmp_path, max_lag
+) -> None:
+    engine = tick_engine(lambda rollout_id: 3)
+    Saying(engine, {1: -1.0, 2: -1.0})
+    proof = EngineProof(engine)
+    weights = follower(tmp_path, engine, max_lag=max_lag, proof=proof)
+    async with make_rollouts(engine, source=prompts(), weights=weights, proof=proof, **SETTINGS) as rollouts:
+        await rollouts.generate_batch()
+        publish(tmp_path, 1, logprob=-1.0)
+        await rollouts.generate_batch()
+        publish(tmp_path, 2, logprob=-1.1)
+        for _ in range(2):
+            with pytest.raises(EngineProtocolError, match="http://a: version 2 is not what it has"):
+                await rollouts.generate_batch()
+
+
+async def test_a_trainer_without_probes_is_told_of_once(make_rollouts, tick_engine, tmp_path, caplog) -> None:
+    engine = tick_engine(lambda rollout_id: 3)
+    proof = EngineProof(engine)
+    weights = follower(tmp_path, engine, max_lag=0, proof=proof)
+    async with make_rollouts(engine, source=prompts(), weights=weights, proof=proof, **SETTINGS) as rollouts:
+        for step in range(3):
+            await rollouts.generate_batch()
+            publish(tmp_path, step + 1)
+    assert sum("weights not proved" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("max_staleness", [1, 3])

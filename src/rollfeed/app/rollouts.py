@@ -49,7 +49,7 @@ from rollfeed.protocols import (
     Tokenizer,
 )
 from rollfeed.types import RunState, SamplingParams, StepCommit
-from rollfeed.weights import WeightDirectory
+from rollfeed.weights import EngineProof, WeightDirectory
 
 
 def open_rollouts(
@@ -113,6 +113,7 @@ def _parts(
     state: RunState | None,
     spill: Spill | None,
 ) -> RolloutParts:
+    proof = EngineProof(engine) if config.weights.proof.num_texts else None
     return RolloutParts(
         generate_fn=config.generate or single_turn,
         default_generate_fn=single_turn,
@@ -126,7 +127,8 @@ def _parts(
         sample_hook=config.sample_hook,
         buffer=_buffer(config, spill),
         placement=_placement(config, state),
-        weights=_weight_follower(config, engine),
+        weights=_weight_follower(config, engine, proof),
+        proof=proof,
     )
 
 
@@ -230,13 +232,14 @@ def _placement(config: RolloutConfig, state: RunState | None) -> Placement:
     return Placement(history, long_first=chosen.long_first, round_size=round_size)
 
 
-def _weight_follower(config: RolloutConfig, engine: Engine) -> WeightFollower | None:
+def _weight_follower(config: RolloutConfig, engine: Engine, proof: EngineProof | None) -> WeightFollower | None:
     weights = config.weights
     if weights.directory is None:
         return None
     return WeightFollower(
         WeightDirectory(Path(weights.directory), poll_seconds=weights.poll_seconds),
         engine,
+        proof=proof,
         max_lag=(config.max_staleness or 0) if config.mode is RolloutMode.ASYNC else 0,
         poll_seconds=weights.poll_seconds,
         timeout_seconds=weights.timeout_seconds,

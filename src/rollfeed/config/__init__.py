@@ -33,7 +33,7 @@ from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import Settings
 from rollfeed.config.stored import read_stored, stored_identity
 from rollfeed.config.train import WarmUpSettings
-from rollfeed.config.weights import WeightSettings, WeightSource
+from rollfeed.config.weights import ProofSettings, WeightSettings, WeightSource
 
 __all__ = [
     "AdvantageSettings",
@@ -58,6 +58,7 @@ __all__ = [
     "PluginSettings",
     "Precision",
     "PromptSettings",
+    "ProofSettings",
     "Purpose",
     "Refill",
     "RefillCounts",

@@ -46,6 +46,8 @@ FREE_TO_CHANGE = (
     "buffer.max_memory_mb",
     "weights.directory",
     "weights.poll_seconds",
+    "weights.proof.num_texts",
+    "weights.proof.num_tokens",
     "weights.timeout_seconds",
     "train.method",
     "train.micro_batch_tokens",

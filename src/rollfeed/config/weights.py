@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field, model_validator
 
 from rollfeed.config.section import Section
+from rollfeed.types.probe import MOST_TOKENS
 
 
 class WeightSource(StrEnum):
@@ -14,6 +15,27 @@ class WeightSource(StrEnum):
 
     NONE = "none"
     DIRECTORY = "directory"
+
+
+class ProofSettings(Section):
+    """How it is proved after an update that an engine has the new weights: it and the publisher score the same texts.
+
+    See docs/weights.md for what is found with how many.
+    """
+
+    num_texts: int = Field(default=12, ge=0, le=256)
+    """Texts that are scored, taken from the first batch; 0 takes the engine's word for it."""
+    num_tokens: int = Field(default=48, ge=8, le=1024)
+    """Most tokens of each: the end of a prompt and the beginning of its answer."""
+
+    @model_validator(mode="after")
+    def _is_small(self) -> ProofSettings:
+        if self.num_texts * self.num_tokens > MOST_TOKENS:
+            raise ValueError(
+                f"num_texts = {self.num_texts} times num_tokens = {self.num_tokens} is more than {MOST_TOKENS} tokens, "
+                "which every update would have to wait for: lower one of them"
+            )
+        return self
 
 
 class WeightSettings(Section):
@@ -30,6 +52,8 @@ class WeightSettings(Section):
     """
     poll_seconds: float = Field(default=1.0, gt=0.0, le=3600.0, strict=False)
     """Between two looks at the folder."""
+    proof: ProofSettings = ProofSettings()
+    """What makes sure that an update has arrived."""
     timeout_seconds: float = Field(default=1800.0, gt=0.0, le=604_800.0, strict=False)
     """How long a step waits for a version that it needs, before the run ends with what is there."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,7 @@ _OF_OTHER_WEIGHTS = ("*.index.json", "adapter_config.json")
 """Small files that speak of weights that are not written along."""
 _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Of tensors that are written as the checkpoint has them, as PyTorch calls them. The smaller ones need scales."""
+_EMBEDDING = re.compile(r"((?:.*\.)?)model\.(?:language_model\.)?embed_tokens\.weight")
 _METADATA = {"format": "pt"}
 """What loaders ask of a file: names and layout are PyTorch's."""
 
@@ -40,12 +42,19 @@ class WeightFolders:
     """Checkpoint folders written here for servers to read.
 
     Without a folder of the user's they are temporary, which is enough for servers on this machine.
+
+    Args:
+        folder: The user's.
+        checkpoint: What the policy began as.
+        untied_head: Whether an output head that is the embeddings is written under its own name, too: vLLM keeps its
+            old one otherwise when it reloads.
     """
 
-    def __init__(self, folder: Path | None, *, checkpoint: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, checkpoint: Path | None, untied_head: bool = False) -> None:
         self._given = folder
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._checkpoint = checkpoint
+        self._untied_head = untied_head
         self._written: list[Path] = []
 
     def write(self, tensors: Mapping[str, Any], *, policy_version: int) -> Path:
@@ -60,7 +69,7 @@ class WeightFolders:
             root = self._root()
             folder = Path(tempfile.mkdtemp(prefix=f"version-{policy_version}-", dir=root))
             folder.chmod(0o755)
-            _fill(folder, tensors, self._checkpoint)
+            _fill(folder, _with_head(tensors) if self._untied_head else tensors, self._checkpoint)
         except (OSError, CheckpointError) as error:
             raise EngineProtocolError(f"weights of version {policy_version} cannot be written: {error}") from error
         self._written.append(folder)
@@ -105,6 +114,7 @@ def _fill(folder: Path, tensors: Mapping[str, Any], checkpoint: Path | None, *, 
     stored = {name: header for headers in by_file.values() for name, header in headers.items()}
     files = {file: [name for name in headers if complete or name in tensors] for file, headers in by_file.items()}
     new = [name for name in tensors if name not in stored]
+    stored |= {_head_of(name): stored[name] for name in stored if _head_of(name) not in stored}
     if new:
         files.setdefault(next(reversed(files), WEIGHTS_FILE), []).extend(new)
     files = {file: names for file, names in files.items() if names}
@@ -116,6 +126,16 @@ def _fill(folder: Path, tensors: Mapping[str, Any], checkpoint: Path | None, *, 
         num_bytes += _save(chosen, folder / file, stored=stored)
     if files.keys() != {WEIGHTS_FILE}:
         _write_index(folder, files, checkpoint, num_bytes=num_bytes)
+
+
+def _with_head(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return tensors with the head of a model that has none beside its embeddings, which it is then tied to."""
+    heads = {_head_of(name): tensor for name, tensor in tensors.items() if _EMBEDDING.fullmatch(name)}
+    return {**heads, **tensors}
+
+
+def _head_of(embedding: str) -> str:
+    return _EMBEDDING.sub(r"\1lm_head.weight", embedding)
 
 
 def _copy_beside(checkpoint: Path, folder: Path) -> None:

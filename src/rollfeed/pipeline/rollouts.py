@@ -32,6 +32,7 @@ from rollfeed.pipeline.settlement import (
     indices,
     joined,
     step_metrics,
+    too_old,
     wasted_tokens,
 )
 from rollfeed.pipeline.supply import PromptSupply, load_state
@@ -49,6 +50,7 @@ from rollfeed.protocols import (
     SampleHook,
     Scorer,
     Tokenizer,
+    WeightProof,
 )
 from rollfeed.types import (
     STALE,
@@ -61,6 +63,7 @@ from rollfeed.types import (
     RunState,
     StepCommit,
     TrainBatch,
+    WeightProbe,
 )
 
 EMPTY_STATE = RunState(next_step=0, next_group_index=0, source={})
@@ -82,6 +85,7 @@ class RolloutParts:
     buffer: PromptBuffer
     placement: Placement = field(default_factory=Placement)
     weights: WeightFollower | None = None
+    proof: WeightProof | None = None
 
 
 @dataclass(slots=True)
@@ -191,9 +195,20 @@ class Rollouts:
         """Where every prompt drawn so far is."""
         return self._ledger.counts()
 
-    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
-        """Hand the engine new weights, by Hugging Face parameter name; see :class:`rollfeed.protocols.Engine`."""
+    async def update_weights(
+        self, tensors: Mapping[str, Any], *, policy_version: int, probe: WeightProbe | None = None
+    ) -> None:
+        """Hand the engine new weights, by Hugging Face parameter name; see :class:`rollfeed.protocols.Engine`.
+
+        The engine has to say of the texts of ``probe`` what they say; raises EngineError where it does not.
+        """
         await self._engine.update_weights(tensors, policy_version=policy_version)
+        await self.prove_weights(probe)
+
+    async def prove_weights(self, probe: WeightProbe | None) -> None:
+        """Compare the engine's weights with the publisher's, see docs/weights.md; raises as :meth:`update_weights`."""
+        if self._parts.proof is not None:
+            await self._parts.proof.prove(probe, policy_version=self._engine.policy_version)
 
     async def generate_batch(self) -> TrainBatch:
         """Make, store and return the next batch.
@@ -262,7 +277,9 @@ class Rollouts:
             num_in_vain = 0 if len(cut.fresh) > num_before else num_in_vain + 1
             most = self._settings.max_draws_per_batch * self._settings.rollout_batch_size
             if num_in_vain == 2 or context.num_submitted >= most:
-                raise RunFailedError(self._too_old(context, cut, num_in_vain))
+                raise RunFailedError(
+                    too_old(context, cut, num_in_vain, self._engine.policy_version, self._settings.max_staleness)
+                )
             await self._ask_again(making, cut)
 
     def _offer_surplus(self, context: StepContext, surplus: Sequence[Group]) -> tuple[DroppedGroup, ...]:
@@ -287,17 +304,6 @@ class Rollouts:
         making.output = replace(output, groups=cut.fresh, dropped=dropped, surplus=())
         context.reopen(named, missing=self._settings.rollout_batch_size - len(cut.fresh))
         making.task = self._call(context)
-
-    def _too_old(self, context: StepContext, cut: ByAge, num_in_vain: int) -> str:
-        old = [*cut.requeued, *(dropped.group for dropped in cut.dropped)]
-        named = ", ".join(f"group {each.group_index} has version {each.oldest_trained_version}" for each in old[:3])
-        more = f" and {len(old) - 3} more are too old" if len(old) > 3 else ""
-        how = "nothing new enough twice in a row" if num_in_vain == 2 else "too little that is new enough"
-        return (
-            f"step {context.step}: after {context.num_submitted} prompts the rollout function has returned {how}: "
-            f"{named}{more}, the engine has version {self._engine.policy_version} and rollout.max_staleness is "
-            f"{self._settings.max_staleness}: update the weights between the steps, or raise rollout.max_staleness"
-        )
 
     @property
     def _keeps_partial(self) -> bool:
@@ -348,6 +354,7 @@ class Rollouts:
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
+            **(self._parts.proof.metrics() if self._parts.proof is not None else {}),
             "rollout/generated_tokens": float(num_tokens),
             "perf/step_seconds": seconds,
             "perf/tokens_per_second": num_tokens / seconds,

@@ -11,12 +11,25 @@ from rollfeed.pipeline.context import StepContext
 from rollfeed.pipeline.groups.in_flight import InFlight
 from rollfeed.pipeline.ledger import Ledger, Place
 from rollfeed.protocols import RolloutFn
-from rollfeed.types import OVER_SAMPLED, STALE, DroppedGroup, Group, RolloutOutput
+from rollfeed.types import OVER_SAMPLED, STALE, ByAge, DroppedGroup, Group, RolloutOutput
 
 ROLLOUT_SETTING = "plugins.rollout"
 FAILED_REASON = "failed"
 WITHOUT_FILTER = (OVER_SAMPLED, STALE)
 """Reasons of dropped groups that no group filter gave."""
+
+
+def too_old(context: StepContext, cut: ByAge, num_in_vain: int, policy_version: int, max_staleness: int | None) -> str:
+    """Return why a step fails whose rollout function returns nothing, or too little, that is new enough."""
+    old = [*cut.requeued, *(dropped.group for dropped in cut.dropped)]
+    named = ", ".join(f"group {each.group_index} has version {each.oldest_trained_version}" for each in old[:3])
+    more = f" and {len(old) - 3} more are too old" if len(old) > 3 else ""
+    how = "nothing new enough twice in a row" if num_in_vain == 2 else "too little that is new enough"
+    return (
+        f"step {context.step}: after {context.num_submitted} prompts the rollout function has returned {how}: "
+        f"{named}{more}, the engine has version {policy_version} and rollout.max_staleness is {max_staleness}: update "
+        "the weights between the steps, or raise rollout.max_staleness"
+    )
 
 
 def joined(before: RolloutOutput, output: RolloutOutput, context: StepContext, rollout_fn: RolloutFn) -> RolloutOutput:

@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from rollfeed.errors import EngineError
-from rollfeed.protocols import Engine, WeightSource
+from rollfeed.protocols import Engine, WeightProof, WeightSource
+from rollfeed.types import WeightProbe
 
 _log = logging.getLogger(__name__)
 
@@ -20,22 +21,32 @@ class WeightFollower:
     """
 
     def __init__(
-        self, source: WeightSource, engine: Engine, *, max_lag: int, poll_seconds: float, timeout_seconds: float
+        self,
+        source: WeightSource,
+        engine: Engine,
+        *,
+        proof: WeightProof | None,
+        max_lag: int,
+        poll_seconds: float,
+        timeout_seconds: float,
     ) -> None:
         self._source = source
         self._engine = engine
+        self._proof = proof
         self._max_lag = max_lag
         self._poll_seconds = poll_seconds
         self._timeout_seconds = timeout_seconds
         self._publishing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._unproved: EngineError | None = None
+        """Why a version that has been loaded may not be used."""
 
     async def before_step(self, step: int) -> None:
         """Return when the engine has the newest version, and that is new enough for a step.
 
         Raises:
             RunFailedError: If the version does not come in time.
-            EngineError: If the engine does not take it.
+            EngineError: If the engine does not take it, or has other weights afterwards.
         """
         needed = step - self._max_lag
         if needed > self._engine.policy_version:
@@ -45,6 +56,8 @@ class WeightFollower:
         except EngineError:
             # A trainer may have removed the folder while it was being loaded, for a newer one.
             await self._publish_newest()
+        if self._unproved is not None:
+            raise self._unproved
 
     def start(self) -> None:
         """Publish what comes while batches are being made, too; for generation that does not stop."""
@@ -74,5 +87,17 @@ class WeightFollower:
     async def _publish(self, version: int, folder: Path) -> None:
         async with self._publishing:
             if version > self._engine.policy_version:
+                probe = None if self._proof is None else await asyncio.to_thread(self._source.probe, folder)
                 await self._engine.update_weights_from_disk(folder, policy_version=version)
+                if self._proof is not None:
+                    await self._prove(self._proof, probe, version)
                 _log.info("weights of version %d are in the engine", version)
+
+    async def _prove(self, proof: WeightProof, probe: WeightProbe | None, version: int) -> None:
+        # It has been loaded: trying again would find nothing to do.
+        self._unproved = None
+        try:
+            await proof.prove(probe, policy_version=version)
+        except EngineError as error:
+            self._unproved = error
+            raise

@@ -33,7 +33,7 @@ from rollfeed.protocols.rollouts import (
     Tracker,
 )
 from rollfeed.protocols.steps import AgeRule, BatchCutter, BatchFilter, RolloutContext, RolloutFn, Running
-from rollfeed.protocols.supply import LengthPredictor, WeightSource
+from rollfeed.protocols.supply import LengthPredictor, WeightProof, WeightSource
 
 __all__ = [
     "AdvantageFn",
@@ -71,6 +71,7 @@ __all__ = [
     "Task",
     "Tokenizer",
     "Tracker",
+    "WeightProof",
     "WeightSource",
     "Workers",
 ]

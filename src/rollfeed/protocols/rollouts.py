@@ -89,6 +89,22 @@ class Engine(Endpoint, Protocol):
             EngineUnavailableError: If no server is left that has them.
         """
 
+    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return what each server says of texts under its present weights, by the server's name.
+
+        Of each text, all tokens but the first have a natural-log probability, before any temperature; ``(N,)``, text
+        after text. They are computed, not taken from a cache of keys and values. Empty where an engine cannot, or is
+        paused.
+
+        Args:
+            texts: Token ids, at least two each.
+
+        Raises:
+            EngineError: If a server that can does not.
+        """
+        del texts
+        return {}
+
     async def load(self) -> EngineLoad:
         """Return how many requests run and wait."""
 

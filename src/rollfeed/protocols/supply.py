@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollfeed.types import Group, Prompt, PromptDraw
+from rollfeed.types import Group, Prompt, PromptDraw, WeightProbe
 
 
 class LengthPredictor(Protocol):
@@ -37,3 +37,27 @@ class WeightSource(Protocol):
         Raises:
             RunFailedError: If it does not come in time.
         """
+
+    def probe(self, folder: Path) -> WeightProbe | None:
+        """Return what the publisher says of a few texts with the weights of a folder; None where it does not.
+
+        Raises:
+            RunFailedError: If what is there is no probe.
+        """
+
+
+class WeightProof(Protocol):
+    """Makes sure, after an update, that an engine has the weights that it was given."""
+
+    async def prove(self, probe: WeightProbe | None, *, policy_version: int) -> None:
+        """Compare what the engine says of a few texts with what the publisher's weights of a version say of them.
+
+        The first time it is what later ones are compared with. None says that nothing is known of the publisher.
+
+        Raises:
+            EngineProtocolError: If the engine certainly has other weights; names it, with figures.
+            EngineUnavailableError: If the engine does not answer.
+        """
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what the last comparison found, by name; none before it."""

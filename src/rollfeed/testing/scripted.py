@@ -162,6 +162,11 @@ class ScriptedEngine:
         del folder
         self.policy_version = policy_version
 
+    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return nothing: there are no weights that could say something."""
+        del texts
+        return {}
+
     async def load(self) -> EngineLoad:
         """Return how many requests wait for their turn."""
         running = min(len(self._waiting), self.max_running_requests)

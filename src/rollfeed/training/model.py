@@ -136,8 +136,11 @@ class Policy:
         self._threads = threads
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def score(self, micro_batch: MicroBatch) -> Scored:
-        """Return log-probabilities and entropies of the trained tokens, ``(T,)`` each."""
+    def score(self, micro_batch: MicroBatch, *, temperature: float | None = None) -> Scored:
+        """Return log-probabilities and entropies of the trained tokens, ``(T,)`` each.
+
+        ``temperature`` is another one than the policy's.
+        """
         with torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
             logits_BKV = self._logits(micro_batch)
         num_kept = len(micro_batch.columns_K)
@@ -148,7 +151,7 @@ class Policy:
             logits_NV,
             place_T=place_T,
             target_T=self._tensor(micro_batch.targets_T),
-            temperature=self._temperature,
+            temperature=temperature or self._temperature,
             drawn_from=None
             if mask is None
             else DrawnFrom(self._tensor(mask.positions), self._tensor(mask.token_ids.astype(np.int64))),

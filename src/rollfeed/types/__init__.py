@@ -11,6 +11,7 @@ from rollfeed.types.engine import (
     VersionSpan,
     check_spans,
 )
+from rollfeed.types.probe import PUBLISHED, WeightProbe
 from rollfeed.types.records import (
     Advantages,
     Group,
@@ -51,6 +52,7 @@ from rollfeed.types.verdict import (
 
 __all__ = [
     "OVER_SAMPLED",
+    "PUBLISHED",
     "REWARD_TOLERANCE",
     "STALE",
     "Advantages",
@@ -86,6 +88,7 @@ __all__ = [
     "TrainBatch",
     "Verdict",
     "VersionSpan",
+    "WeightProbe",
     "are_equal",
     "check_spans",
     "mean_number",

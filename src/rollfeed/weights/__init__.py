@@ -1,6 +1,19 @@
-"""Where new policy weights come from: a folder that a trainer outside puts checkpoints into."""
+"""New policy weights: a folder that a trainer outside fills, and the proof that an engine has what it was given."""
 
-from rollfeed.weights.checkpoints import check_complete, version_of
+from rollfeed.weights.checkpoints import PROBE_FILE, check_complete, read_probe, version_of
 from rollfeed.weights.directory import Ignored, WeightDirectory
+from rollfeed.weights.proof import Comparison, Scores, compare
+from rollfeed.weights.proving import EngineProof
 
-__all__ = ["Ignored", "WeightDirectory", "check_complete", "version_of"]
+__all__ = [
+    "PROBE_FILE",
+    "Comparison",
+    "EngineProof",
+    "Ignored",
+    "Scores",
+    "WeightDirectory",
+    "check_complete",
+    "compare",
+    "read_probe",
+    "version_of",
+]

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from rollfeed.config.paths import expand_path
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
-from rollfeed.weights.checkpoints import check_complete, version_of
+from rollfeed.types import WeightProbe
+from rollfeed.weights.checkpoints import check_complete, read_probe, version_of
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,13 @@ class WeightDirectory:
                     "see whether the trainer runs and writes there, or raise weights.timeout_seconds"
                 )
             await asyncio.sleep(min(self._poll_seconds, remaining_seconds))
+
+    def probe(self, folder: Path) -> WeightProbe | None:
+        """Return what the publisher says of a few texts with the weights of a folder; None where it does not."""
+        try:
+            return read_probe(folder)
+        except CheckpointError:  # it was whole when it was found, and is being removed
+            return None
 
     def _candidates(self, ignored: dict[str, tuple[Ignored, str]]) -> list[tuple[int, str]]:
         """Return what is named like a version, the highest first."""

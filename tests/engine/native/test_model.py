@@ -15,6 +15,7 @@ import torch
 from rollfeed.engine.local.architecture import Architecture
 from rollfeed.engine.native.model import NativeModel, quantised_refusal
 from rollfeed.engine.native.weights import NativeWeights
+from rollfeed.engine.native.weights import quantised as quantised_weight
 
 VOCAB = 300
 CONFIG = {
@@ -118,6 +119,7 @@ def test_weights_are_read_back_as_they_were_written(quantised: bool, make: Make)
         # A group's largest weight has the code 63; others are rounded to the nearest code.
         atol = 0.0 if exact else float(written.abs().max()) / 63 / 2 * 1.001
         torch.testing.assert_close(read, written, rtol=0.0, atol=atol)
+        torch.testing.assert_close(read, written if exact else quantised_weight(written), rtol=1e-6, atol=0.0)
     assert weights.read("nothing") is None
 
 

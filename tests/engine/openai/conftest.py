@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ class FakeVLLM:
         """Tokens after which a response finds the weights called otherwise, once."""
         self.update_status = 200
         self.reset_status = 200
+        self.scores_prompts = True
+        """Whether ``prompt_logprobs`` are returned where they are asked for."""
         self.address = ""
 
     @property
@@ -128,7 +131,10 @@ class FakeVLLM:
             choice = self._choice(body, tokens, prompt, is_tokens=is_tokens, finish=self._finish(tokens, params))
             choice |= self._versions(len(tokens), is_tokens=is_tokens)
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens), "total_tokens": 0}
-            return web.json_response({"id": "x", "choices": [choice], "usage": usage})
+            reply = {"id": "x", "choices": [choice], "usage": usage}
+            if params.get("prompt_logprobs") is not None and self.scores_prompts:
+                (reply if is_tokens else choice)["prompt_logprobs"] = self._scores(prompt)
+            return web.json_response(reply)
         except (asyncio.CancelledError, ConnectionResetError):
             self.closed += 1
             raise
@@ -204,6 +210,11 @@ class FakeVLLM:
             last = int(LETTERS[index])
             sampled.append((last, float(told[index])))
         return sampled
+
+    @staticmethod
+    def _scores(prompt: list[int]) -> list[dict[str, Any] | None]:
+        """Of a prompt of letters, as vLLM gives them for ``prompt_logprobs`` = 0."""
+        return [None, *({str(b): {"logprob": raw_logprobs(a)[b - 97], "rank": 1}} for a, b in pairwise(prompt))]
 
     @staticmethod
     def _finish(tokens: list[tuple[int, float]], params: dict[str, Any]) -> tuple[str, int | None]:

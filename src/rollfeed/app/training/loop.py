@@ -38,6 +38,7 @@ from rollfeed.app.training.checks import (
 )
 from rollfeed.app.training.logs import RecordLog, run_curves
 from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
+from rollfeed.app.training.proving import TrainerProbes
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.errors import (
     COMPUTING_ERRORS,
@@ -197,6 +198,7 @@ class _Loop:
         self._out = out
         self._hooks = hooks
         self._is_restored = is_restored
+        self._probes = TrainerProbes(prepared, trainer)
         self._num_batches = prepared.num_batches
         self._curve_files = CurveFiles(
             out,
@@ -279,6 +281,8 @@ class _Loop:
 
     async def _train_once(self, batch: TrainBatch, rollouts: Rollouts) -> None:
         trainer = self._trainer
+        if (probe := await self._probes.begin(batch)) is not None:
+            await rollouts.prove_weights(probe)
         step = await self._train_on(batch)
         await self._publish(rollouts)
         if self._hooks.on_step is not None:
@@ -341,7 +345,12 @@ class _Loop:
 
     async def _publish(self, rollouts: Rollouts) -> None:
         """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""
-        await rollouts.update_weights(self._trainer.weights(), policy_version=self._trainer.step)
+        tensors, version = self._trainer.weights(), self._trainer.step
+        probe = await self._probes.take()
+        if probe is None:  # before the first batch there is nothing to prove them by
+            await self._prepared.engine.update_weights(tensors, policy_version=version)
+        else:
+            await rollouts.update_weights(tensors, policy_version=version, probe=probe)
 
     async def _evaluate(self) -> None:
         """Evaluate, where there are sets to evaluate on, and draw the curves so far."""

@@ -193,6 +193,25 @@ class EmbeddedEngine(Engine):
             tensors, policy_version=policy_version, abort_running=abort_running, skip_unknown=True
         )
 
+    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return what the engine says of the texts; see :class:`rollfeed.protocols.Engine`.
+
+        Raises:
+            EngineUnavailableError: If it is aborted meanwhile.
+        """
+        self._check_open()
+        if self._thread.is_paused:
+            return {}
+        requests = [
+            self.new_request(text, SamplingParams(max_new_tokens=0), request_id=f"probe-{index}", score_from=0)
+            for index, text in enumerate(texts)
+        ]
+        await asyncio.gather(*(self.run(request) for request in requests))
+        logprobs_N = np.concatenate([request.prompt_logprobs[1:] for request in requests]).astype(np.float64)
+        if not np.isfinite(logprobs_N).all():
+            raise EngineUnavailableError("the embedded engine: aborted while it scored texts")
+        return {"the embedded engine": logprobs_N}
+
     async def read_weight(self, name: str, *, num_rows: int) -> list[Any]:
         """Return the first rows of a weight as nested lists of float32 values.
 

@@ -117,8 +117,8 @@ class EngineThread:
         self._commands: deque[_Command] = deque()
         self._closing = False
         self._failure: Callable[[], EngineError] | None = None
-        # Touched by the engine's thread only.
-        self._paused = False
+        self.is_paused = False
+        """Whether it holds between two steps; set by the engine's thread only."""
         self._started: Future[None] = Future()
 
     async def start(self) -> None:
@@ -187,7 +187,7 @@ class EngineThread:
         def action() -> None:
             if first is not None:
                 first()
-            self._paused = paused
+            self.is_paused = paused
 
         await self.call(action)
 
@@ -230,7 +230,7 @@ class EngineThread:
         """Carry out commands until there is a step to do; False when the engine is closing."""
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closing or self._commands or (not self._paused and ready()))
+                self._wake.wait_for(lambda: self._closing or self._commands or (not self.is_paused and ready()))
                 if self._closing:
                     return False
                 command = self._commands.popleft() if self._commands else None

@@ -20,6 +20,8 @@ from rollfeed.engine.native.model import NativeModel
 _QKV, _OUTPUT, _GATE_UP, _DOWN = range(4)
 _ATTENTION_NORM, _MLP_NORM, _QUERY_NORM, _KEY_NORM = range(4)
 _WHOLE_MODEL = -1
+_MOST_CODE = 63.0
+"""As in csrc/quantised.h."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -125,6 +127,15 @@ class NativeWeights:
     @staticmethod
     def _vector(pointer: Any, *shape: int) -> _Place:
         return _in_array(NativeModel.array(pointer, *shape))
+
+
+def quantised(weight: Tensor) -> Tensor:
+    """Return a matrix as it is held in 8 bits: a scale for each group of inputs of a row, and codes of -63 to 63."""
+    num_rows, num_inputs = weight.shape
+    groups = weight.reshape(num_rows, -1, 64 if num_inputs % 64 == 0 else 32)
+    most = groups.abs().amax(dim=-1, keepdim=True)
+    codes = torch.where(most > 0, groups * (_MOST_CODE / most), 0.0).round()
+    return (codes * (most / _MOST_CODE)).reshape(num_rows, num_inputs)
 
 
 def _in_array(array: np.ndarray[Any, np.dtype[np.float32]]) -> _Place:

@@ -17,6 +17,7 @@ from rollfeed.config.paths import expand_path
 from rollfeed.engine.openai.calls import Call
 from rollfeed.engine.openai.counters import Counters
 from rollfeed.engine.openai.probing import check_health, probe
+from rollfeed.engine.openai.scoring import score_texts
 from rollfeed.engine.openai.sending import Sender
 from rollfeed.engine.openai.transport import Transport
 from rollfeed.engine.openai.weights import WeightUpdater
@@ -79,6 +80,7 @@ class OpenAIEngine(Engine):
         self._folders = WeightFolders(
             None if settings.weights_folder is None else Path(expand_path(settings.weights_folder)),
             checkpoint=checkpoint,
+            untied_head=True,
         )
 
     async def __aenter__(self) -> OpenAIEngine:
@@ -217,6 +219,16 @@ class OpenAIEngine(Engine):
         """Have the server load a checkpoint that it can read; raises as :meth:`update_weights`."""
         self._check_open()
         await self._weights.update(folder, policy_version=policy_version)
+
+    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return what the server says of the texts, by its address; see :class:`rollfeed.protocols.Engine`."""
+        self._check_open()
+        if self._weights.is_paused:
+            return {}
+        logprobs_N = await score_texts(
+            self._transport, self._server, texts, timeout_seconds=self._settings.update_timeout_seconds
+        )
+        return {} if logprobs_N is None else {self._settings.base_url: logprobs_N}
 
     async def load(self) -> EngineLoad:
         """Return how many of this client's requests the server works on, and how many wait here."""

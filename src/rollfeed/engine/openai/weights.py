@@ -45,7 +45,8 @@ class WeightUpdater:
         self._counters = counters
         self._control_timeout_seconds = control_timeout_seconds
         self._update_timeout_seconds = update_timeout_seconds
-        self._is_paused = False
+        self.is_paused = False
+        """By the caller; an update leaves the server so."""
         self._is_paused_there = False
         self._names_versions = False
         self._folder: Path | None = None
@@ -95,7 +96,7 @@ class WeightUpdater:
         """
         async with self._lock:
             self._sender.close_gate()
-            self._is_paused = True
+            self.is_paused = True
             self._is_paused_there = await self._offers("/pause?mode=keep")
             if not self._is_paused_there:
                 await self._sender.empty(timeout_seconds=self._control_timeout_seconds)
@@ -110,7 +111,7 @@ class WeightUpdater:
             if self._is_paused_there:
                 await self._command("/resume")
                 self._is_paused_there = False
-            self._is_paused = False
+            self.is_paused = False
             self._sender.open_gate()
 
     async def update(self, folder: Path, *, policy_version: int) -> None:
@@ -137,7 +138,7 @@ class WeightUpdater:
                 if not self._is_paused_there:
                     await self._command("/resume")
         finally:
-            if not self._is_paused:
+            if not self.is_paused:
                 self._sender.open_gate()
 
     async def _load(self, folder: Path, policy_version: int) -> None:

@@ -21,6 +21,7 @@ from rollfeed.engine.sglang.counters import Counters
 from rollfeed.engine.sglang.dispatch import Dispatcher, DispatchParts
 from rollfeed.engine.sglang.flights import Flight, FlightAbortedError, Turnstile
 from rollfeed.engine.sglang.monitor import Monitor, ProbePlan
+from rollfeed.engine.sglang.scoring import score_texts
 from rollfeed.engine.sglang.weights import WeightUpdater
 from rollfeed.engine.sglang.workers import Orphans, Worker, WorkerPool, abort_at, read_load
 from rollfeed.engine.weight_folders import WeightFolders
@@ -219,6 +220,26 @@ class SGLangEngine(Engine):
         """Have every server load a checkpoint that all of them can read; raises as :meth:`update_weights`."""
         self._check_open()
         await self._weights.update(folder, policy_version=policy_version)
+
+    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return what every live server says of the texts, by its address; see :class:`rollfeed.protocols.Engine`."""
+        self._check_open()
+        if self._weights.is_paused:
+            return {}
+        workers, version = self._pool.live, self._weights.current_version
+        scored = await asyncio.gather(
+            *(
+                score_texts(
+                    worker.address,
+                    texts,
+                    policy_version=version,
+                    http=self._http,
+                    timeout_seconds=self._settings.update_timeout_seconds,
+                )
+                for worker in workers
+            )
+        )
+        return {worker.address: logprobs_N for worker, logprobs_N in zip(workers, scored, strict=True)}
 
     async def load(self) -> EngineLoad:
         """Return how many requests the live servers run, and how many wait there or here."""

@@ -1,0 +1,63 @@
+"""What each server says of texts that are given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.engine.http import Http
+from rollfeed.engine.weight_versions import version_number
+from rollfeed.errors import EngineProtocolError
+
+_ASK = {"sampling_params": {"max_new_tokens": 0, "temperature": 1.0}, "return_logprob": True, "logprob_start_len": 0}
+"""From the first token on: a server that scores takes no keys and values from its cache for what it scores."""
+
+
+class _Scored(msgspec.Struct, array_like=True, gc=False):
+    """The head of ``[logprob, token_id, text]``."""
+
+    logprob: float | None
+    token_id: int
+
+
+class _Meta(msgspec.Struct, gc=False):
+    input_token_logprobs: list[_Scored]
+    weight_version: str | int | None = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    meta_info: _Meta
+
+
+_DECODER = msgspec.json.Decoder(list[_Reply])
+
+
+async def score_texts(
+    address: str, texts: Sequence[NDArray[np.int32]], *, policy_version: int, http: Http, timeout_seconds: float
+) -> NDArray[np.float64]:
+    """Return the log-probabilities of all tokens but the first of each text, under a server's present weights.
+
+    Raises:
+        EngineUnavailableError: If it does not answer in time.
+        EngineProtocolError: If its reply breaks the contract, or is of another version.
+    """
+    url = f"{address}/generate"
+    body = {"input_ids": [text.tolist() for text in texts], **_ASK}
+    content = (await http.command(url, body, timeout_seconds=timeout_seconds)).content
+    try:
+        replies = [reply.meta_info for reply in _DECODER.decode(content)]
+    except msgspec.MsgspecError as error:
+        raise EngineProtocolError(f"{url}: it does not score texts: {error}") from error
+    for meta in replies:
+        if meta.weight_version is not None and version_number(meta.weight_version) != policy_version:
+            raise EngineProtocolError(f"{url}: scored by version {meta.weight_version}, not {policy_version}")
+    scored = [meta.input_token_logprobs for meta in replies]
+    if [[each.token_id for each in text] for text in scored] != body["input_ids"]:
+        raise EngineProtocolError(f"{url}: it scored other tokens than it was sent")
+    logprobs_N = np.array([each.logprob for text in scored for each in text[1:]], np.float64)
+    if not np.isfinite(logprobs_N).all():
+        raise EngineProtocolError(f"{url}: a token that it scored has no log-probability")
+    return logprobs_N
