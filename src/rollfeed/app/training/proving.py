@@ -79,7 +79,7 @@ class TrainerProbes:
                 name: score_texts(
                     self._trainer.policy,
                     self._texts,
-                    rounding=_rounding(name),
+                    rounding=rounding_of(name),
                     micro_batch_tokens=self._settings.train.micro_batch_tokens,
                 )
                 for name in self._types
@@ -106,7 +106,8 @@ def weight_types(checkpoint: Path, *, precision: str, is_embedded: bool) -> tupl
     return (_NAMES.get(kind, PUBLISHED), *_COARSER.get(kind, ()))
 
 
-def _rounding(name: str) -> Rounding | None:
+def rounding_of(name: str) -> Rounding | None:
+    """Return what becomes of weights that are held as a name of :func:`weight_types` says; None where nothing does."""
     import torch
 
     from rollfeed.engine.native.weights import quantised
