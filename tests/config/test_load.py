@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.config import Settings, load_settings, read_stored, stored_identity
+from rollfeed.config import Settings, load_settings, read_stored, stored_identity, stored_values
 from rollfeed.errors import ConfigError
 
 MINIMAL = '[[prompts.environments]]\nid = "core/copy_text"\n'
@@ -273,6 +273,7 @@ def test_a_stored_run_whose_advantages_had_another_definition_is_read_and_not_go
     assert read_stored(tree, where="stored") == now
     differences = {key: value for key, value in stored_identity(tree).items() if value != now.identity()[key]}
     assert [reason in value for value in differences.values()] == [True]
+    assert stored_values(tree).items() >= differences.items()  # so that a change on purpose is told as one
 
 
 def test_threads_matter_to_a_deterministic_run(tmp_path: Path) -> None:

@@ -206,9 +206,9 @@ def test_a_device_that_is_not_there(refused) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "there"),
     [
-        ("train.optimizer.learning_rate", "0.5", "0.001 there, 0.5 here"),
-        ("train.loss.normalisation", "sequence", '"token" there, "sequence" here'),
-        ("train.loss.kl_coefficient", "0.1", "0.0 there, 0.1 here"),
+        ("train.num_minibatches", "2", "1 there, 2 here"),
+        ("rollout.surplus", "drop", '"keep" there, "drop" here'),
+        ("engine.num_slots", "4", "8 there, 4 here"),
     ],
 )
 def test_a_run_is_not_gone_on_with_under_other_settings(rollfeed, folder, key: str, value: str, there: str) -> None:
@@ -217,6 +217,7 @@ def test_a_run_is_not_gone_on_with_under_other_settings(rollfeed, folder, key: s
         result = rollfeed(command, folder / "train.toml", "--out", folder / "run", "--set", f"{key}={value}")
         assert result.code == 2
         assert f"holds an unfinished run with other settings: {key} = {there}; choose another --out" in result.err
+        assert f"({key} decides " in result.err
     assert files(folder) == before
 
 

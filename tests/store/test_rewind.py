@@ -11,7 +11,7 @@ import pytest
 
 import rollfeed
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store import RunDirectory, RunReader
+from rollfeed.store import Rewind, RunDirectory, RunReader
 from rollfeed.types import PromptDraw, StepCommit
 
 IDENTITY = {"seed": 1}
@@ -235,3 +235,33 @@ def test_where_data_files_are_is_stored(tmp_path: Path) -> None:
     RunDirectory.open(tmp_path / "run", settings={}, identity={}, overwrite=False, folders=folders).close()
     with RunReader(tmp_path / "run") as reader:
         assert reader.run().folders == tuple(map(str, folders))
+
+
+def test_changed_settings_are_kept_with_the_step_that_they_begin_at(run: Path, make_step) -> None:
+    def open_with(rate: float, *, step: int | None = None) -> RunDirectory:
+        return RunDirectory.open(
+            run, settings={"seed": 1, "rate": rate}, identity=IDENTITY, overwrite=False, step=step, folders=()
+        )
+
+    def changes() -> list[tuple[int, str, object, object]]:
+        with RunReader(run) as reader:
+            return [(change.step, change.key, change.old, change.new) for change in reader.changes()]
+
+    assert changes() == []
+    with open_with(0.1) as directory:
+        directory.commit(make_step(NUM_STEPS + 1), reward_key=None)
+    first = (NUM_STEPS + 1, "rate", None, 0.1)
+    assert changes() == [first]
+    open_with(0.1).close()
+    assert changes() == [first]
+    open_with(0.2).close()
+    open_with(0.3).close()  # no step was made with 0.2
+    assert changes() == [first, (NUM_STEPS + 2, "rate", 0.1, 0.3)]
+    open_with(0.1).close()
+    assert changes() == [first]
+    open_with(0.4, step=3).close()
+    assert changes() == [(4, "rate", None, 0.4)]
+    RunDirectory.open(
+        run, settings={"seed": 1, "rate": 0.5}, identity=IDENTITY, overwrite=False, step=Rewind.START
+    ).close()
+    assert changes() == []

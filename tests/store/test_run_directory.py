@@ -128,7 +128,8 @@ def test_differing_settings_are_named_with_both_values(two_steps) -> None:
     assert str(caught.value) == (
         f"{two_steps}: holds an unfinished run with other settings: "
         'model.checkpoint = unset there, "other" here; seed = 1 there, 2 here; '
-        "choose another --out, or replace it with --overwrite"
+        "choose another --out, or replace it with --overwrite "
+        "(model.checkpoint decides which model samples and learns; seed decides all that is random)"
     )
 
 

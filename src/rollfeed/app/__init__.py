@@ -16,12 +16,21 @@ from rollfeed.app.evaluation import (
 from rollfeed.app.model import Model, build_engine, load_model, load_settings_model
 from rollfeed.app.rewards import check_isolation, open_reward_hub
 from rollfeed.app.rollouts import open_rollouts
-from rollfeed.app.runs import PreparedRun, RunSummary, build_config, prepare, resume, run, run_problem, stored_settings
+from rollfeed.app.runs import (
+    PreparedRun,
+    RunSummary,
+    build_config,
+    prepare,
+    resume,
+    run,
+    run_problem,
+)
 from rollfeed.app.scoring import grade_rows, score_file
 from rollfeed.app.sources import build_source, environment_source, source_names
 from rollfeed.app.sources.end_of_data import DataLimit
 from rollfeed.app.sources.overlap import overlaps
 from rollfeed.app.sources.rows import no_images_of
+from rollfeed.app.stored_run import chosen_of_stored, stored_settings
 from rollfeed.app.training import (
     TrainedStep,
     check_trained_model,
@@ -52,6 +61,7 @@ __all__ = [
     "check_trained_model",
     "check_trained_prompts",
     "check_training",
+    "chosen_of_stored",
     "directory_problem",
     "environment_source",
     "evaluate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from rollfeed.app.rollouts import open_rollouts
 from rollfeed.app.sources import build_source
 from rollfeed.app.sources.end_of_data import DataLimit, data_limit, early_end
 from rollfeed.app.sources.rows import RowChecks, no_images_of
-from rollfeed.config import FilterSettings, RolloutConfig, Settings, read_stored
+from rollfeed.app.stored_run import chosen_of_stored, stored_settings, stored_template_date
+from rollfeed.config import FilterSettings, RolloutConfig, Settings
 from rollfeed.errors import (
     COMPUTING_ERRORS,
     ConfigError,
@@ -45,8 +46,8 @@ from rollfeed.protocols import (
     Tracker,
 )
 from rollfeed.rewards import Takes
-from rollfeed.store import Rewind, RunDirectory, RunReader
-from rollfeed.store.layout import JOURNAL, holds_training
+from rollfeed.store import Rewind, RunDirectory
+from rollfeed.store.layout import holds_training
 from rollfeed.types import LedgerCounts, StepCommit
 
 
@@ -66,6 +67,8 @@ class PreparedRun:
     """How many batches there are, where the data ends."""
     folders: tuple[Path, ...] = ()
     """Where data files and plug-in modules were looked for."""
+    chosen: frozenset[str] = frozenset()
+    """Keys of settings that are as they are on purpose."""
 
     @property
     def num_batches(self) -> int:
@@ -87,20 +90,28 @@ class RunSummary:
     """Why there are fewer steps than were asked for."""
 
 
-def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | None = None) -> PreparedRun:
+def prepare(
+    settings: Settings,
+    *,
+    folders: Sequence[Path] = (),
+    out: Path | None = None,
+    chosen: Collection[str] = (),
+) -> PreparedRun:
     """Make and check everything a run needs, without starting an engine or writing a file.
 
     Args:
         settings: The whole tree.
         folders: Where data files and plug-in modules are looked for, in this order.
         out: A run directory; where it holds a run that is gone on with, chat templates are told that run's date.
+        chosen: Keys of settings that a run which is gone on with may have otherwise only on purpose, and has so; see
+            :mod:`rollfeed.config.resuming`.
 
     Raises:
         ConfigError: If anything is wrong that can be known before the engine starts.
     """
     config = build_config(settings, folders=folders)
     check_combination(settings, config)
-    settings = _with_template_date(settings, None if out is None else _stored_template_date(settings, out))
+    settings = _with_template_date(settings, None if out is None else stored_template_date(settings, out))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
     engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
@@ -129,21 +140,8 @@ def prepare(settings: Settings, *, folders: Sequence[Path] = (), out: Path | Non
         rows=rows,
         data_limit=data_limit(source, settings, config),
         folders=tuple(folders),
+        chosen=frozenset(chosen),
     )
-
-
-def _stored_template_date(settings: Settings, out: Path) -> str | None:
-    if not (out / JOURNAL).exists():
-        return None
-    with RunReader(out) as reader:
-        stored: str | None = reader.run().settings.get("model", {}).get("template_date")
-    given = settings.model.template_date
-    if stored is not None and given not in (stored, None):
-        raise ConfigError(
-            f"model.template_date = {given!r}: the run in {out} was begun with {stored!r}; leave it out, or choose "
-            "another --out"
-        )
-    return stored
 
 
 def _with_template_date(settings: Settings, date: str | None) -> Settings:
@@ -152,22 +150,6 @@ def _with_template_date(settings: Settings, date: str | None) -> Settings:
         return settings
     model = settings.model.model_copy(update={"template_date": date})
     return settings.model_copy(update={"model": model})
-
-
-def stored_settings(directory: Path, overrides: Sequence[str] = ()) -> tuple[Settings, list[Path]]:
-    """Return the settings of the run in ``directory``, and where it looked for data files and plug-ins.
-
-    Args:
-        directory: A run directory; only read.
-        overrides: ``key=value``, as on the command line.
-
-    Raises:
-        ConfigError: If there is no run, it is damaged, or its settings are not those of this version.
-    """
-    with RunReader(directory) as reader:
-        record = reader.run()
-    settings = read_stored(record.settings, where=f"settings of {directory}", overrides=overrides)
-    return settings, [Path(folder) for folder in record.folders]
 
 
 async def resume(
@@ -183,7 +165,8 @@ async def resume(
         directory: What :func:`run` was given as ``out``.
         step: Go back to the state after this committed step, the last that is kept: for a trainer whose
             checkpoint is older. A finished run is gone on with too then.
-        overrides: ``key=value``: settings that may differ, such as ``rollout.num_rollout``.
+        overrides: ``key=value``: settings that may differ, such as ``rollout.num_rollout``; those that do so only on
+            purpose are among them.
         observers: As for :func:`run`.
 
     Raises:
@@ -191,9 +174,10 @@ async def resume(
         RollfeedError: As for :func:`run`.
     """
     settings, folders = stored_settings(directory, overrides)
-    if problem := run_problem(settings, directory, overwrite=False, step=step):
+    chosen = chosen_of_stored(directory, overrides, settings)
+    if problem := run_problem(settings, directory, overwrite=False, step=step, chosen=chosen):
         raise RunDirectoryError(problem)
-    return await run(prepare(settings, folders=folders), out=directory, step=step, observers=observers)
+    return await run(prepare(settings, folders=folders, chosen=chosen), out=directory, step=step, observers=observers)
 
 
 async def run(
@@ -212,7 +196,7 @@ async def run(
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
         RollfeedError: If the run fails; finished steps stay readable, and the same call resumes it.
     """
-    if problem := run_problem(prepared.settings, out, overwrite=overwrite, step=step):
+    if problem := run_problem(prepared.settings, out, overwrite=overwrite, step=step, chosen=prepared.chosen):
         raise RunDirectoryError(problem)
 
     num_rollout = prepared.settings.rollout.num_rollout
@@ -229,14 +213,16 @@ async def run(
         return await make_steps(directory, prepared, observers, body)
 
 
-def run_problem(settings: Settings, out: Path, *, overwrite: bool, step: int | None) -> str | None:
+def run_problem(
+    settings: Settings, out: Path, *, overwrite: bool, step: int | None, chosen: Collection[str] = ()
+) -> str | None:
     """Return why a run can neither begin nor go on in a directory; None if it can. Nothing is changed."""
     if holds_training(out) and not overwrite:
         return (
             f"{out}: holds a training, which batches alone would not go on with: use rollfeed train FILE --out {out}, "
             "or choose another directory"
         )
-    return RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step)
+    return RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step, chosen=chosen)
 
 
 def open_directory(prepared: PreparedRun, out: Path, *, overwrite: bool, step: int | Rewind | None) -> RunDirectory:
@@ -249,6 +235,7 @@ def open_directory(prepared: PreparedRun, out: Path, *, overwrite: bool, step: i
         overwrite=overwrite,
         step=step,
         folders=prepared.folders,
+        chosen=prepared.chosen,
     )
 
 

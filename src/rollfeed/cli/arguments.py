@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rollfeed.config import Settings, load_settings
+from rollfeed.config import Settings, chosen_keys, load_settings
 from rollfeed.config.paths import expand_path
 
 
@@ -37,3 +37,8 @@ def settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path]]:
     settings = load_settings(arguments.file, arguments.overrides)
     folders = [arguments.file.resolve().parent, Path.cwd()]
     return settings, list(dict.fromkeys(folders))
+
+
+def chosen_of(arguments: argparse.Namespace, settings: Settings) -> frozenset[str]:
+    """Return the keys of settings that ``--set`` decides; :func:`settings_of` has returned ``settings``."""
+    return chosen_keys(arguments.file, arguments.overrides, settings)

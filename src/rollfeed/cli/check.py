@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed import app
-from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, chosen_of, path_argument, settings_of
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.errors import RunDirectoryError
@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings, folders = settings_of(arguments)
     if arguments.out is not None:
-        out, overwrite = arguments.out, arguments.overwrite
+        out, overwrite, chosen = arguments.out, arguments.overwrite, chosen_of(arguments, settings)
         if settings.trains:
-            problem = app.directory_problem(settings, out, overwrite=overwrite)
+            problem = app.directory_problem(settings, out, overwrite=overwrite, chosen=chosen)
         else:
-            problem = app.run_problem(settings, out, overwrite=overwrite, step=None)
+            problem = app.run_problem(settings, out, overwrite=overwrite, step=None, chosen=chosen)
         if problem is not None:
             raise RunDirectoryError(problem)
     sources = app.source_names(settings)

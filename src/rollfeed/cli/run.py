@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, chosen_of, path_argument, settings_of
 from rollfeed.cli.progress import ProgressReporter
 from rollfeed.config import Settings
 from rollfeed.errors import ConfigError, RunDirectoryError
@@ -69,11 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
         RollfeedError: If the run fails.
     """
     _check_combination(arguments)
-    settings, folders = _settings_of(arguments)
+    settings, folders, chosen = _settings_of(arguments)
     out = arguments.resume or arguments.out or default_directory(arguments.file)
-    if problem := app.run_problem(settings, out, overwrite=arguments.overwrite, step=arguments.step):
+    if problem := app.run_problem(settings, out, overwrite=arguments.overwrite, step=arguments.step, chosen=chosen):
         raise RunDirectoryError(problem)
-    prepared = app.prepare(settings, folders=folders, out=None if arguments.overwrite else out)
+    prepared = app.prepare(settings, folders=folders, out=None if arguments.overwrite else out, chosen=chosen)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     reporter = ProgressReporter(console, settings.rollout, reward_key=settings.reward.reward_key)
     console.print(f"run directory: {out}")
@@ -108,14 +108,16 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--resume {arguments.resume}: goes on with the run there; leave out --overwrite")
 
 
-def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path]]:
-    if arguments.resume is None:
-        return settings_of(arguments)
-    if arguments.file is not None:
+def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path], frozenset[str]]:
+    """Return the settings, where data files and plug-ins are looked for, and what ``--set`` decides."""
+    if arguments.resume is not None and arguments.file is not None:
         RunReader(arguments.resume).close()  # there must be a run to go on with
-        return settings_of(arguments)
+    if arguments.file is not None:
+        settings, folders = settings_of(arguments)
+        return settings, folders, chosen_of(arguments, settings)
     stored, folders = app.stored_settings(arguments.resume, arguments.overrides)
-    return stored, list(dict.fromkeys([*folders, Path.cwd()]))
+    chosen = app.chosen_of_stored(arguments.resume, arguments.overrides, stored)
+    return stored, list(dict.fromkeys([*folders, Path.cwd()])), chosen
 
 
 def default_directory(file: Path) -> Path:

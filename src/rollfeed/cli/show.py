@@ -71,6 +71,7 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
             "status": reader.status(),
             "cause": record.cause,
             "settings": record.settings,
+            "changes": [asdict(change) for change in reader.changes()],
             "isolation": None if isolation is None else asdict(isolation),
         },
         "steps": [_step_view(record, reader.summaries(record.step)) for record in steps],

@@ -103,6 +103,7 @@ def _run_lines(reader: RunReader, record: RunRecord) -> Iterator[str]:
     by_key = flatten(dict(record.settings))
     found = [(words, by_key.get(key)) for key, words in _SETTINGS]
     yield ", ".join(f"{words} {value}" for words, value in found if value is not None)
+    yield from (f"changed {change}" for change in reader.changes())
     isolation = reader.isolation()
     if isolation is not None:
         yield str(isolation)

@@ -5,7 +5,7 @@ from rollfeed.config.buffer import BufferPolicyName, BufferSettings
 from rollfeed.config.engine import EngineSettings, Kernels, Precision, SGLangSettings, WeightUpdateMode, is_device
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
-from rollfeed.config.load import load_scoring_settings, load_settings, validate_settings
+from rollfeed.config.load import chosen_keys, load_scoring_settings, load_settings, validate_settings
 from rollfeed.config.model import ModelSettings, TinyModelSettings
 from rollfeed.config.openai_engine import OpenAISettings, Purpose
 from rollfeed.config.placement import PlacementSettings
@@ -31,7 +31,7 @@ from rollfeed.config.rollout import (
 from rollfeed.config.rollout_config import RolloutConfig
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import Settings
-from rollfeed.config.stored import read_stored, stored_identity
+from rollfeed.config.stored import read_stored, stored_identity, stored_values
 from rollfeed.config.train import WarmUpSettings
 from rollfeed.config.weights import ProofSettings, WeightSettings, WeightSource
 
@@ -80,10 +80,12 @@ __all__ = [
     "WeightSource",
     "WeightUpdateMode",
     "WorkerSettings",
+    "chosen_keys",
     "is_device",
     "load_scoring_settings",
     "load_settings",
     "read_stored",
     "stored_identity",
+    "stored_values",
     "validate_settings",
 ]

@@ -12,8 +12,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rollfeed.config.resuming import is_named
 from rollfeed.config.reward import ScoringSettings
-from rollfeed.config.settings import Settings
+from rollfeed.config.settings import Settings, flatten
 from rollfeed.errors import ConfigError, suggestion
 
 S = TypeVar("S", bound=BaseModel)
@@ -27,6 +28,23 @@ def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
             type, out of bounds or does not fit the others; one line a mistake.
     """
     return validate_settings(_read_toml(path), where=str(path), overrides=overrides)
+
+
+def chosen_keys(origin: Path | Mapping[str, Any], overrides: Sequence[str], settings: Settings) -> frozenset[str]:
+    """Return the keys that overrides decide: those that they name, and those whose values follow from them.
+
+    Args:
+        origin: A settings file or tree as it is without them.
+        overrides: ``key=value``, as on the command line.
+        settings: What came of both.
+    """
+    tree = _read_toml(origin) if isinstance(origin, Path) else origin
+    chosen = flatten(settings.model_dump(mode="json"))
+    try:
+        plain = flatten(_validated(Settings, tree, "").model_dump(mode="json"))
+    except ConfigError:  # a file that needs its overrides
+        plain = chosen
+    return frozenset(key for key, value in chosen.items() if plain.get(key) != value or is_named(key, overrides))
 
 
 def load_scoring_settings(path: Path) -> ScoringSettings:

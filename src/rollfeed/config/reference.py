@@ -10,29 +10,51 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rollfeed.config.settings import FREE_TO_CHANGE, Settings
+from rollfeed.config.resuming import CHANGES, FIXED, Change
+from rollfeed.config.settings import Settings
 
 _HEAD = """# Settings
 
 A settings file is TOML: the key `seed`, and the tables below. Every key can be overridden on the command line with
 `--set table.key=value` (list entries by number: `--set prompts.environments.0.level=2`). Unknown keys are refused.
-An unfinished run in the same folder is continued when all settings agree but {free}
-and those of `[eval]`, and below `[engine.sglang]` and `[engine.openai]` but `purpose`
-(threads count when `rollout.deterministic` is on: they change the rounding).
+An unfinished run in the same folder is gone on with; which settings may be others then stands
+[below](#going-on-with-a-run).
 
 This page is generated from the classes: `python -m rollfeed.config.reference > docs/settings.md`.
 """
+_GOING_ON = """## Going on with a run
+
+What was changed, from which step on, and what it was before is kept in the run: `rollfeed show` has it. Settings that
+may be others on purpose are taken from `--set`, and refused where only the file has them otherwise. `.*` stands for all
+below that is not named elsewhere.
+
+| may be another | settings |
+|---|---|"""
+_CHANGES = {
+    Change.FREE: "yes",
+    Change.FREE_UNLESS_DETERMINISTIC: "yes, unless `rollout.deterministic` is on: it changes the rounding of answers",
+    Change.ON_PURPOSE: "on purpose, with `--set`",
+}
 
 
 def render_reference() -> str:
     """Return the whole settings reference as Markdown."""
-    free = ", ".join(f"`{key}`" for key in FREE_TO_CHANGE)
-    parts = [_HEAD.format(free=free), _table("Root", Settings, "", sections=False)]
+    parts = [_HEAD, _table("Root", Settings, "", sections=False)]
     for name, info in Settings.model_fields.items():
         if _is_section(info.annotation):
             parts.append(_table(f"`[{name}]`", info.annotation, f"{name}."))
             parts += _inner_tables(name, info.annotation)
-    return "\n".join(parts)
+    return "\n".join([*parts, _going_on()])
+
+
+def _going_on() -> str:
+    """Return which settings may be others where a run is gone on with."""
+    rows = [
+        *((_CHANGES[change], keys) for change, keys in CHANGES.items()),
+        *((f"no: it {reason}", keys) for reason, keys in FIXED.items()),
+    ]
+    lines = [f"| {what} | {', '.join(f'`{key}`' for key in keys)} |" for what, keys in rows]
+    return "\n".join([_GOING_ON, *lines]) + "\n"
 
 
 def _inner_tables(name: str, section: type[BaseModel]) -> list[str]:

@@ -17,54 +17,13 @@ from rollfeed.config.model import ModelSettings
 from rollfeed.config.placement import PlacementSettings
 from rollfeed.config.plugins import PluginSettings
 from rollfeed.config.prompts import PromptSettings
+from rollfeed.config.resuming import Change, change_of
 from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Section
 from rollfeed.config.train import Correction, OldLogprobs, TrainSettings
 from rollfeed.config.weights import WeightSettings
-
-_THREADS = ("engine.threads", "train.threads")
-FREE_TO_CHANGE = (
-    *_THREADS,
-    "model.template_date",
-    "rollout.num_rollout",
-    "prompts.num_epoch",
-    "rollout.watchdog_seconds",
-    "rollout.abort_grace_seconds",
-    "rollout.group_failure",
-    "rollout.failure_retries",
-    "rollout.failure_budget",
-    "rollout.failure_window",
-    "rollout.failure_minimum",
-    "reward.concurrency",
-    "reward.workers.num_workers",
-    "reward.code.concurrency",
-    "reward.remote.url",
-    "reward.remote.api_key_env",
-    "reward.remote.concurrency",
-    "buffer.max_memory_mb",
-    "weights.directory",
-    "weights.poll_seconds",
-    "weights.proof.num_texts",
-    "weights.proof.num_tokens",
-    "weights.timeout_seconds",
-    "train.method",
-    "train.micro_batch_tokens",
-    "train.checkpoint_interval",
-    "train.eval_interval",
-    "train.on_non_finite",
-)
-"""Settings that may differ when an unfinished run is continued; all others decide what a run is.
-
-The numbers of threads change the rounding, and so count in a deterministic run. The date is compared where it is known
-what the run was told.
-"""
-
-SERVERS = ("engine.sglang.", "engine.openai.")
-"""Settings below them may differ as well, but for what samples are for: servers come and go, and answer for the same
-weights.
-"""
 
 
 class Settings(Section):
@@ -167,17 +126,15 @@ class Settings(Section):
         return given if given is not None else self.max_context_length - self.sampling.rollout_max_response_len
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide what a run is, as dotted keys."""
+        """Return the settings that a run does not change unnoticed while it is gone on with, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
-        free = set(FREE_TO_CHANGE) - set(_THREADS if self.rollout.deterministic else ())
         if self.reward.override_environments or not (self.prompts.environments and self.plugins.has_reward):
-            free.add("reward.override_environments")  # as in runs of before, which have no such key
+            del flat["reward.override_environments"]  # as in runs of before, which have no such key
+        is_deterministic = self.rollout.deterministic
         return {
             key: value
             for key, value in flat.items()
-            if key not in free
-            and not key.startswith("eval.")  # it measures a run, and decides nothing in it
-            and (not key.startswith(SERVERS) or key == "engine.openai.purpose")
+            if change_of(key, deterministic=is_deterministic) is not Change.FREE
         }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollfeed.config.load import validate_settings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
-from rollfeed.config.settings import Settings
+from rollfeed.config.settings import Settings, flatten
 from rollfeed.errors import ConfigError
 
 
@@ -30,13 +30,31 @@ def stored_identity(tree: Mapping[str, Any]) -> dict[str, Any] | None:
         identity = read_stored(tree, where="stored settings").identity()
     except ConfigError:
         return None
-    if "estimator" not in tree.get("advantage", {}):
-        # What the same words mean now would go on with other advantages.
-        if identity["advantage.divide_by_std"]:
-            identity["advantage.divide_by_std"] = "true, by the standard deviation of n instead of n - 1"
-        if (estimator := identity["advantage.estimator"]).startswith("reinforce_pp"):
-            identity["advantage.estimator"] = f"{estimator}, over rollouts instead of tokens"
-    return identity
+    return {**identity, **_other_meanings(tree, identity)}
+
+
+def stored_values(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that a run stored as dotted keys, those of earlier versions as they are called now.
+
+    Settings that cannot be read are as they stand there.
+    """
+    try:
+        values = flatten(read_stored(tree, where="stored settings").model_dump(mode="json"))
+    except ConfigError:
+        return flatten(dict(tree))
+    return {**values, **_other_meanings(tree, values)}
+
+
+def _other_meanings(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a run of before meant by words that mean something else now, by key."""
+    if "estimator" in tree.get("advantage", {}):
+        return {}
+    found: dict[str, str] = {}
+    if values["advantage.divide_by_std"]:
+        found["advantage.divide_by_std"] = "true, by the standard deviation of n instead of n - 1"
+    if (estimator := values["advantage.estimator"]).startswith("reinforce_pp"):
+        found["advantage.estimator"] = f"{estimator}, over rollouts instead of tokens"
+    return found
 
 
 def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rollfeed.config import stored_values
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.atomic import sync_folder
 from rollfeed.types.text import well_formed
@@ -45,6 +46,15 @@ CREATE TABLE steps (
     state_checksum INTEGER NOT NULL
 );
 """
+_CHANGES = """
+CREATE TABLE IF NOT EXISTS changes (
+    step INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    old TEXT NOT NULL,
+    new TEXT NOT NULL
+)
+"""
+"""Made where a run is gone on with, since journals of before have no such table."""
 
 
 class RunStatus(StrEnum):
@@ -84,6 +94,22 @@ class StepEntry:
     state_checksum: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange:
+    """A setting that is another since a step, because the run was gone on with so."""
+
+    step: int
+    """The first one that it is true of."""
+    key: str
+    old: Any
+    new: Any
+    """Both JSON values."""
+
+    def __str__(self) -> str:
+        old, new = (json.dumps(value, ensure_ascii=False) for value in (self.old, self.new))
+        return f"from step {self.step}: {self.key} = {new}, {old} before"
+
+
 class Journal:
     """One run's journal, open for reading or writing.
 
@@ -93,7 +119,7 @@ class Journal:
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         check_is_journal(path)
-        self._path = path
+        self.path = path
         with self._explained():
             self._connection = _read_only(path) if read_only else _writable(path)
             try:
@@ -143,15 +169,38 @@ class Journal:
             rows = self._connection.execute(f"SELECT {', '.join(names)} FROM steps ORDER BY step").fetchall()
             return tuple(StepEntry(**dict(zip(names, row, strict=True))) for row in rows)
 
-    def start(self, *, settings: Mapping[str, Any], folders: Sequence[str], forget_from: int | None) -> None:
-        """Say that a process works on the run, with these settings, and forget a step and those behind it."""
+    def changes(self) -> tuple[SettingChange, ...]:
+        """Return what has been changed in the settings since the run began, in the order of steps."""
+        with self._explained():
+            if not self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'changes'").fetchone():
+                return ()
+            rows = self._connection.execute("SELECT step, key, old, new FROM changes ORDER BY step, key").fetchall()
+            return tuple(
+                SettingChange(step=step, key=key, old=json.loads(old), new=json.loads(new))
+                for step, key, old, new in rows
+            )
+
+    def start(
+        self, *, settings: Mapping[str, Any], folders: Sequence[str], next_step: int
+    ) -> tuple[SettingChange, ...]:
+        """Say that a process works on the run, with these settings; return which of them are new to it.
+
+        ``next_step`` is the step that it makes first: that one and those behind it are forgotten.
+        """
+        earlier = self.changes()
+        new = _new_changes(self.run().settings, settings, earlier, step=next_step)
+        kept = [change for change in earlier if change.step < next_step]
+        rows = [(each.step, each.key, json.dumps(each.old), json.dumps(each.new)) for each in (*kept, *new)]
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE run SET settings = ?, status = ?, cause = NULL, folders = ?",
                 (json.dumps(dict(settings)), RunStatus.RUNNING.value, json.dumps(list(folders))),
             )
-            if forget_from is not None:
-                connection.execute("DELETE FROM steps WHERE step >= ?", (forget_from,))
+            connection.execute("DELETE FROM steps WHERE step >= ?", (next_step,))
+            connection.execute(_CHANGES)
+            connection.execute("DELETE FROM changes")
+            connection.executemany("INSERT INTO changes VALUES (?, ?, ?, ?)", rows)
+        return new
 
     def end(self, status: RunStatus, *, cause: str | None = None) -> None:
         """Say how the run ended."""
@@ -170,7 +219,7 @@ class Journal:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version != FORMAT_VERSION:
             raise RunDirectoryError(
-                f"{self._path}: has version {version}, this rollfeed reads {FORMAT_VERSION}: "
+                f"{self.path}: has version {version}, this rollfeed reads {FORMAT_VERSION}: "
                 "use the rollfeed that wrote it, or another --out"
             )
 
@@ -193,15 +242,30 @@ class Journal:
             yield
         except sqlite3.OperationalError as error:
             raise RunDirectoryError(
-                f"{self._path}: cannot be opened: {error}; it may be locked by another program, or stand on a "
+                f"{self.path}: cannot be opened: {error}; it may be locked by another program, or stand on a "
                 "read-only disk (then copy the run directory to a writable one)"
             ) from error
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             if isinstance(error, RunDirectoryError):
                 raise
             raise RunDirectoryError(
-                f"{self._path}: is damaged: {error}; restore the run directory from a copy"
+                f"{self.path}: is damaged: {error}; restore the run directory from a copy"
             ) from error
+
+
+def _new_changes(
+    stored: Mapping[str, Any], given: Mapping[str, Any], earlier: Sequence[SettingChange], *, step: int
+) -> tuple[SettingChange, ...]:
+    """Return which settings are others from a step on than in the one before it; none in the first."""
+    before, now = stored_values(stored), stored_values(given)
+    for change in reversed(earlier):
+        if change.step >= step:  # what was made with it is made again
+            before[change.key] = change.old
+    return tuple(
+        SettingChange(step=step, key=key, old=before.get(key), new=now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if step > 0 and before.get(key) != now.get(key)
+    )
 
 
 def check_is_journal(path: Path) -> None:

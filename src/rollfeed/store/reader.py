@@ -14,7 +14,7 @@ from typing import Any
 
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
-from rollfeed.store.journal import Journal, RunRecord, RunStatus
+from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange
 from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
@@ -116,6 +116,10 @@ class RunReader:
     def run(self) -> RunRecord:
         """Return settings, identity, status and cause."""
         return self._journal.run()
+
+    def changes(self) -> tuple[SettingChange, ...]:
+        """Return what has been changed in the settings since the run began, in the order of steps."""
+        return self._journal.changes()
 
     def evaluations(self) -> tuple[dict[str, Any], ...]:
         """Return what each evaluation found, in order; none where the run does not evaluate.

@@ -10,10 +10,11 @@ transaction too, and their files after them.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from enum import Enum
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.config import stored_identity
+from rollfeed.config.resuming import refusal_of_changes
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.protocols import Isolation
 from rollfeed.store.atomic import replace_file, sync_folder
@@ -49,6 +51,8 @@ from rollfeed.store.step_log import StepLog, StepRecord, read_steps
 from rollfeed.store.tables import batch_table, dropped_table, timings_table, write_table
 from rollfeed.types import RunState, StepCommit
 from rollfeed.types.text import step_range
+
+logger = logging.getLogger(__name__)
 
 
 class Rewind(Enum):
@@ -100,6 +104,7 @@ class RunDirectory:
         overwrite: bool,
         step: BackTo | None = None,
         folders: Sequence[Path] = (),
+        chosen: Collection[str] = (),
     ) -> RunDirectory:
         """Start a run at ``path``, or go on with the one that is there.
 
@@ -112,13 +117,14 @@ class RunDirectory:
             step: Go back to the state after this committed step, the last that is kept, or to the start; later ones
                 are removed. A finished run is gone on with too then. By default nothing is removed.
             folders: Where data files and plug-ins are looked for; stored for the reader.
+            chosen: Keys of settings that are as they are on purpose; see :mod:`rollfeed.config.resuming`.
 
         Raises:
             RunDirectoryError: If the directory cannot be written, is worked on by another process, or
                 holds something else: other files, a finished run, one with another identity, one
                 without that step, or a damaged one. Nothing has been changed then.
         """
-        if problem := cls.problem(path, identity=identity, overwrite=overwrite, step=step):
+        if problem := cls.problem(path, identity=identity, overwrite=overwrite, step=step, chosen=chosen):
             raise RunDirectoryError(problem)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -126,7 +132,7 @@ class RunDirectory:
                 lock = RunLock(path)
                 undo.callback(lock.release)
                 # Once more, now that nobody else can change it.
-                if problem := _contents_problem(path, identity, overwrite, step):
+                if problem := _contents_problem(path, identity, overwrite, step, chosen):
                     raise RunDirectoryError(problem)
                 if overwrite or not (path / JOURNAL).exists():
                     # First, or they would seem to belong to the new journal.
@@ -134,26 +140,29 @@ class RunDirectory:
                     Journal.create(path / JOURNAL, settings=settings, identity=identity)
                 journal = Journal(path / JOURNAL, read_only=False)
                 undo.callback(journal.close)
-                forget_from = _first_forgotten(step)
-                kept = [each for each in journal.steps() if forget_from is None or each.step < forget_from]
+                kept = _kept(journal.steps(), step)
                 # All is read before anything is changed.
                 records = read_steps(path, journal)[: len(kept)]
                 states = StateFiles(path)
                 state = _state_after(states, kept[-1]) if kept else None
-                journal.start(settings=settings, folders=[str(folder) for folder in folders], forget_from=forget_from)
+                _start(journal, kept, settings=settings, folders=folders)
                 step_log, metrics = _restore_files(path, kept, records, settings, undo)
-                directory = cls(
-                    path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics
-                )
                 undo.pop_all()
-                return directory
+                return cls(path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics)
         except (OSError, sqlite3.Error) as error:
             raise RunDirectoryError(
                 f"{path}: cannot be written: {_reason(error)}; choose another --out, or make it writable"
             ) from error
 
     @staticmethod
-    def problem(path: Path, *, identity: Mapping[str, Any], overwrite: bool, step: BackTo | None = None) -> str | None:
+    def problem(
+        path: Path,
+        *,
+        identity: Mapping[str, Any],
+        overwrite: bool,
+        step: BackTo | None = None,
+        chosen: Collection[str] = (),
+    ) -> str | None:
         """Return the line with which :meth:`open` would refuse, or None; nothing is created or changed.
 
         What only trying can tell (a full disk, a race, a damaged state) is not found.
@@ -167,7 +176,7 @@ class RunDirectory:
             return None if step is None else f"{path}: does not exist; give the directory that `rollfeed run` wrote"
         if is_held(path):
             return held_message(path)
-        return _contents_problem(path, identity, overwrite, step)
+        return _contents_problem(path, identity, overwrite, step, chosen)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -267,11 +276,18 @@ class RunDirectory:
             ) from error
 
 
-def _first_forgotten(step: BackTo | None) -> int | None:
-    """Return the first step that is not kept; None keeps all."""
-    if step is None:
-        return None
-    return 0 if isinstance(step, Rewind) else step + 1
+def _start(
+    journal: Journal, kept: Sequence[StepEntry], *, settings: Mapping[str, Any], folders: Sequence[Path]
+) -> None:
+    next_step = kept[-1].step + 1 if kept else 0
+    for change in journal.start(settings=settings, folders=[str(folder) for folder in folders], next_step=next_step):
+        logger.info("%s: %s", journal.path.parent, change)
+
+
+def _kept(entries: Sequence[StepEntry], step: BackTo | None) -> list[StepEntry]:
+    if isinstance(step, Rewind):
+        return []
+    return [entry for entry in entries if step is None or entry.step <= step]
 
 
 def _state_after(states: StateFiles, entry: StepEntry) -> RunState:
@@ -300,7 +316,13 @@ def _restore_files(
     return step_log, metrics
 
 
-def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, step: BackTo | None) -> str | None:
+def _contents_problem(
+    path: Path,
+    identity: Mapping[str, Any],
+    overwrite: bool,
+    step: BackTo | None,
+    chosen: Collection[str],
+) -> str | None:
     """Return why what is in an existing, writable directory cannot become this run."""
     if step is not None and overwrite:
         return f"{path}: cannot both be replaced and go back to step {step}; leave out --overwrite or --step"
@@ -327,11 +349,9 @@ def _contents_problem(path: Path, identity: Mapping[str, Any], overwrite: bool, 
             f"it with --overwrite, or go on after one of its steps with --resume {path} --step N"
         )
     # As this version reads the settings, if it can: it knows more of them than the version that stored the identity.
-    if differences := _differences(stored_identity(run.settings) or run.identity, identity):
-        return (
-            f"{path}: holds {'a finished' if is_finished else 'an unfinished'} run with other settings: "
-            f"{'; '.join(differences)}; choose another --out, or replace it with --overwrite"
-        )
+    stored = stored_identity(run.settings) or run.identity
+    if refusal := refusal_of_changes(_flat(stored), _flat(identity), chosen=chosen):
+        return f"{path}: holds {'a finished' if is_finished else 'an unfinished'} run with other settings: {refusal}"
     return _step_problem(path, entries, step)
 
 
@@ -340,15 +360,6 @@ def _step_problem(path: Path, entries: Sequence[StepEntry], step: BackTo | None)
         return None
     have = f"it has {step_range(entries[0].step, entries[-1].step)}" if entries else "no step is committed yet"
     return f"{path}: has no step {step} to go back to; {have}"
-
-
-def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    there, here = _flat(stored), _flat(given)
-    return [
-        f"{key} = {there.get(key, 'unset')} there, {here.get(key, 'unset')} here"
-        for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key)
-    ]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from rollfeed.app.runs import PreparedRun
@@ -25,7 +26,7 @@ _ONE_TOKEN = 1e-7
 """The likeliest token has more, in any vocabulary: nucleus sampling keeps it alone."""
 
 
-def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str | None:
+def directory_problem(settings: Settings, out: Path, *, overwrite: bool, chosen: Collection[str] = ()) -> str | None:
     """Return why training can neither begin nor go on in a directory; None if it can. Nothing is changed.
 
     A finished training goes on when ``rollout.num_rollout`` is larger than it was.
@@ -34,7 +35,8 @@ def directory_problem(settings: Settings, out: Path, *, overwrite: bool) -> str 
     if newest is not None and (problem := _finished_problem(settings, out, newest)):
         return problem
     step = newest if newest is not None and newest + 1 < settings.rollout.num_rollout else None
-    problem = RunDirectory.problem(out, identity=settings.identity(), overwrite=overwrite, step=step)
+    identity = settings.identity()
+    problem = RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=chosen)
     if problem is None and not overwrite and not holds_training(out) and has_steps(out):
         return (
             f"{out}: holds a run that was not trained on; go on with rollfeed run --resume {out}, choose another "

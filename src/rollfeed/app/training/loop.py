@@ -117,7 +117,7 @@ async def train(
         RollfeedError: If the run fails; the same call goes on from the last checkpoint.
     """
     settings = prepared.settings
-    if problem := directory_problem(settings, out, overwrite=overwrite):
+    if problem := directory_problem(settings, out, overwrite=overwrite, chosen=prepared.chosen):
         raise RunDirectoryError(problem)
     warn_without_drawing()
     newest = None if overwrite else newest_checkpoint(out)
