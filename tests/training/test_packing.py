@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -54,6 +54,18 @@ def test_every_trained_token_is_there_once_behind_its_own_context(
     assert found == Counter(expected)
     assert sum(m.weights_T.sum() for m in packed) == pytest.approx(1.0)
     assert len(sequences) == len({number for number, _ in expected})
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_an_advantage_a_token_reaches_that_token(share_prompts: bool, batch_by_seed) -> None:
+    plain = batch_by_seed(3, num_groups=4)
+    rows = tuple(100.0 * n + np.arange(s.response_length, dtype=np.float32) for n, s in enumerate(plain.samples))
+    _, packed = pack(replace(plain, advantages_S=rows), share_prompts=share_prompts)
+    found = np.sort(np.concatenate([micro_batch.advantages_T for micro_batch in packed]))
+    trained = [row[sample.loss_mask != 0] for row, sample in zip(rows, plain.samples, strict=True)]
+    np.testing.assert_array_equal(found, np.sort(np.concatenate(trained)))
+    for micro_batch in packed:
+        np.testing.assert_array_equal(micro_batch.advantages_T // 100, micro_batch.sequence_ids_T)
 
 
 def test_packing_is_deterministic(batch_by_seed) -> None:
