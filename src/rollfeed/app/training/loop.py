@@ -312,15 +312,13 @@ class _Loop:
                 check_sampling_masks(batch)
             report = self._trainer.train_step(batch)
         except RunFailedError as error:
-            if not self._trainer.is_mid_batch:
-                raise
-            raise RunFailedError(f"{error}; the training {where_it_goes_on(self._out)}") from error
+            raise RunFailedError(f"{error}{self._where_half_a_batch_goes_on()}") from error
         except ConfigError as error:
             raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
         except COMPUTING_ERRORS as error:
             raise RunFailedError(
                 f"step {batch.step}: it cannot be trained on: {in_one_line(error)}; where memory is short, lower "
-                "train.micro_batch_tokens"
+                f"train.micro_batch_tokens{self._where_half_a_batch_goes_on()}"
             ) from error
         no_update = None
         if not report.num_updates:
@@ -338,6 +336,10 @@ class _Loop:
             train_seconds=report.seconds,
             no_update=no_update,
         )
+
+    def _where_half_a_batch_goes_on(self) -> str:
+        """Return what a message ends with where a batch failed between two of its updates."""
+        return f"; the training {where_it_goes_on(self._out)}" if self._trainer.is_mid_batch else ""
 
     def _num_equal_in_a_row(self) -> int:
         newest_first = reversed(self._train_log.records)
