@@ -104,7 +104,7 @@ def _measure(
     model: Model, reference: Reference, threads: int, workload: Workload, progress: Callable[[str], None]
 ) -> ThreadsResult:
     """Time ours in each precision and the reference in turn, ``repetitions`` times, then compare the tokens."""
-    prompts = _prompts(model, workload)
+    prompts = prompts_of(model, workload)
     ours = {precision: _Ours(model, threads, precision, prompts, workload) for precision in _precisions()}
     theirs: dict[int, list[float]] = {count: [] for count in range(1, threads + 1) if threads % count == 0}
     for repetition in range(workload.repetitions):
@@ -197,7 +197,8 @@ class _Ours:
         )
 
 
-def _prompts(model: Model, workload: Workload) -> list[NDArray[np.int32]]:
+def prompts_of(model: Model, workload: Workload) -> list[NDArray[np.int32]]:
+    """Return the tokens of the workload's questions, as the model is asked."""
     tokenizer = model.tokenizer
     texts = [tokenizer.render_chat([{"role": "user", "content": q}]) for q in QUESTIONS[: workload.num_groups]]
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]

@@ -13,7 +13,7 @@ from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import path_argument
 from rollfeed.cli.benching import train
 from rollfeed.cli.benching.machine import machine
-from rollfeed.engine import DEFAULT_MODEL
+from rollfeed.engine import DEFAULT_MODEL, gguf_file_of
 from rollfeed.errors import ConfigError
 
 
@@ -35,6 +35,15 @@ def register(commands: Any) -> None:
     )
     engine.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens of a response (default 128)")
     engine.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (default 3)")
+    engine.add_argument(
+        "--vllm",
+        type=path_argument,
+        metavar="PYTHON",
+        help="also serve with vLLM on the CPU, of this Python's environment",
+    )
+    engine.add_argument(
+        "--llama-cpp", type=path_argument, metavar="SERVER", help="also serve with this llama-server of llama.cpp"
+    )
     engine.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
     engine.set_defaults(run=run_engine)
     _register_rewards(actions)
@@ -156,14 +165,32 @@ def _register_chaos(actions: Any) -> None:
 
 
 def run_engine(arguments: argparse.Namespace) -> int:
-    """Measure the embedded engine."""
+    """Measure the embedded engine.
+
+    Raises:
+        ConfigError: If a server to compare with cannot be started.
+    """
     workload = Workload(new_tokens=arguments.new_tokens, repetitions=arguments.repetitions)
-    result = bench_engine(
-        app.load_model(arguments.model),
-        threads=arguments.threads,
-        workload=workload,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    model = app.load_model(arguments.model)
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    servers: dict[str, dict[str, float]] = {}
+    if arguments.vllm is not None or arguments.llama_cpp is not None:
+        from rollfeed.benchmarks.engine_servers import bench_servers
+
+        servers = bench_servers(
+            model,
+            gguf_file=gguf_file_of(arguments.model),
+            vllm_python=arguments.vllm,
+            llama_server=arguments.llama_cpp,
+            threads=max(arguments.threads),
+            workload=workload,
+            progress=progress,
+        )
+    result = bench_engine(model, threads=arguments.threads, workload=workload, progress=progress)
+    result |= {"servers": servers}
     result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
     if arguments.json:
         print(json.dumps(result, indent=2))
@@ -177,6 +204,9 @@ def run_engine(arguments: argparse.Namespace) -> int:
                 f"KL {figures['kl']:.4f} a token, "
                 f"greedy outputs {'identical' if figures['greedy_outputs_identical'] else 'DIFFERENT'}"
             )
+    for size, rates in servers.items():
+        told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+        print(f"tokens/s over HTTP, {size} at once: {told}")
     return 0
 
 

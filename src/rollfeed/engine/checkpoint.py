@@ -47,7 +47,7 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_
         CheckpointError: If there is no such model, or it is not a causal language model.
     """
     check_checkpoint(model, with_weights=with_weights)
-    gguf_file = _gguf_file(model)
+    gguf_file = gguf_file_of(model)
     if gguf_file is not None:
         folder = _converted(gguf_file, cache_directory or user_cache("models"))
     elif _path(model).is_dir():
@@ -62,7 +62,7 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_
 
 def check_checkpoint(model: str, *, with_weights: bool = True) -> None:
     """Raise CheckpointError for what can be known without converting or downloading anything."""
-    gguf_file = _gguf_file(model)
+    gguf_file = gguf_file_of(model)
     if gguf_file is not None:
         check_content(gguf_file)
         architecture = read_architecture(gguf_file)
@@ -134,8 +134,12 @@ def _used_tokens_text(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _gguf_file(model: str) -> Path | None:
-    """Return the GGUF file that ``model`` means, if it means one."""
+def gguf_file_of(model: str) -> Path | None:
+    """Return the GGUF file that ``model`` means, if it means one.
+
+    Raises:
+        CheckpointError: If the default model's is not installed.
+    """
     if model == DEFAULT_MODEL:
         return _default_gguf()
     path = _path(model)

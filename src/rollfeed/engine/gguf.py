@@ -115,6 +115,32 @@ def convert_gguf(path: Path, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")
 
 
+def write_float32(path: Path, copy: Path) -> None:
+    """Write a GGUF file of the same model whose weights are all float32.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+    """
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
+
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a readable GGUF file ({error})") from error
+    writer = GGUFWriter(copy, SUPPORTED_ARCHITECTURE)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue  # the writer's own
+        kind, *rest = field.types
+        writer.add_key_value(name, field.contents(), kind, rest[-1] if kind is GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def check_architecture(path: Path, architecture: str | None) -> None:
     """Raise CheckpointError unless ``architecture`` can be converted."""
     if architecture != SUPPORTED_ARCHITECTURE:
