@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.types import SamplingParams
 
 TEXTS = [np.array([33, 34, 35, 36], np.int32), np.array([40, 41], np.int32)]
@@ -27,6 +27,25 @@ async def test_texts_are_scored_as_a_response_is_by_the_one_that_sampled_it(
             assert list(scored) == [address]
             assert len(scored[address]) == len(text) - 1 + 1
             np.testing.assert_allclose(scored[address][3:-1], completion.logprobs, atol=1e-3)
+
+
+async def test_what_an_abort_of_everything_ends_is_scored_again(scripted: Any, engine_at: Any) -> None:
+    aborted: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if len(aborted) < limit:
+            aborted.append(request)
+            meta = {"finish_reason": {"type": "abort", "message": "Aborted"}, "weight_version": "default"}
+            return web.json_response([{"meta_info": meta}] * len(TEXTS))
+        return await scores(-1.0)(request)
+
+    async with scripted() as (server,), engine_at(server) as engine:
+        server.generate = answer
+        limit = 2
+        assert (await engine.score(TEXTS))[server.address].tolist() == [-1.0] * 4
+        limit = 100
+        with pytest.raises(EngineUnavailableError, match="before they were scored"):
+            await engine.score(TEXTS)
 
 
 async def test_every_server_answers_for_itself(scripted: Any, engine_at: Any) -> None:

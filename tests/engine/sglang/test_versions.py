@@ -141,6 +141,16 @@ async def test_a_server_that_cannot_flush_says_so_once_it_has_the_weights(
     assert "goes on with keys and values of older weights" in caplog.text
 
 
+async def test_an_idle_server_forgets_what_older_weights_have_cached_in_place_too(engine_at: EngineAt) -> None:
+    settings = {"mode": "time-model", "speed": 1e5, "time_model": {"prefix_cache": True, "median_length": 3.0}}
+    async with serve_fake_sglang(**settings) as fakes, engine_at(fakes.address, weight_update="in_place") as engine:
+        params = SamplingParams(max_new_tokens=4)
+        cached = [(await engine.generate(PROMPT, params, request_id=f"r{i}")).cached_tokens for i in range(2)]
+        await engine.update_weights(TENSORS, policy_version=1)
+        cached.append((await engine.generate(PROMPT, params, request_id="after")).cached_tokens)
+    assert cached == [0, 2, 0]
+
+
 NO_VERSIONS = ["1795878903.01", "3f2a9c1", "deadbeef12", "2026-11-28", "run2-step-7", "main", "", "-7", "1.0"]
 
 

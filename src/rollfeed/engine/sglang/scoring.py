@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from rollfeed.engine.http import Http
 from rollfeed.engine.weight_versions import version_number
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 
+_TRIES = 5
+"""An abort of everything, as at the end of a step or by somebody else, ends these requests too."""
 _ASK = {"sampling_params": {"max_new_tokens": 0, "temperature": 1.0}, "return_logprob": True, "logprob_start_len": 0}
 """From the first token on: a server that scores takes no keys and values from its cache for what it scores."""
 
@@ -23,9 +25,14 @@ class _Scored(msgspec.Struct, array_like=True, gc=False):
     token_id: int
 
 
+class _Finish(msgspec.Struct, gc=False):
+    type: str
+
+
 class _Meta(msgspec.Struct, gc=False):
-    input_token_logprobs: list[_Scored]
+    input_token_logprobs: list[_Scored] | None = None
     weight_version: str | int | None = None
+    finish_reason: _Finish | None = None
 
 
 class _Reply(msgspec.Struct, gc=False):
@@ -46,15 +53,22 @@ async def score_texts(
     """
     url = f"{address}/generate"
     body = {"input_ids": [text.tolist() for text in texts], **_ASK}
-    content = (await http.command(url, body, timeout_seconds=timeout_seconds)).content
-    try:
-        replies = [reply.meta_info for reply in _DECODER.decode(content)]
-    except msgspec.MsgspecError as error:
-        raise EngineProtocolError(f"{url}: it does not score texts: {error}") from error
+    for _ in range(_TRIES):
+        content = (await http.command(url, body, timeout_seconds=timeout_seconds)).content
+        try:
+            replies = [reply.meta_info for reply in _DECODER.decode(content)]
+        except msgspec.MsgspecError as error:
+            raise EngineProtocolError(f"{url}: it does not score texts: {error}") from error
+        if not any(meta.finish_reason is not None and meta.finish_reason.type == "abort" for meta in replies):
+            break
+    else:
+        raise EngineUnavailableError(f"{url}: it ended {_TRIES} requests to score texts before they were scored")
     for meta in replies:
         if meta.weight_version is not None and version_number(meta.weight_version) != policy_version:
             raise EngineProtocolError(f"{url}: scored by version {meta.weight_version}, not {policy_version}")
-    scored = [meta.input_token_logprobs for meta in replies]
+    scored = [meta.input_token_logprobs or [] for meta in replies]
+    if any(meta.input_token_logprobs is None for meta in replies):
+        raise EngineProtocolError(f"{url}: it does not score texts: a reply has no input_token_logprobs")
     if [[each.token_id for each in text] for text in scored] != body["input_ids"]:
         raise EngineProtocolError(f"{url}: it scored other tokens than it was sent")
     logprobs_N = np.array([each.logprob for text in scored for each in text[1:]], np.float64)

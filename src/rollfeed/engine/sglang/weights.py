@@ -6,8 +6,8 @@ may have requests has confirmed the new version.
 A prefix cache cannot be flushed under running requests: old servers (0.5.15) exit when an update tries
 it, newer ones (0.5.23) say that it failed and have changed the weights. So an update either empties the servers
 first (``abort``: what ran goes on afterwards from the tokens it has), or has them put back what runs and
-flushes when the weights are there (``retract``), or leaves the cache alone (``in_place``). A pause of SGLang's
-mode ``abort`` is not used: it looks once a second whether it is done. A paused server ends no request.
+flushes when the weights are there (``retract``), or keeps the cache unless nothing runs (``in_place``). A pause
+of SGLang's mode ``abort`` is not used: it looks once a second whether it is done. A paused server ends no request.
 """
 
 from __future__ import annotations
@@ -174,11 +174,10 @@ class WeightUpdater:
             await self._http.command(f"{worker.address}/pause_generation", self._holding)
         try:
             await self._load(worker, folder, version, flush_cache=False, abort=False)
-            if self._mode is WeightUpdateMode.RETRACT:
-                # Apart from the update: a server that cannot do it now says so, instead of ending.
-                reply = await self._http.control("POST", f"{worker.address}/flush_cache")
-                if reply.status != 200:
-                    _log.warning("%s: goes on with keys and values of older weights: it does not flush", worker.address)
+            # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
+            reply = await self._http.control("POST", f"{worker.address}/flush_cache")
+            if reply.status != 200 and self._mode is WeightUpdateMode.RETRACT:
+                _log.warning("%s: goes on with keys and values of older weights: it does not flush", worker.address)
         finally:
             if not self.is_paused:
                 await self._http.command(f"{worker.address}/continue_generation", {})
