@@ -78,10 +78,10 @@ check: install
 	$(BIN)/python -m pytest -q tests/test_*.py tests/config tests/mutants -m "not soak"
 
 quick: install
-	$(PYTEST) -m "not soak and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
+	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
-soak: install
-	$(BIN)/python -m pytest -q -m soak
+soak: install vllm sglang
+	$(BIN)/python -m pytest -q -m "soak or engines"
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)
 	$(BIN)/python bench/trl_step.py --trl-python $(TRL_VENV)/bin/python --output bench/train.json

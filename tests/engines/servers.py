@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -11,8 +12,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,19 +24,41 @@ START_SECONDS = 420.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-@dataclass(frozen=True, slots=True)
 class RealServer:
-    """A server that answers."""
+    """A server on a port of its own, with what it needs to be started again there."""
 
-    address: str
-    process: subprocess.Popen[bytes]
-    log: Path
+    def __init__(self, command: Sequence[str], environment: dict[str, str], *, port: int, log: Path) -> None:
+        self.address = f"http://127.0.0.1:{port}"
+        self._command = command
+        self._environment = environment
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> None:
+        """Run it, with more flags, until it answers."""
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*self._command, *flags],
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        _wait_until_healthy(self.address, self._process, self._log)
+
+    def told(self, path: str) -> dict[str, Any]:
+        """What it answers to GET."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(self.address + path, timeout=30) as reply:
+            answer: dict[str, Any] = json.load(reply)
+        return answer
 
     def kill(self) -> None:
         """End it at once, with everything that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def python_of(server: str) -> Path:
@@ -101,32 +124,25 @@ def sglang_server(folder: Path, work: Path, *flags: str) -> Iterator[RealServer]
 @contextlib.contextmanager
 def _serving(command: Sequence[str], port: int, extra: dict[str, str], log: Path) -> Iterator[RealServer]:
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    environment = {**kept, "PYTHONPATH": "", **OFFLINE, **extra}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    server = RealServer(f"http://127.0.0.1:{port}", process, log)
+    server = RealServer(command, {**kept, "PYTHONPATH": "", **OFFLINE, **extra}, port=port, log=log)
     try:
-        _wait_until_healthy(server)
+        server.start()
         yield server
     finally:
         server.kill()
 
 
-def _wait_until_healthy(server: RealServer) -> None:
+def _wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if server.process.poll() is not None:
-            break
+    while time.monotonic() < deadline and process.poll() is None:
         try:
-            with opener.open(f"{server.address}/health", timeout=30):
+            with opener.open(f"{address}/health", timeout=30):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    tail = server.log.read_text(errors="replace")[-3000:]
-    raise RuntimeError(f"{server.address} does not answer; the end of its log:\n{tail}")
+    tail = log.read_text(errors="replace")[-3000:]
+    raise RuntimeError(f"{address} does not answer; the end of its log:\n{tail}")
 
 
 def _free_port() -> int:
