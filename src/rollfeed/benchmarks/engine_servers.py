@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -203,6 +204,8 @@ def _serving(kind: ServerKind, folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started and has not ended
 
 
 async def _until_healthy(address: str, process: subprocess.Popen[bytes]) -> str | None:
