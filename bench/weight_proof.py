@@ -128,11 +128,13 @@ class Series:
             began = time.perf_counter()
             scored = score_texts(self.trainer.policy, self.texts, rounding=rounding_of(held), micro_batch_tokens=1024)
             self.kept[f"{version}/publisher/{precision}"] = scored
+            now, before = self.weights(), self.weights()
             for case, changed in {"": {}, **cases}.items():
                 self.num_updates += 1
                 engine = self.engines[precision]
-                await engine.update_weights({**self.weights(), **changed}, policy_version=self.num_updates)
+                await engine.update_weights({**before, **changed}, policy_version=self.num_updates)
                 (self.kept[f"{version}/{precision}/{case}"],) = (await engine.score(self.texts)).values()
+                before = {name: now[name] for name in changed}
             print(f"version {version} {precision}: {time.perf_counter() - began:.1f} s", flush=True)
         np.savez(self.file, texts=np.array([len(text) for text in self.texts]), **self.kept)
 
@@ -324,9 +326,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True, help="a folder")
     parser.add_argument("--parts", nargs="*", default=["trained", "walk"])
-    parser.add_argument("--versions", type=int, nargs="+", default=[1, 2, 5, 10, 20])
-    parser.add_argument("--groups", type=int, default=12)
-    parser.add_argument("--response", type=int, default=28)
+    parser.add_argument("--versions", type=int, nargs="+", default=[1, 5, 20])
+    parser.add_argument("--groups", type=int, default=6)
+    parser.add_argument("--response", type=int, default=20)
     parser.add_argument("--publishes", type=int, default=200)
     parser.add_argument("--walk-tokens", type=int, default=33)
     parser.add_argument("--threads", type=int, default=1)

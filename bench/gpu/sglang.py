@@ -1,4 +1,4 @@
-"""rollfeed on a real SGLang server: concurrency, overhead, aborts, weights, a dying server.
+"""rollfeed on a real SGLang server: concurrency, overhead, aborts, weights and their proof, training, a dying server.
 
 Start one server for the figures, and two small ones that may die, for example on one GPU::
 
@@ -10,6 +10,9 @@ then::
 
     python bench/gpu/sglang.py --model M --server http://127.0.0.1:30000 \\
         --pair http://127.0.0.1:30001 http://127.0.0.1:30002 --kill PID --output bench/gpu/sglang.json
+
+``--parts weights proof versions train`` need the first server alone, and a checkpoint in bf16, which the trainer takes
+to the same card.
 
 PID is the process group of the second server of the pair; it is killed in the middle of a step. Every part
 writes its result when it ends; a part that fails leaves its error in the file.
@@ -97,9 +100,30 @@ class Bench:
         await self.part("rollfeed_run", self.rollfeed_run)
         await self.part("abort_and_resume", self.abort_and_resume)
         await self.part("weights", self.weights)
+        await self.part("proof", self.proof)
+        await self.part("versions", self.versions)
+        await self.part("train", self.train)
         await self.part("concurrency", self.concurrency)
         await self.part("overhead", self.overhead)
         await self.part("server_killed", self.server_killed)
+
+    async def proof(self) -> dict[str, Any]:
+        """Publish trained weights, and at some versions others than those, and compare what both sides say."""
+        from sglang_proof import Publisher
+
+        return await Publisher(self).proof()
+
+    async def versions(self) -> dict[str, Any]:
+        """Publish different weights under load, and see which version each token is of."""
+        from sglang_proof import Publisher
+
+        return await Publisher(self).versions()
+
+    async def train(self) -> dict[str, Any]:
+        """Five steps of the command line in each way of changing weights."""
+        from sglang_proof import train
+
+        return {mode: await train(self, mode) for mode in ("abort", "retract", "in_place")}
 
     async def rollfeed_run(self) -> dict[str, Any]:
         """Several steps of the command line, with over-sampling, a filter and the aborts that come with them."""

@@ -77,6 +77,12 @@ async def test_what_is_no_score_of_the_texts_is_refused(
             await engine.score(TEXTS)
 
 
+async def test_the_last_token_of_the_vocabulary_may_be_told_as_the_first(scripted: Any, engine_at: Any) -> None:
+    async with scripted(1) as servers, engine_at(*servers) as engine:
+        servers[0].generate = scores(-1.0, lambda meta: meta["input_token_logprobs"][1].__setitem__(1, 0))
+        assert set((await engine.score(TEXTS))[servers[0].address]) == {-1.0}
+
+
 async def test_nothing_is_asked_of_paused_servers(scripted: Any, engine_at: Any) -> None:
     async with scripted(1) as servers, engine_at(*servers) as engine:
         await engine.pause()

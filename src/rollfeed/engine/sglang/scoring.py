@@ -69,9 +69,17 @@ async def score_texts(
     scored = [meta.input_token_logprobs or [] for meta in replies]
     if any(meta.input_token_logprobs is None for meta in replies):
         raise EngineProtocolError(f"{url}: it does not score texts: a reply has no input_token_logprobs")
-    if [[each.token_id for each in text] for text in scored] != body["input_ids"]:
+    if not _are_of(scored, texts):
         raise EngineProtocolError(f"{url}: it scored other tokens than it was sent")
     logprobs_N = np.array([each.logprob for text in scored for each in text[1:]], np.float64)
     if not np.isfinite(logprobs_N).all():
         raise EngineProtocolError(f"{url}: a token that it scored has no log-probability")
     return logprobs_N
+
+
+def _are_of(scored: Sequence[Sequence[_Scored]], texts: Sequence[NDArray[np.int32]]) -> bool:
+    if [len(text) for text in scored] != [len(text) for text in texts]:
+        return False
+    told_N = np.array([each.token_id for text in scored for each in text])
+    # The last id of the vocabulary is told as 0 (0.5.23), since ids beyond it stand for images.
+    return bool(((told_N == np.concatenate(texts)) | (told_N == 0)).all())
