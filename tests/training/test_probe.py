@@ -29,6 +29,12 @@ def test_texts_are_scored_before_any_temperature(make_trainer, micro_batch_token
     np.testing.assert_allclose(scored, expected(policy.model), atol=1e-5)
 
 
+def test_texts_are_scored_in_fp32_whatever_training_computes_in(make_trainer) -> None:
+    policy = make_trainer(precision="bf16").policy
+    scored = score_texts(policy, TEXTS, rounding=None, micro_batch_tokens=64)
+    np.testing.assert_allclose(scored, expected(policy.model), atol=1e-5)
+
+
 def test_rounded_weights_are_rounded_everywhere_and_exact_again_afterwards(make_trainer) -> None:
     model = make_trainer().policy.model
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -136,12 +136,16 @@ class Policy:
         self._threads = threads
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def score(self, micro_batch: MicroBatch, *, temperature: float | None = None) -> Scored:
+    def score(self, micro_batch: MicroBatch, *, temperature: float | None = None, exact: bool = False) -> Scored:
         """Return log-probabilities and entropies of the trained tokens, ``(T,)`` each.
 
-        ``temperature`` is another one than the policy's.
+        Args:
+            micro_batch: Whose tokens.
+            temperature: Another one than the policy's.
+            exact: Compute in the type of the weights, whatever the passes of training compute in.
         """
-        with torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        autocast = None if exact else self._autocast
+        with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             logits_BKV = self._logits(micro_batch)
         num_kept = len(micro_batch.columns_K)
         place_T = self._tensor(micro_batch.rows_T * num_kept + micro_batch.kept_T)

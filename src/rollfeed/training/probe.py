@@ -2,7 +2,9 @@
 
 An engine has the weights in the type that they are published in, or in a coarser one of its own. At small learning
 rates an update is smaller than the steps of such a type: most weights then stay as they are, in an engine that has
-taken the update as in one that has not. So the trainer scores the texts with its weights rounded in the same way.
+taken the update as in one that has not. So the trainer scores the texts with its weights rounded in the same way. It
+computes in fp32: passes in bf16 round each weight and sum anew after an update, and what that does to a text (0.035
+nats a token of a small model on a GPU after one update at 1e-5) is larger than the update, and another in each program.
 
 Axes: N tokens that have a log-probability: of each text all but the first, text after text.
 """
@@ -71,7 +73,7 @@ def score_texts(
     found: dict[int, NDArray[np.float64]] = {}
     with torch.no_grad(), policy.computing(), _rounded(policy.model, rounding):
         for micro_batch in micro_batches:
-            logprobs_T = policy.score(micro_batch, temperature=1.0).logprobs_T.double().cpu().numpy()
+            logprobs_T = policy.score(micro_batch, temperature=1.0, exact=True).logprobs_T.double().cpu().numpy()
             for number in np.unique(micro_batch.sequence_ids_T):
                 found[int(number)] = logprobs_T[micro_batch.sequence_ids_T == number]
     return np.concatenate([found[number] for number in range(len(texts))])
