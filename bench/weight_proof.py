@@ -12,7 +12,7 @@ which weights and the output of every module are rounded. The checkpoint is roun
 What engines and publisher say of the texts is kept in ``--raw``; with ``--parts`` and nothing behind it only the tables
 are made again::
 
-    python bench/weight_proof.py --raw /tmp/weight-proof --output bench/weight_proof.json
+    python bench/weight_proof.py --raw scores --output bench/weight_proof.json
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Series:
     """Publishes weights to all engines, and keeps what is said of the texts."""
 
     def __init__(self, arguments: argparse.Namespace, name: str, work: Path) -> None:
-        self.model = rollfeed.load_model()
+        self.model = rollfeed.load_model(arguments.checkpoint) if arguments.checkpoint else rollfeed.load_model()
         self.file = arguments.raw / f"{name}.npz"
         self.kept: dict[str, Array] = {}
         self.tied, self.untied = work / "tied", work / "untied"
@@ -247,7 +247,7 @@ def scores(raw: Mapping[str, Array], precision: str, version: int, case: str = "
 
 def smallest(found: Callable[[float, np.random.Generator], bool], seed: int) -> float | None:
     """Return the smallest size that is found 298 times of 300, which says 0.99."""
-    for size in np.geomspace(1e-5, 3.0, 56):
+    for size in np.geomspace(1e-7, 3.0, 76):
         random = np.random.default_rng(seed)
         if sum(found(float(size), random) for _ in range(300)) >= 298:
             return float(f"{size:.2g}")
@@ -307,7 +307,7 @@ def tables(arguments: argparse.Namespace) -> dict[str, Any]:
             }
     if (arguments.raw / "walk.npz").exists():
         raw = dict(np.load(arguments.raw / "walk.npz"))
-        last = max(int(key.split("/")[0]) for key in raw if "/" in key)
+        last = max(int(key.split("/")[0]) for key in raw if key.endswith("/int8/"))
         for precision in HELD:
             told = [compare(scores(raw, precision, 0), scores(raw, precision, v)) for v in range(1, last + 1)]
             refused = asyncio.run(refusal(raw, precision, [(version, "") for version in range(last + 1)]))
@@ -325,6 +325,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True, help="a folder")
+    parser.add_argument("--checkpoint", help="another one than SmolLM2-135M, for the walk")
     parser.add_argument("--parts", nargs="*", default=["trained", "walk"])
     parser.add_argument("--versions", type=int, nargs="+", default=[1, 5, 20])
     parser.add_argument("--groups", type=int, default=6)

@@ -38,6 +38,17 @@ def test_an_engine_that_follows_is_never_refuted(noise, step) -> None:
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.05, 0.2])
+@pytest.mark.parametrize("change", [1e-4, 0.01, 0.05])
+def test_noise_that_goes_along_with_the_change_refutes_nothing(change) -> None:
+    rng = np.random.default_rng(0)
+    direction_N, noise_N, first_N = rng.normal(size=N), rng.normal(size=N), rng.normal(size=N)
+    noise_N = 0.05 * (0.8 * noise_N - 0.6 * direction_N)
+    base = scores(0, 0.05 * first_N, np.zeros(N))
+    found = compare(base, scores(1, 0.05 * first_N + change * direction_N + noise_N, change * direction_N))
+    assert found.slope < 0.6
+    assert not found.is_refuted
+
+
 def test_an_engine_that_stays_behind_is_refuted_as_soon_as_the_change_is_above_the_noise(noise) -> None:
     found = list(drifting(np.random.default_rng(1), noise=noise, step=0.01, num_versions=40, taken=0.0))
     first = next(number for number, each in enumerate(found) if each.is_refuted)

@@ -113,7 +113,7 @@ def _parts(
     state: RunState | None,
     spill: Spill | None,
 ) -> RolloutParts:
-    proof = EngineProof(engine) if config.weights.proof.num_texts else None
+    proof = None if config.weights.proof.num_texts == 0 else EngineProof(engine)
     return RolloutParts(
         generate_fn=config.generate or single_turn,
         default_generate_fn=single_turn,

@@ -17,22 +17,29 @@ class WeightSource(StrEnum):
     DIRECTORY = "directory"
 
 
+ON_CPU, ON_GPU = 12, 64
+"""Texts of a proof."""
+
+
 class ProofSettings(Section):
     """How it is proved after an update that an engine has the new weights: it and the publisher score the same texts.
 
     See docs/weights.md for what is found with how many.
     """
 
-    num_texts: int = Field(default=12, ge=0, le=256)
-    """Texts that are scored, taken from the first batch; 0 takes the engine's word for it."""
+    num_texts: int | None = Field(default=None, ge=0, le=256)
+    """Texts that are scored, taken from the first batch; 0 takes the engine's word for it. By default 12, and 64 where
+    the trainer computes on a GPU: engines that go with it are less precise.
+    """
     num_tokens: int = Field(default=48, ge=8, le=1024)
     """Most tokens of each: the end of a prompt and the beginning of its answer."""
 
     @model_validator(mode="after")
     def _is_small(self) -> ProofSettings:
-        if self.num_texts * self.num_tokens > MOST_TOKENS:
+        num_texts = ON_GPU if self.num_texts is None else self.num_texts
+        if num_texts * self.num_tokens > MOST_TOKENS:
             raise ValueError(
-                f"num_texts = {self.num_texts} times num_tokens = {self.num_tokens} is more than {MOST_TOKENS} tokens, "
+                f"num_texts = {num_texts} times num_tokens = {self.num_tokens} is more than {MOST_TOKENS} tokens, "
                 "which every update would have to wait for: lower one of them"
             )
         return self

@@ -127,6 +127,19 @@ def test_a_training_that_goes_on_measures_a_new_base(run: Run) -> None:
     assert steps[-1]["step"] == 3
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("learning_rate", ["1e-5", "1e-3"])
+def test_two_hundred_publishes_bring_no_false_alarm(run: Run, precision: str, learning_rate: str) -> None:
+    steps = run(
+        f"engine.precision={precision}",
+        f"train.optimizer.learning_rate={learning_rate}",
+        "rollout.num_rollout=201",
+        "train.checkpoint_interval=1000",
+    )
+    assert sum("weights/proof_slope" in step for step in steps) == 200
+
+
 def test_nothing_is_proved_where_that_is_switched_off(run: Run) -> None:
     steps = run("weights.proof.num_texts=0", change=keeping(lambda name: True))
     assert not any("proof" in name for step in steps for name in step)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.app.runs import PreparedRun
+from rollfeed.config.weights import ON_CPU, ON_GPU
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
 from rollfeed.model_files import has_weights, read_headers
 from rollfeed.types import PUBLISHED, TrainBatch, WeightProbe
@@ -43,13 +44,14 @@ class TrainerProbes:
 
     async def begin(self, batch: TrainBatch) -> WeightProbe | None:
         """Choose the texts, once, and return what is said of them before a batch is trained on; None at later calls."""
-        if self._texts or not self._settings.weights.proof.num_texts:
+        proof = self._settings.weights.proof
+        if self._texts or proof.num_texts == 0:
             return None
         # Loaded already, with PyTorch, by the trainer.
         from rollfeed.training.probe import choose_texts
 
-        proof = self._settings.weights.proof
-        self._texts = choose_texts(batch, num_texts=proof.num_texts, num_tokens=proof.num_tokens)
+        num_texts = proof.num_texts or (ON_CPU if self._trainer.device.type == "cpu" else ON_GPU)
+        self._texts = choose_texts(batch, num_texts=num_texts, num_tokens=proof.num_tokens)
         return await self.take()
 
     async def take(self) -> WeightProbe | None:
