@@ -50,9 +50,9 @@ def reverse_lines(record: dict[str, Any]) -> Iterator[str]:
         f"The warm-up of the first seed drew {words['warm_up']:,} different words, training {words['trained']:,}; of "
         f"the {words['held_out']} of the evaluation, all different, {words['held_out_in_warm_up']} are among the "
         f"former and {words['held_out_in_training']} among the latter. The task is easy for supervision: the warm-up "
-        "continued with right labels only, for as long as reinforcement learning took, reaches "
-        f"{more['accuracy']:.3f} on {more['labels_seen']:,} labels. What the example shows is that rewards alone teach "
-        "it too."
+        "continued with right labels only, on as many labels as reinforcement learning had answers "
+        f"({more['labels_seen']:,}), reaches {more['accuracy']:.3f}. What the example shows is that rewards alone "
+        "teach it too."
     )
     yield f"{timing(record)} Everything is in [bench/reverse.json](../bench/reverse.json)."
 

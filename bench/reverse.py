@@ -4,8 +4,8 @@ Every run is the command of examples/reverse, started as a process; its time is 
 model that it makes and the warm-up. Settings were tried on seeds 0 to 5 and on no other. Beside it:
 
 - the control trains on shuffled rewards: its last accuracy must be within the 95 % interval of its first one;
-- the warm-up is continued without wrong labels for as long as the seed's reinforcement learning took, on the same
-  sources, and measured on the same held-out words;
+- the warm-up is continued without wrong labels, on as many labels as the seed's reinforcement learning had answers,
+  from the same sources, and measured on the same held-out words;
 - the words of the warm-up, of training and of the evaluation are counted, and compared.
 
 With ``--busy`` the machine did other work at the same time: seconds are of that, and no goal.
@@ -23,7 +23,6 @@ import json
 import shlex
 import sys
 import tempfile
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,8 +62,7 @@ def main() -> None:
         runs = [of_seed(seed, folder / f"seed-{seed}", busy=busy) for seed in arguments.seeds]
         first = arguments.seeds[0]
         control = of_seed(first, folder / "control", CONTROL, busy=busy)
-        reinforced = runs[0]["seconds"] - runs[0]["seconds_before_training"]
-        continued = asyncio.run(continue_warm_up(first, folder / f"seed-{first}", seconds=reinforced))
+        continued = asyncio.run(continue_warm_up(first, folder / f"seed-{first}"))
         tell(continued)
         words = compare_words(first, folder / f"seed-{first}")
     record = {
@@ -129,8 +127,8 @@ def settings_of(seed: int) -> Settings:
     return load_settings(SETTINGS, [f"seed={seed}"])
 
 
-async def continue_warm_up(seed: int, out: Path, *, seconds: float) -> dict[str, Any]:
-    """Go on from the state after the warm-up with right labels only, for ``seconds``."""
+async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
+    """Go on from the state after the warm-up with right labels only."""
     from rollfeed.training.supervised import SupervisedUpdates
 
     settings = settings_of(seed)
@@ -145,20 +143,20 @@ async def continue_warm_up(seed: int, out: Path, *, seconds: float) -> dict[str,
         learning_rate=warm_up.settings.learning_rate,
         micro_batch_tokens=settings.train.micro_batch_tokens,
     )
-    random, num_updates, began = Random(seed), 0, time.monotonic()
-    while time.monotonic() - began < seconds:
-        prompts = await warm_up.source.draw(warm_up.settings.batch_size)
+    rollout, batch_size = settings.rollout, warm_up.settings.batch_size
+    num_updates = rollout.num_rollout * rollout.rollout_batch_size * rollout.n_samples_per_prompt // batch_size
+    random = Random(seed)
+    for _ in range(num_updates):
+        prompts = await warm_up.source.draw(batch_size)
         demonstrations = demonstrations_of(prompts, tokenizer=warm_up.tokenizer, wrong_share=0.0, random=random)
         await asyncio.to_thread(updates.update, demonstrations)
-        num_updates += 1
     async with prepared.engine:
         await prepared.engine.update_weights(trainer.weights(), policy_version=1)
         found = (await app.evaluate(evaluation, engine=prepared.engine)).sets[0]
     return {
         "seed": seed,
-        "seconds": round(seconds, 1),
         "updates": num_updates,
-        "labels_seen": num_updates * warm_up.settings.batch_size,
+        "labels_seen": num_updates * batch_size,
         "accuracy": found.accuracy,
         "accuracy_low": found.accuracy_interval.low,
         "accuracy_high": found.accuracy_interval.high,
