@@ -158,10 +158,11 @@ def test_training_begins_where_the_warm_up_ended(trained: Path) -> None:
     accuracies = [line["accuracy"] for line in warm_up]
     assert max(accuracies[:-1]) < STOP_ACCURACY <= accuracies[-1]
     assert all(line["num_prompts"] == NUM_PROMPTS for line in warm_up)
-    # Other samples of the same policy, of eight words: three standard errors of a share of 200 are 0.1.
+    # Two shares of 200 samples of one policy, here 25 of each of eight words, there as they were drawn: three standard
+    # errors of the difference are 0.15.
     evaluations = found["eval.jsonl"]
     assert [line["step"] for line in evaluations] == [0, 2, 4]
-    assert evaluations[0]["accuracy"] == pytest.approx(accuracies[-1], abs=0.11)
+    assert evaluations[0]["accuracy"] == pytest.approx(accuracies[-1], abs=0.17)
     assert evaluations[0]["policy_versions"] == [0, 0]
     kept = sorted(path.name for path in (trained / "run" / "checkpoints").iterdir())
     assert kept == ["step-000001", "step-000003", "warm-up"]
