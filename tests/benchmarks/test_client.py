@@ -1,14 +1,64 @@
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from rollfeed.benchmarks.client import ClientWorkload, bench_client
+from rollfeed.benchmarks.client import ClientWorkload, SlimeCheckout, bench_client
 from rollfeed.benchmarks.client_process import array_sizes
+from rollfeed.benchmarks.client_slime import version_of
+from rollfeed.errors import ConfigError
 from rollfeed.testing import make_group
 from rollfeed.types import Group, TrainBatch
 
-WORKLOAD = ClientWorkload(repetitions=1, samples_per_step=16, min_tokens=100, n_samples_per_prompt=4)
+WORKLOAD = ClientWorkload(
+    repetitions=1, samples_per_step=16, min_tokens=100, others_min_tokens=100, n_samples_per_prompt=4
+)
+SLIME = {
+    "__init__.py": "",
+    "rollout/__init__.py": "",
+    "rollout/sglang_rollout.py": """
+from types import SimpleNamespace
+from slime.utils import http_utils
+
+class GenerateState:
+    sampling_params = {}
+
+    def __init__(self, args):
+        assert args.no_such_flag is None
+
+async def generate_rollout_async(args, rollout_id, data_source):
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    for group in data_source(args.rollout_batch_size):
+        assert len(group) == args.n_samples_per_prompt
+        for sample in group:
+            body = {"input_ids": [7] * len(sample.prompt), "sampling_params": GenerateState.sampling_params}
+            reply = await http_utils.client.post(f"{url}/generate", json={**body, "return_logprob": True})
+            assert len(reply.json()["meta_info"]["output_token_logprobs"]) == args.rollout_max_response_len
+    assert (await http_utils.client.get(f"{url}/workers")).json()["workers"]
+    return SimpleNamespace(samples=[]), []
+""",
+    "utils/__init__.py": "",
+    "utils/http_utils.py": """
+import httpx
+
+def init_http_client(args):
+    global client
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=args.sglang_server_concurrency))
+""",
+    "utils/types.py": """
+from dataclasses import dataclass
+
+@dataclass
+class Sample:
+    group_index: int
+    index: int
+    prompt: str
+""",
+}
+"""The names that the bench asks of a checkout, with next to nothing behind them."""
 
 
 def batch_of(group: Group) -> TrainBatch:
@@ -28,6 +78,43 @@ def test_one_cell_has_its_figures_at_the_top() -> None:
     assert result["bytes_per_token"] == 4 * (3 * 40 + 150) / 40
     assert result["seed"] == 0
     assert len(told) == 1
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what is asked of slime, which answers each sample with the tokens that the server sends."""
+    for name, text in SLIME.items():
+        path = tmp_path / "slime" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_a_checkout_of_slime_is_measured_beside_its_stand_in(checkout: Path) -> None:
+    pytest.importorskip("httpx")
+    slime = SlimeCheckout(folder=checkout)
+    result = bench_client(tokens=[40], in_flight=[5], workload=WORKLOAD, progress=lambda line: None, slime=slime)
+    theirs = result["slime_cpu_seconds_per_million_tokens"]
+    assert theirs > 0
+    assert result["slime_ratio"] == theirs / result["cpu_seconds_per_million_tokens"]
+    assert result["reference_over_slime"] == result["reference_cpu_seconds_per_million_tokens"] / theirs
+    assert result["slime"].keys() == {"files_sha256"}
+
+
+def test_a_checkout_is_known_by_its_commit_or_its_files(checkout: Path) -> None:
+    before = version_of(checkout)
+    assert version_of(checkout) == before
+    (checkout / "slime" / "utils" / "types.py").write_text("Sample = None")
+    assert version_of(checkout) != before
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(checkout), *command], check=True)
+    head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert version_of(checkout) == {"commit": head.stdout.strip()}
+
+
+def test_what_is_no_checkout_of_slime_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no checkout of slime: it has no slime/rollout/sglang_rollout\.py"):
+        version_of(tmp_path)
 
 
 def test_several_cells_are_compared_by_length() -> None:

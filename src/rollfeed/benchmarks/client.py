@@ -1,4 +1,6 @@
-"""Our SGLang client, the whole pipeline on, beside a plain httpx client, on one server that takes no time.
+"""Our SGLang client, the whole pipeline on, beside a client as slime has it, on one server that takes no time.
+
+Where a checkout of slime is given, its own rollout is measured too, in turn with the others.
 
 The server is a process of its own, and so is each client, every time: what is counted is the processor time and
 the memory of the process that makes rollouts. The two take turns, so that a machine busy with other work is so
@@ -11,8 +13,8 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -22,6 +24,9 @@ import msgspec
 
 import rollfeed
 from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Client, Job, Usage
+from rollfeed.benchmarks.client_slime import version_of
+from rollfeed.config import TinyModelSettings
+from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 from rollfeed.testing.fake_sglang import start_fake_sglang
 
@@ -41,12 +46,14 @@ class ClientWorkload:
 
     repetitions: int = 3
     """Of each client in each cell, in turn."""
-    repeat_reference_up_to: int = 512
-    """Requests in flight; with more, where the reference takes minutes, it is measured once, in the last repetition."""
+    repeat_others_up_to: int = 512
+    """Requests in flight; with more, where the others take minutes, they are measured once, in the last repetition."""
     samples_per_step: int = 512
     """At least as many as are in flight."""
     min_tokens: int = 4_000_000
-    """Our steps are as many as make so many tokens, after a first one; the reference, which is slow, does one."""
+    """Our steps are as many as make so many tokens, after a first one."""
+    others_min_tokens: int = 1_000_000
+    """The same of the others, which are slow."""
     n_samples_per_prompt: int = 8
     prompt_tokens: int = PROMPT_TOKENS
     seed: int = 0
@@ -71,33 +78,56 @@ class Cell:
     reference_peak_memory_mb: float
     cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...]
     reference_cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...]
+    slime_cpu_seconds_per_million_tokens: float | None = None
+    """All of slime are None where no checkout is given."""
+    slime_ratio: float | None = None
+    """slime's over ours."""
+    reference_over_slime: float | None = None
+    slime_peak_memory_mb: float | None = None
+    slime_cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlimeCheckout:
+    """A checkout of slime, and what runs it."""
+
+    folder: Path
+    python: Path = Path(sys.executable)
+    """Of an environment that has what slime imports, httpx, msgspec and numpy."""
 
 
 def bench_client(
-    *, tokens: Sequence[int], in_flight: Sequence[int], workload: ClientWorkload, progress: Callable[[str], None]
+    *,
+    tokens: Sequence[int],
+    in_flight: Sequence[int],
+    workload: ClientWorkload,
+    progress: Callable[[str], None],
+    slime: SlimeCheckout | None = None,
 ) -> dict[str, Any]:
     """Measure every pair of a length and a number in flight, and return JSON values.
 
     With one pair, its figures are at the top. All cells of a repetition are measured before the next repetition.
 
     Raises:
-        ConfigError: If the reference is not installed.
+        ConfigError: If the reference is not installed, or the checkout is none of slime.
     """
     if find_spec("httpx") is None:
         raise ConfigError("the reference is httpx, which is not installed: pip install httpx")
+    version = None if slime is None else version_of(slime.folder)
     pairs = [(length, limit) for length in tokens for limit in in_flight]
-    ours: dict[tuple[int, int], list[Usage]] = {pair: [] for pair in pairs}
-    theirs: dict[tuple[int, int], list[Usage]] = {pair: [] for pair in pairs}
+    found: dict[tuple[int, int], dict[Client, list[Usage]]] = {
+        pair: {client: [] for client in Client} for pair in pairs
+    }
     for repetition in range(workload.repetitions):
         for pair in pairs:
             is_last = repetition == workload.repetitions - 1
-            clients = list(Client) if is_last or pair[1] <= workload.repeat_reference_up_to else [Client.OURS]
-            usages = asyncio.run(_measure(clients, *pair, workload))
-            ours[pair].append(usages[Client.OURS])
-            theirs[pair] += [usages[Client.REFERENCE]] if Client.REFERENCE in usages else []
+            clients = list(Client) if is_last or pair[1] <= workload.repeat_others_up_to else [Client.OURS]
+            usages = asyncio.run(_measure(clients, *pair, workload, slime))
+            for client, usage in usages.items():
+                found[pair][client].append(usage)
             told = ", ".join(f"{client} {_cost(usage):.3f}" for client, usage in usages.items())
             progress(f"{pair[0]} tokens, {pair[1]} in flight: CPU seconds per million tokens: {told}")
-    cells = [_cell(*pair, ours[pair], theirs[pair]) for pair in pairs]
+    cells = [_cell(*pair, usages) for pair, usages in found.items()]
     figures = asdict(cells[0]) if len(cells) == 1 else {"cells": [asdict(cell) for cell in cells]}
     by_tokens = {length: [cell for cell in cells if cell.tokens == length] for length in tokens}
     return {
@@ -106,38 +136,46 @@ def bench_client(
         "goals": GOALS,
         "workload": asdict(workload),
         "seed": workload.seed,
+        "slime": version,
     }
 
 
 async def _measure(
-    clients: Sequence[Client], tokens: int, in_flight: int, workload: ClientWorkload
+    clients: Sequence[Client], tokens: int, in_flight: int, workload: ClientWorkload, slime: SlimeCheckout | None
 ) -> dict[Client, Usage]:
     num_members = workload.n_samples_per_prompt
     num_samples = math.ceil(max(workload.samples_per_step, in_flight) / num_members) * num_members
-    num_steps = math.ceil(workload.min_tokens / (num_samples * tokens))
-    async with start_fake_sglang(mode="zero") as fakes:
-        return {
-            client: await _run(
-                Job(
-                    client=client,
-                    address=fakes.address,
-                    tokens=tokens,
-                    in_flight=in_flight,
-                    num_samples=num_samples,
-                    num_steps=num_steps if client is Client.OURS else 1,
-                    n_samples_per_prompt=num_members,
-                    seed=workload.seed,
-                )
+    tokenizer = "" if slime is None else str(tiny_checkpoint(TinyModelSettings(), seed=0))
+    async with start_fake_sglang(mode="zero", router="new") as fakes:
+
+        def job_of(client: Client) -> Job:
+            is_ours = client is Client.OURS
+            min_tokens = workload.min_tokens if is_ours else workload.others_min_tokens
+            return Job(
+                client=client,
+                # The others go through a router, as slime does.
+                address=fakes.addresses[0] if is_ours else fakes.address,
+                tokens=tokens,
+                in_flight=in_flight,
+                num_samples=num_samples,
+                num_steps=math.ceil(min_tokens / (num_samples * tokens)),
+                n_samples_per_prompt=num_members,
+                seed=workload.seed,
+                slime="" if slime is None else str(slime.folder.resolve()),
+                tokenizer=tokenizer,
             )
-            for client in clients
-        }
+
+        usages = {client: await _run(job_of(client)) for client in clients if client is not Client.SLIME}
+        if slime is not None and Client.SLIME in clients:
+            usages[Client.SLIME] = await _run(job_of(Client.SLIME), python=slime.python)
+        return usages
 
 
-async def _run(job: Job) -> Usage:
+async def _run(job: Job, *, python: Path = Path(sys.executable)) -> Usage:
     source = str(Path(rollfeed.__file__).parents[1])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        str(python),
         "-c",
         _PROGRAM,
         msgspec.json.encode(job).decode(),
@@ -155,21 +193,34 @@ async def _run(job: Job) -> Usage:
     return msgspec.json.decode(output, type=Usage)
 
 
-def _cell(tokens: int, in_flight: int, ours: Sequence[Usage], theirs: Sequence[Usage]) -> Cell:
-    our_costs, their_costs = [tuple(_cost(usage) for usage in usages) for usages in (ours, theirs)]
-    return Cell(
+def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[Usage]]) -> Cell:
+    costs = {client: tuple(map(_cost, found)) for client, found in usages.items()}
+    ours, reference = usages[Client.OURS], usages[Client.REFERENCE]
+    our_cost, reference_cost = median(costs[Client.OURS]), median(costs[Client.REFERENCE])
+    cell = Cell(
         tokens=tokens,
         in_flight=in_flight,
-        cpu_seconds_per_million_tokens=median(our_costs),
-        reference_cpu_seconds_per_million_tokens=median(their_costs),
-        ratio=median(their_costs) / median(our_costs),
+        cpu_seconds_per_million_tokens=our_cost,
+        reference_cpu_seconds_per_million_tokens=reference_cost,
+        ratio=reference_cost / our_cost,
         samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in ours),
-        reference_samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in theirs),
+        reference_samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in reference),
         bytes_per_token=median(usage.array_bytes / usage.array_tokens for usage in ours),
         peak_memory_mb=median(usage.peak_bytes for usage in ours) / _MEGABYTE,
-        reference_peak_memory_mb=median(usage.peak_bytes for usage in theirs) / _MEGABYTE,
-        cpu_seconds_per_million_tokens_by_repetition=our_costs,
-        reference_cpu_seconds_per_million_tokens_by_repetition=their_costs,
+        reference_peak_memory_mb=median(usage.peak_bytes for usage in reference) / _MEGABYTE,
+        cpu_seconds_per_million_tokens_by_repetition=costs[Client.OURS],
+        reference_cpu_seconds_per_million_tokens_by_repetition=costs[Client.REFERENCE],
+    )
+    if not (slime := usages[Client.SLIME]):
+        return cell
+    slime_cost = median(costs[Client.SLIME])
+    return replace(
+        cell,
+        slime_cpu_seconds_per_million_tokens=slime_cost,
+        slime_ratio=slime_cost / our_cost,
+        reference_over_slime=reference_cost / slime_cost,
+        slime_peak_memory_mb=median(usage.peak_bytes for usage in slime) / _MEGABYTE,
+        slime_cpu_seconds_per_million_tokens_by_repetition=costs[Client.SLIME],
     )
 
 

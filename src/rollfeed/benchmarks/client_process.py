@@ -10,18 +10,19 @@ import asyncio
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from rollfeed.testing import CharTokenizer
-from rollfeed.types import TrainBatch
+if TYPE_CHECKING:
+    from rollfeed.types import TrainBatch
 
 PROMPT_TOKENS = 150
 _NUM_PROMPTS = 64
@@ -47,6 +48,8 @@ class Client(StrEnum):
     """The SGLang client under the whole pipeline: ledger, reward, filter, batch, store and metrics."""
     REFERENCE = "reference"
     """httpx, its ``json()`` and lists, and nothing around them."""
+    SLIME = "slime"
+    """The rollout of a checkout of slime, which does the same."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     n_samples_per_prompt: int
     seed: int
+    slime: str = ""
+    """Folder of the checkout."""
+    tokenizer: str = ""
+    """Folder of a tokenizer that takes a character for a token."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +100,7 @@ def prompt_texts(seed: int) -> list[str]:
 
 
 async def _run(job: Job) -> Usage:
-    opened = _ours() if job.client is Client.OURS else _reference
+    opened = _opened(job.client)
     # A small run before, in which everything is imported.
     small = msgspec.structs.replace(job, tokens=16, num_samples=4 * job.n_samples_per_prompt)
     async with opened(small) as client:
@@ -114,7 +121,7 @@ async def _measured(job: Job, step: Step) -> Usage:
         kept = await step()
     cpu_seconds, wall_seconds = time.process_time() - cpu_before, time.perf_counter() - started
     num_samples = job.num_samples * job.num_steps
-    array_bytes, array_tokens = array_sizes(kept) if isinstance(kept, TrainBatch) else (0, 0)
+    array_bytes, array_tokens = array_sizes(kept) if job.client is Client.OURS else (0, 0)
     return Usage(
         num_samples=num_samples,
         num_tokens=num_samples * job.tokens,
@@ -140,47 +147,75 @@ def array_sizes(batch: TrainBatch) -> tuple[int, int]:
     return sum(owners.values()), sum(sample.response_length for sample in batch.samples)
 
 
-def _ours() -> Callable[[Job], AbstractAsyncContextManager[Opened]]:
-    # Fetched here, so that the reference's process has only what it needs.
-    from rollfeed.benchmarks.client_pipeline import open_pipeline
+def _opened(client: Client) -> Callable[[Job], AbstractAsyncContextManager[Opened]]:
+    # Fetched here, so that each process has only what its client needs.
+    if client is Client.OURS:
+        from rollfeed.benchmarks.client_pipeline import open_pipeline
 
-    return open_pipeline
+        return open_pipeline
+    if client is Client.SLIME:
+        from rollfeed.benchmarks.client_slime import open_slime
+
+        return open_slime
+    return _reference
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What a trainer is given of an answer, every token of it an object."""
+
+    prompt: str
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    status: str = ""
+    reward: float | None = None
 
 
 @asynccontextmanager
 async def _reference(job: Job) -> AsyncIterator[Opened]:
-    """Open a client as it is written in an afternoon: one pool of connections, and every token an object."""
+    """Open a client as slime has it: one pool of connections, a task for each sample and one for each group."""
     import httpx
 
-    limits = httpx.Limits(max_connections=job.in_flight, max_keepalive_connections=job.in_flight)
-    async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
-        permits = asyncio.Semaphore(job.in_flight)
-        prompts = [CharTokenizer().encode(text, add_special_tokens=False).tolist() for text in prompt_texts(job.seed)]
+    from rollfeed.testing import CharTokenizer
 
-        async def answer(number: int, tokens: int) -> dict[str, Any]:
-            prompt: Sequence[int] = prompts[number // job.n_samples_per_prompt % len(prompts)]
-            body = {
-                "rid": str(number),
-                "input_ids": prompt,
-                "sampling_params": {"max_new_tokens": tokens, "temperature": 1.0, "sampling_seed": number},
-                "return_logprob": True,
-            }
+    tokenizer, texts, members = CharTokenizer(), prompt_texts(job.seed), job.n_samples_per_prompt
+    limits, permits = httpx.Limits(max_connections=job.in_flight), asyncio.Semaphore(job.in_flight)
+    async with httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(None), trust_env=False) as http:
+
+        async def answer(sample: _Sample, params: dict[str, Any]) -> _Sample:
             async with permits:
+                sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False).tolist()
+                body = {"sampling_params": params, "return_logprob": True, "input_ids": sample.tokens}
                 response = await http.post(f"{job.address}/generate", json=body)
-            response.raise_for_status()
-            reply = response.json()
-            sampled = reply["meta_info"]["output_token_logprobs"]
-            return {
-                "tokens": [*prompt, *(token[1] for token in sampled)],
-                "logprobs": [token[0] for token in sampled],
-                "loss_mask": [1] * len(sampled),
-                "response": reply["text"],
-                "status": reply["meta_info"]["finish_reason"]["type"],
-                "reward": float(number % 2),
-            }
+                response.raise_for_status()
+                reply = response.json()
+                sampled = reply["meta_info"]["output_token_logprobs"]
+                sample.tokens = sample.tokens + [token[1] for token in sampled]
+                sample.logprobs += [token[0] for token in sampled]
+                sample.loss_mask += [1] * len(sampled)
+                sample.response_length += len(sampled)
+                sample.response += reply["text"]
+                sample.status = reply["meta_info"]["finish_reason"]["type"]
+            sample.reward = float(sample.index % 2)
+            return sample
 
-        async def step(tokens: int) -> list[dict[str, Any]]:
-            return await asyncio.gather(*(answer(number, tokens) for number in range(job.num_samples)))
+        async def answer_group(group: int, params: dict[str, Any]) -> list[_Sample]:
+            text = texts[group % len(texts)]
+            samples = [_Sample(text, group * members + member) for member in range(members)]
+            return await asyncio.gather(*(asyncio.create_task(answer(sample, {**params})) for sample in samples))
+
+        async def step(tokens: int) -> list[list[_Sample]]:
+            params = {"max_new_tokens": tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "no_stop_trim": True}
+            pending = {asyncio.create_task(answer_group(group, params)) for group in range(job.num_samples // members)}
+            groups: list[list[_Sample]] = []
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                groups += [task.result() for task in done]
+            return groups
 
         yield Opened(first=partial(step, 16), step=partial(step, job.tokens))
 

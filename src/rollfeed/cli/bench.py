@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from rollfeed import app
@@ -71,10 +72,10 @@ def _register_rewards(actions: Any) -> None:
 def _register_client(actions: Any) -> None:
     client = actions.add_parser(
         "client",
-        help="the SGLang client under a whole run beside a plain httpx client",
-        description="Make rollouts on a fake server that takes no time, with ours and with httpx, json and lists, in "
-        "turn. Takes half an hour for everything.",
-        epilog="example: rollfeed bench client --tokens 8000 --in-flight 512 --json",
+        help="the SGLang client under a whole run beside a client as slime has it",
+        description="Make rollouts on a fake server that takes no time, with ours, with httpx, json and lists, and "
+        "with a checkout of slime where one is given, in turn. Takes half an hour for everything.",
+        epilog="example: rollfeed bench client --tokens 8000 --in-flight 512 --slime ~/slime --json",
     )
     client.add_argument(
         "--tokens", type=int, nargs="+", metavar="N", default=[1000, 8000], help="of a response (default 1000 8000)"
@@ -86,6 +87,15 @@ def _register_client(actions: Any) -> None:
         metavar="N",
         default=[128, 512, 2048],
         help="requests at once (default 128 512 2048)",
+    )
+    client.add_argument(
+        "--slime", type=path_argument, metavar="PATH", help="a checkout of slime, whose own rollout is measured too"
+    )
+    client.add_argument(
+        "--slime-python",
+        type=path_argument,
+        metavar="PYTHON",
+        help="of an environment that has what slime imports, httpx, msgspec and numpy (default: this one)",
     )
     client.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (default 3)")
     client.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and sampling (default 0)")
@@ -243,10 +253,12 @@ def run_client(arguments: argparse.Namespace) -> int:
     """Measure the SGLang client.
 
     Raises:
-        ConfigError: If an option is wrong, or the reference is not installed.
+        ConfigError: If an option is wrong, the reference is not installed, or the checkout is none of slime.
     """
-    from rollfeed.benchmarks.client import ClientWorkload, bench_client
+    from rollfeed.benchmarks.client import ClientWorkload, SlimeCheckout, bench_client
 
+    if arguments.slime is None and arguments.slime_python is not None:
+        raise ConfigError(f"--slime-python {arguments.slime_python}: there is no checkout to run with it; give --slime")
     if min(*arguments.tokens, *arguments.in_flight, arguments.repetitions) < 1:
         raise ConfigError("--tokens, --in-flight and --repetitions must be at least 1")
     result = bench_client(
@@ -254,12 +266,20 @@ def run_client(arguments: argparse.Namespace) -> int:
         in_flight=arguments.in_flight,
         workload=ClientWorkload(repetitions=arguments.repetitions, seed=arguments.seed),
         progress=lambda line: print(line, file=sys.stderr, flush=True),
+        slime=None
+        if arguments.slime is None
+        else SlimeCheckout(folder=arguments.slime, python=arguments.slime_python or Path(sys.executable)),
     )
     result |= {"command": " ".join(["rollfeed", *sys.argv[1:]]), "machine": machine()}
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
     for cell in result.get("cells", [result]):
+        if cell["slime_ratio"] is not None:
+            print(
+                f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['slime_ratio']:.1f} times below slime, "
+                f"whose stand-in takes {cell['reference_over_slime']:.2f} times what it takes"
+            )
         print(
             f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['ratio']:.1f} times below httpx, "
             f"{cell['cpu_seconds_per_million_tokens']:.2f} CPU seconds per million tokens, "

@@ -1,0 +1,112 @@
+"""A checkout of slime in ``rollfeed bench client``: its own rollout, client and samples, on the bench's server.
+
+Nothing of it is replaced. What its rollout asks of a trainer's arguments is given here where it is needed, and is None
+elsewhere, which turns its features off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollfeed.benchmarks.client_process import Job, Opened, prompt_texts
+from rollfeed.errors import ConfigError
+
+_ROLLOUT = Path("slime", "rollout", "sglang_rollout.py")
+
+
+class _Arguments(Namespace):
+    """Arguments of a trainer, of which those that nobody gave are None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+_arguments = _Arguments()
+"""Of this process, as slime has them: its state keeps the first that it sees."""
+
+
+def version_of(checkout: Path) -> dict[str, str]:
+    """Return which slime a folder holds: its commit, or a hash of its files where there is no repository.
+
+    Raises:
+        ConfigError: If it is no checkout of slime.
+    """
+    if not (checkout / _ROLLOUT).is_file():
+        raise ConfigError(f"--slime {checkout}: no checkout of slime: it has no {_ROLLOUT}")
+    if (checkout / ".git").exists():
+        asked = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return {"commit": found.stdout.strip()}
+    digest = hashlib.sha256()
+    for file in sorted((checkout / "slime").rglob("*.py")):
+        digest.update(f"{file.relative_to(checkout)}\0".encode() + file.read_bytes() + b"\0")
+    return {"files_sha256": digest.hexdigest()}
+
+
+@asynccontextmanager
+async def open_slime(job: Job) -> AsyncIterator[Opened]:
+    """Open the rollout of the checkout that the job names."""
+    os.environ["TQDM_DISABLE"] = "1"
+    if job.slime not in sys.path:
+        sys.path.insert(0, job.slime)
+    rollout = importlib.import_module("slime.rollout.sglang_rollout")
+    http = importlib.import_module("slime.utils.http_utils")
+    sample = importlib.import_module("slime.utils.types").Sample
+    num_members, router = job.n_samples_per_prompt, urlsplit(job.address)
+    given = {
+        "hf_checkpoint": job.tokenizer,
+        "sglang_router_ip": router.hostname,
+        "sglang_router_port": router.port,
+        "sglang_server_concurrency": job.in_flight,
+        "rollout_num_gpus": 1,
+        "rollout_num_gpus_per_engine": 1,
+        "rollout_num_engines": 1,
+        "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
+        "rollout_top_k": -1,
+        "rollout_global_dataset": True,
+        "rollout_batch_size": job.num_samples // num_members,
+        "over_sampling_batch_size": job.num_samples // num_members,
+        "n_samples_per_prompt": num_members,
+        "custom_rm_path": f"{__name__}.every_other",
+    }
+    vars(_arguments).update(given)
+    http.init_http_client(_arguments)
+    texts, groups = prompt_texts(job.seed), count()
+
+    def draw(num_groups: int) -> list[list[Any]]:
+        return [
+            [
+                sample(group_index=group, index=group * num_members + member, prompt=texts[group % len(texts)])
+                for member in range(num_members)
+            ]
+            for group in (next(groups) for _ in range(num_groups))
+        ]
+
+    async def step(tokens: int) -> Any:
+        _arguments.rollout_max_response_len = tokens
+        rollout.GenerateState(_arguments).sampling_params["max_new_tokens"] = tokens
+        output, _ = await rollout.generate_rollout_async(_arguments, 0, draw)
+        return output.samples
+
+    yield Opened(first=partial(step, 16), step=partial(step, job.tokens))
+
+
+async def every_other(args: Any, sample: Any, **options: Any) -> float:
+    """Score a sample, as :func:`rollfeed.benchmarks.client_pipeline` does."""
+    del args, options
+    return float(sample.index % 2)
