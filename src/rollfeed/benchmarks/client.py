@@ -145,7 +145,7 @@ async def _measure(
 ) -> dict[Client, Usage]:
     num_members = workload.n_samples_per_prompt
     num_samples = math.ceil(max(workload.samples_per_step, in_flight) / num_members) * num_members
-    tokenizer = "" if slime is None else str(tiny_checkpoint(TinyModelSettings(), seed=0))
+    tokenizer = str(tiny_checkpoint(TinyModelSettings(), seed=0))
     async with start_fake_sglang(mode="zero", router="new") as fakes:
 
         def job_of(client: Client) -> Job:
@@ -165,7 +165,10 @@ async def _measure(
                 tokenizer=tokenizer,
             )
 
-        usages = {client: await _run(job_of(client)) for client in clients if client is not Client.SLIME}
+        usages: dict[Client, Usage] = {}
+        for client in clients:
+            if client is not Client.SLIME:
+                usages[client] = await _run(job_of(client))
         if slime is not None and Client.SLIME in clients:
             usages[Client.SLIME] = await _run(job_of(Client.SLIME), python=slime.python)
         return usages

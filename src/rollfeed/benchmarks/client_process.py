@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -66,10 +66,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     n_samples_per_prompt: int
     seed: int
+    tokenizer: str
+    """Folder of a tokenizer that takes a character for a token."""
     slime: str = ""
     """Folder of the checkout."""
-    tokenizer: str = ""
-    """Folder of a tokenizer that takes a character for a token."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,46 +178,53 @@ class _Sample:
 @asynccontextmanager
 async def _reference(job: Job) -> AsyncIterator[Opened]:
     """Open a client as slime has it: one pool of connections, a task for each sample and one for each group."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(job.tokenizer, local_files_only=True)
+    texts, members = prompt_texts(job.seed), job.n_samples_per_prompt
+    http, permits = _http(job.in_flight), asyncio.Semaphore(job.in_flight)
+
+    async def answer(sample: _Sample, params: dict[str, Any]) -> _Sample:
+        async with permits:
+            sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False)
+            body = {"sampling_params": params, "return_logprob": True, "input_ids": sample.tokens}
+            response = await http.post(f"{job.address}/generate", json=body)
+            response.raise_for_status()
+            reply = response.json()
+            sampled = reply["meta_info"]["output_token_logprobs"]
+            sample.tokens = sample.tokens + [token[1] for token in sampled]
+            sample.logprobs += [token[0] for token in sampled]
+            sample.loss_mask += [1] * len(sampled)
+            sample.response_length += len(sampled)
+            sample.response += reply["text"]
+            sample.status = reply["meta_info"]["finish_reason"]["type"]
+        sample.reward = float(sample.index % 2)
+        return sample
+
+    async def answer_group(group: int, params: dict[str, Any]) -> list[_Sample]:
+        text = texts[group % len(texts)]
+        samples = [_Sample(text, group * members + member) for member in range(members)]
+        return await asyncio.gather(*(asyncio.create_task(answer(sample, {**params})) for sample in samples))
+
+    async def step(tokens: int) -> list[list[_Sample]]:
+        params = {"max_new_tokens": tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "no_stop_trim": True}
+        pending = {asyncio.create_task(answer_group(group, params)) for group in range(job.num_samples // members)}
+        groups: list[list[_Sample]] = []
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            groups += [task.result() for task in done]
+        return groups
+
+    yield Opened(first=partial(step, 16), step=partial(step, job.tokens))
+
+
+@cache
+def _http(max_connections: int) -> Any:
+    """Return the one client of this process: whether its pool has idle connections decides what a request costs."""
     import httpx
 
-    from rollfeed.testing import CharTokenizer
-
-    tokenizer, texts, members = CharTokenizer(), prompt_texts(job.seed), job.n_samples_per_prompt
-    limits, permits = httpx.Limits(max_connections=job.in_flight), asyncio.Semaphore(job.in_flight)
-    async with httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(None), trust_env=False) as http:
-
-        async def answer(sample: _Sample, params: dict[str, Any]) -> _Sample:
-            async with permits:
-                sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False).tolist()
-                body = {"sampling_params": params, "return_logprob": True, "input_ids": sample.tokens}
-                response = await http.post(f"{job.address}/generate", json=body)
-                response.raise_for_status()
-                reply = response.json()
-                sampled = reply["meta_info"]["output_token_logprobs"]
-                sample.tokens = sample.tokens + [token[1] for token in sampled]
-                sample.logprobs += [token[0] for token in sampled]
-                sample.loss_mask += [1] * len(sampled)
-                sample.response_length += len(sampled)
-                sample.response += reply["text"]
-                sample.status = reply["meta_info"]["finish_reason"]["type"]
-            sample.reward = float(sample.index % 2)
-            return sample
-
-        async def answer_group(group: int, params: dict[str, Any]) -> list[_Sample]:
-            text = texts[group % len(texts)]
-            samples = [_Sample(text, group * members + member) for member in range(members)]
-            return await asyncio.gather(*(asyncio.create_task(answer(sample, {**params})) for sample in samples))
-
-        async def step(tokens: int) -> list[list[_Sample]]:
-            params = {"max_new_tokens": tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "no_stop_trim": True}
-            pending = {asyncio.create_task(answer_group(group, params)) for group in range(job.num_samples // members)}
-            groups: list[list[_Sample]] = []
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                groups += [task.result() for task in done]
-            return groups
-
-        yield Opened(first=partial(step, 16), step=partial(step, job.tokens))
+    limits = httpx.Limits(max_connections=max_connections)
+    return httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(None), trust_env=False)
 
 
 def _restart_peak_bytes() -> int:
