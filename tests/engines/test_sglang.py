@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from safetensors.numpy import load_file
 from tests.engines.servers import RealServer, sglang_server
 
 from rollfeed.config.engine import SGLangSettings
+from rollfeed.config.train import TrainSettings
 from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.testing.contracts import make_sample
+from rollfeed.training.trainer import Trainer
 from rollfeed.types import Completion, FinishKind, SamplingParams, VersionSpan
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
@@ -106,6 +110,31 @@ async def test_responses_have_the_models_logprobs_and_the_servers_version(
         assert_close(completion.logprobs, score(policy, prompt, completion.token_ids))
         assert completion.version_spans == (VersionSpan(0, len(completion.token_ids), 0),)
     assert metrics["rejected_replies"] == metrics["retries"] == 0
+
+
+async def test_ratios_of_restricted_sampling_are_1_among_what_the_server_kept(
+    engine_at: Callable[..., SGLangEngine], policy: Path
+) -> None:
+    params = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.7, top_k=50, min_new_tokens=4)
+    prompt = np.arange(3, 14, dtype=np.int32)
+    async with engine_at() as engine:
+        asked = [replace(params, seed=seed, return_sampling_mask=True) for seed in range(4)]
+        answers = await asyncio.gather(*(engine.generate(prompt, each, request_id=str(each.seed)) for each in asked))
+    settings = TrainSettings(device="cpu", threads=1)
+    trainer = Trainer(policy, settings=settings, temperature=0.8, num_batches=1, max_response_length=24)
+    samples = [
+        replace(
+            make_sample("x" * len(each.token_ids)),
+            token_ids=np.concatenate([prompt, each.token_ids]),
+            sampling_mask=each.sampling_mask,
+        )
+        for each in answers
+    ]
+    sampled = np.concatenate([each.logprobs for each in answers])
+    assert_close(np.concatenate(trainer.logprobs(samples)), sampled)
+    whole = np.concatenate(trainer.logprobs([replace(sample, sampling_mask=None) for sample in samples]))
+    assert (sampled - whole).mean() > 5 * ON_AVERAGE
+    assert all(1 <= length <= 50 for each in answers for length in each.sampling_mask.lengths)
 
 
 async def test_an_aborted_response_has_exact_tokens_and_can_be_gone_on_from(
