@@ -12,7 +12,7 @@ from rollfeed.batch import AgeLimit, cut_batch
 from rollfeed.buffer import Buffer, fifo
 from rollfeed.config import AdvantageSettings, RolloutMode, RolloutSettings, StalenessPolicy
 from rollfeed.generate import single_turn
-from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler, StalenessClock
+from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler
 from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer
 from rollfeed.testing import CharTokenizer, ListSource
 from rollfeed.types import (
@@ -87,20 +87,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
         parts = {name: overrides.pop(name) for name in part_names if name in overrides}
         settings = RolloutSettings(**{"rollout_batch_size": 4, "n_samples_per_prompt": 2, **overrides})
         age_rule = AgeLimit(max_staleness=settings.max_staleness, policy=settings.staleness_policy)
-        clock = None
-        if settings.mode is RolloutMode.ASYNC:
-            clock = StalenessClock(max_staleness=settings.max_staleness, groups_per_batch=settings.rollout_batch_size)
-        scheduler = Scheduler(
-            mode=settings.mode,
-            age_rule=age_rule,
-            clock=clock,
-            refill=settings.refill,
-            deterministic=settings.deterministic,
-            surplus=settings.surplus,
-            requeue_aborted=settings.requeue_aborted,
-            group_failure=settings.group_failure,
-            max_draws_per_batch=settings.max_draws_per_batch,
-        )
+        scheduler = Scheduler(settings=settings, age_rule=age_rule)
         defaults: dict[str, Any] = {
             "generate_fn": single_turn,
             "rollout_fn": scheduler,
@@ -113,18 +100,11 @@ def make_rollouts() -> Callable[..., Rollouts]:
             "buffer": Buffer(fifo, n_samples_per_prompt=settings.n_samples_per_prompt, max_bytes=1 << 30),
         }
         return Rollouts(
-            settings=settings,
             plan=GroupPlan(
-                run_seed=seed,
-                n_samples_per_prompt=settings.n_samples_per_prompt,
+                settings=settings,
+                seed=seed,
                 params=SamplingParams(max_new_tokens=max_response_len),
                 max_context_length=10_000,
-                rollout_timeout_seconds=settings.rollout_timeout_seconds,
-                failure_policy=settings.group_failure,
-                failure_retries=settings.failure_retries,
-                mask_offpolicy=settings.mask_offpolicy_in_partial_rollout,
-                mask_finished_members=settings.mask_offpolicy_finished_members,
-                keeps_partial=settings.mode != "sync",
             ),
             parts=RolloutParts(
                 default_generate_fn=single_turn,

@@ -17,7 +17,7 @@ from rollfeed.app.eval_sets import load_sets
 from rollfeed.app.reward_keys import reward_key_problem
 from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, reward_hub
 from rollfeed.app.sources.rows import RowChecks
-from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig
+from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode
 from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
     AnswerGroup,
@@ -45,6 +45,9 @@ ANSWERS_FILE = "answers.parquet"
 
 _MAX_PROMPTS = 16_384
 """Under way at once: at the engine, or waiting for their rewards."""
+
+_AS_IN_EVALUATION = {"group_failure": GroupFailurePolicy.RETRY, "mode": RolloutMode.SYNC}
+"""Settings of ``[rollout]`` that are not those of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,14 +318,10 @@ def _runner(
     config, plan = prepared.config, eval_set.plan
     return GroupRunner(
         plan=GroupPlan(
-            run_seed=eval_set.seed(prepared.seed),
-            n_samples_per_prompt=plan.n_samples_per_prompt,
+            settings=config.model_copy(update=_AS_IN_EVALUATION | {"n_samples_per_prompt": plan.n_samples_per_prompt}),
+            seed=eval_set.seed(prepared.seed),
             params=plan.params,
             max_context_length=plan.max_context_length,
-            rollout_timeout_seconds=config.rollout_timeout_seconds,
-            failure_policy=GroupFailurePolicy.RETRY,
-            failure_retries=config.failure_retries,
-            keeps_partial=False,
             evaluation=True,
         ),
         endpoint=_NamedEndpoint(gate, eval_set.name),

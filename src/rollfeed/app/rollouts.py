@@ -26,7 +26,6 @@ from rollfeed.pipeline import (
     RolloutParts,
     Rollouts,
     Scheduler,
-    StalenessClock,
     WeightFollower,
 )
 from rollfeed.protocols import (
@@ -91,7 +90,6 @@ def open_rollouts(
     services = _reward_services(config, on_isolation)
     parts = _parts(config, engine, services=services, graders=graders or {}, state=state, spill=spill)
     return Rollouts(
-        settings=config,
         plan=_group_plan(config, max_context_length),
         parts=parts,
         source=source,
@@ -190,25 +188,7 @@ def _surplus_rule(config: RolloutConfig) -> AgeLimit:
 
 
 def _scheduler(config: RolloutConfig) -> Scheduler:
-    over_sampling = _over_sampling(config)
-    num_extra = over_sampling.num_extra if over_sampling is not None else 0
-    clock = None
-    if config.mode is RolloutMode.ASYNC and config.max_staleness is not None:
-        clock = StalenessClock(
-            max_staleness=config.max_staleness, groups_per_batch=config.rollout_batch_size + num_extra
-        )
-    return Scheduler(
-        mode=config.mode,
-        refill=config.refill,
-        deterministic=config.deterministic,
-        surplus=config.surplus,
-        requeue_aborted=config.requeue_aborted,
-        group_failure=config.group_failure,
-        max_draws_per_batch=config.max_draws_per_batch,
-        age_rule=_age_limit(config),
-        clock=clock,
-        over_sampling=over_sampling,
-    )
+    return Scheduler(settings=config, age_rule=_age_limit(config), over_sampling=_over_sampling(config))
 
 
 def _buffer(config: RolloutConfig, spill: Spill | None) -> Buffer:
@@ -267,15 +247,4 @@ def _group_plan(config: RolloutConfig, max_context_length: int) -> GroupPlan:
         skip_special_tokens=sampling.rollout_skip_special_tokens,
         return_sampling_mask=sampling.return_sampling_mask,
     )
-    return GroupPlan(
-        run_seed=config.seed,
-        n_samples_per_prompt=config.n_samples_per_prompt,
-        params=params,
-        max_context_length=max_context_length,
-        rollout_timeout_seconds=config.rollout_timeout_seconds,
-        failure_policy=config.group_failure,
-        failure_retries=config.failure_retries,
-        mask_offpolicy=config.mask_offpolicy_in_partial_rollout,
-        mask_finished_members=config.mask_offpolicy_finished_members,
-        keeps_partial=config.mode is not RolloutMode.SYNC,
-    )
+    return GroupPlan(settings=config, seed=config.seed, params=params, max_context_length=max_context_length)

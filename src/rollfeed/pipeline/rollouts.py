@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rollfeed.config import RolloutMode, RolloutSettings
+from rollfeed.config import RolloutMode
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming
 from rollfeed.pipeline.collector import rare_collections
@@ -112,7 +112,6 @@ class Rollouts:
     def __init__(
         self,
         *,
-        settings: RolloutSettings,
         plan: GroupPlan,
         parts: RolloutParts,
         source: PromptSource,
@@ -123,7 +122,7 @@ class Rollouts:
         observers: Observers,
         services: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings = settings = plan.settings
         self._services = services
         self._parts = parts
         self._source = source

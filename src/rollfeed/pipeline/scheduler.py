@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, SurplusPolicy
+from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, RolloutSettings, SurplusPolicy
 from rollfeed.errors import PromptsEndedError, RunFailedError
 from rollfeed.faults import blaming, complaint, is_own
 from rollfeed.pipeline.staleness import StalenessClock
@@ -94,21 +94,25 @@ class _Step:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Scheduler:
     """Fits :class:`rollfeed.protocols.RolloutFn`."""
 
-    mode: RolloutMode
-    refill: Refill
-    deterministic: bool
-    surplus: SurplusPolicy
-    requeue_aborted: bool
-    group_failure: GroupFailurePolicy
-    max_draws_per_batch: int
+    settings: RolloutSettings
     age_rule: AgeRule
-    clock: StalenessClock | None = None
-    """Paces ``async``; other modes have none."""
     over_sampling: OverSampling | None = None
+    clock: StalenessClock | None = field(init=False, default=None)
+    """Paces ``async``; other modes have none."""
+    refill: Refill = field(init=False)
+
+    def __post_init__(self) -> None:
+        chosen = self.settings
+        self.refill = chosen.refill
+        if chosen.mode is RolloutMode.ASYNC and chosen.max_staleness is not None:
+            num_extra = self.over_sampling.num_extra if self.over_sampling is not None else 0
+            self.clock = StalenessClock(
+                max_staleness=chosen.max_staleness, groups_per_batch=chosen.rollout_batch_size + num_extra
+            )
 
     async def __call__(self, context: RolloutContext) -> RolloutOutput:
         """Make one step's batch.
@@ -124,10 +128,10 @@ class Scheduler:
                 self._complete_from_fallback(step)
                 break
             await self._settle_next(step)
-        if self.mode is not RolloutMode.ASYNC:
+        if self.settings.mode is not RolloutMode.ASYNC:
             await context.abort()
             # Which of these finished in time depends on timing, so a deterministic run leaves them to be requeued.
-            self._settle(step, [] if self.deterministic else list(step.pending))
+            self._settle(step, [] if self.settings.deterministic else list(step.pending))
         return self._output(step)
 
     def _is_complete(self, step: _Step) -> bool:
@@ -169,7 +173,7 @@ class Scheduler:
             await self._submit(step, missing)
 
     def _has_batch(self, step: _Step) -> bool:
-        return self.mode is not RolloutMode.ASYNC and len(step.ready) >= step.context.rollout_batch_size
+        return self.settings.mode is not RolloutMode.ASYNC and len(step.ready) >= step.context.rollout_batch_size
 
     def _num_counted(self, step: _Step) -> int:
         return len(step.pending) + (len(step.ready) if self.refill.counts_kept else 0)
@@ -177,7 +181,7 @@ class Scheduler:
     async def _submit(self, step: _Step, count: int) -> int:
         """Submit up to ``count`` groups and return how many."""
         context = step.context
-        count = min(count, self.max_draws_per_batch * context.rollout_batch_size - step.num_drawn)
+        count = min(count, self.settings.max_draws_per_batch * context.rollout_batch_size - step.num_drawn)
         if self.clock is not None:
             self.clock.see(context.policy_version)
             most = self.clock.max_live_groups(is_wanted=context.is_wanted)
@@ -199,7 +203,7 @@ class Scheduler:
         self._settle(step, due)
 
     def _due(self, step: _Step) -> list[int]:
-        if not self.deterministic:
+        if not self.settings.deterministic:
             return [group_index for group_index, running in step.pending.items() if running.task.done()]
         first = next(iter(step.pending.items()), None)
         return [first[0]] if first is not None and first[1].task.done() else []
@@ -208,7 +212,7 @@ class Scheduler:
         for group_index in group_indices:
             num_failed = len(step.failed)
             step.settle(step.pending.pop(group_index).task.result())
-            if self.group_failure is GroupFailurePolicy.REFILL:
+            if self.settings.group_failure is GroupFailurePolicy.REFILL:
                 step.owed += len(step.failed) - num_failed
 
     def _weed(self, step: _Step) -> None:
@@ -257,9 +261,9 @@ class Scheduler:
             groups = [candidates[index] for index in chosen]
             left_out = [group for index, group in enumerate(candidates) if index not in chosen]
             step.dropped += [DroppedGroup(group=group, reason=OVER_SAMPLED) for group in left_out]
-        if self.surplus is SurplusPolicy.DROP and self.mode is not RolloutMode.ASYNC:
+        if self.settings.surplus is SurplusPolicy.DROP and self.settings.mode is not RolloutMode.ASYNC:
             surplus, discarded = [], surplus
-        if not self.requeue_aborted:
+        if not self.settings.requeue_aborted:
             discarded += step.aborted
         if self.clock is not None:
             self.clock.cut()

@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from rollfeed.config import GroupFailurePolicy
+from rollfeed.config import GroupFailurePolicy, RolloutMode, RolloutSettings
 from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.in_flight import Draft
@@ -54,20 +54,12 @@ START_ROLLOUT_ID = "start_rollout_id"
 class GroupPlan:
     """What every group of a run has in common."""
 
-    run_seed: int
-    n_samples_per_prompt: int
+    settings: RolloutSettings
+    seed: int
+    """Of the run or set; the seeds of the rollouts derive from it."""
     params: SamplingParams
     """Without a seed; each rollout gets its own."""
     max_context_length: int
-    rollout_timeout_seconds: float
-    failure_policy: GroupFailurePolicy
-    failure_retries: int
-    mask_offpolicy: bool = False
-    """Whether tokens of older versions lose their weight when a response is gone on with."""
-    mask_finished_members: bool = False
-    """Whether they do in the finished members of its group, too."""
-    keeps_partial: bool = True
-    """Whether somebody goes on with what a stopped group has."""
     evaluation: bool = False
     """Whether answers measure the policy and are not trained on."""
 
@@ -89,6 +81,7 @@ class GroupRunner:
         observer: RolloutObserver,
     ) -> None:
         self._plan = plan
+        self._settings = settings = plan.settings
         self._endpoint = endpoint
         self._tokenizer = tokenizer
         self._generate_fn = generate_fn
@@ -97,7 +90,7 @@ class GroupRunner:
         self._sample_hook = sample_hook
         self._failures = failures
         self._observer = observer
-        self._retries = plan.failure_retries if plan.failure_policy is GroupFailurePolicy.RETRY else 0
+        self._retries = settings.failure_retries if settings.group_failure is GroupFailurePolicy.RETRY else 0
         self._reward_failures: Counter[Outcome] = Counter()
         self.num_generated_tokens = 0
         """Response tokens of all rollouts that have ended, used or not."""
@@ -107,7 +100,7 @@ class GroupRunner:
     @property
     def n_samples_per_prompt(self) -> int:
         """Rollouts of a group."""
-        return self._plan.n_samples_per_prompt
+        return self._settings.n_samples_per_prompt
 
     async def run(self, draft: Draft, *, step: int, on_generated: Callable[[], None] | None = None) -> GroupResult:
         """Finish the members of a group that have not finished, score those that are not scored, and return the group.
@@ -121,7 +114,7 @@ class GroupRunner:
             RunFailedError: If the failure budget is spent.
         """
         draw = draft.draw
-        if self._plan.mask_finished_members:
+        if self._settings.mask_offpolicy_finished_members:
             draft.mask_finished(self._endpoint.policy_version)
         self.phases[draw.group_index] = "generating"
         try:
@@ -159,7 +152,7 @@ class GroupRunner:
                     generated()
                 if rollout.status is SampleStatus.ABORTED:
                     was_aborted = True
-                    if not self._plan.keeps_partial:
+                    if self._settings.mode is RolloutMode.SYNC:
                         for task in scoring:  # nobody will ask for these verdicts
                             task.cancel()
             rollout = draft.rollouts[member]
@@ -190,7 +183,7 @@ class GroupRunner:
         started = time.monotonic()
         for _ in range(1 + self._retries):
             try:
-                async with asyncio.timeout(self._plan.rollout_timeout_seconds):
+                async with asyncio.timeout(self._settings.rollout_timeout_seconds):
                     samples = await self._answer(request)
                 seconds = before.seconds + time.monotonic() - started
                 rollout = Rollout(rollout_id=request.rollout_id, samples=samples, seconds=seconds)
@@ -207,9 +200,9 @@ class GroupRunner:
 
     def _request(self, draw: PromptDraw, before: Rollout, member: int, step: int) -> RolloutRequest:
         plan = self._plan
-        index = draw.group_index * plan.n_samples_per_prompt + member
+        index = draw.group_index * self.n_samples_per_prompt + member
         # Depends on what is sampled, never on when: two runs of one seed ask for the same tokens.
-        seed = derive_seed(plan.run_seed, "rollout", step, draw.group_index, member)
+        seed = derive_seed(plan.seed, "rollout", step, draw.group_index, member)
         return RolloutRequest(
             prompt=draw.prompt,
             params=replace(plan.params, seed=seed),
@@ -227,7 +220,8 @@ class GroupRunner:
         if len(before.samples) != 1 or not before.samples[0].response_length:
             return None
         sample = before.samples[0]
-        return sample.without_versions_before(self._endpoint.policy_version) if self._plan.mask_offpolicy else sample
+        masks = self._settings.mask_offpolicy_in_partial_rollout
+        return sample.without_versions_before(self._endpoint.policy_version) if masks else sample
 
     async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
         with blaming(_GENERATE, self._generate_fn):
@@ -293,7 +287,7 @@ class GroupRunner:
 
     def _describe(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"not answered within rollout_timeout_seconds = {self._plan.rollout_timeout_seconds:g}"
+            return f"not answered within rollout_timeout_seconds = {self._settings.rollout_timeout_seconds:g}"
         return describe(error)
 
 
