@@ -35,7 +35,7 @@ from rollfeed import app
 from rollfeed.app.training import make_trainer, prepare_run_evaluation
 from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
 from rollfeed.cli.benching.machine import machine
-from rollfeed.config import Settings, load_settings
+from rollfeed.config import RunSpec, Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "examples" / "reverse" / "train.toml"
@@ -132,7 +132,7 @@ async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
     from rollfeed.training.supervised import SupervisedUpdates
 
     settings = settings_of(seed)
-    prepared = app.prepare(settings)
+    prepared = app.prepare(RunSpec(settings))
     warm_up = await prepare_warm_up(prepared)
     assert warm_up is not None
     evaluation, trainer = prepare_run_evaluation(prepared), make_trainer(prepared)
@@ -166,7 +166,7 @@ async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
 def compare_words(seed: int, out: Path) -> dict[str, Any]:
     """Return how many words the warm-up, training and the evaluation have, and how many of the last came up before."""
     settings = settings_of(seed)
-    prepared = app.prepare(settings)
+    prepared = app.prepare(RunSpec(settings))
     updates = records(out / "warm-up.jsonl")[-1]["updates"]
 
     async def of_warm_up() -> set[str]:

@@ -166,12 +166,11 @@ async def trained(series: Series, arguments: argparse.Namespace) -> None:
 
     tokenizer, engine = series.model.tokenizer, series.engines["fp32"]
     config = rollfeed.RolloutConfig(
-        rollout_batch_size=arguments.groups,
-        n_samples_per_prompt=2,
         seed=arguments.seed,
+        rollout=rollfeed.RolloutSettings(rollout_batch_size=arguments.groups, n_samples_per_prompt=2),
+        reward=rollfeed.RewardSettings(override_environments=True),
+        plugins=rollfeed.PluginSettings(reward=letters),
         sampling=rollfeed.SamplingSettings(rollout_max_response_len=arguments.response),
-        reward=letters,
-        override_environments=True,
     )
     source = rollfeed.environment_source("core/compare_max", level=1, seed=arguments.seed, tokenizer=tokenizer)
     async with (

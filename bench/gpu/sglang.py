@@ -283,9 +283,8 @@ name = "reward_std"
         """Time whole steps with everything on, and the bare requests of such a step, in turn."""
         length, groups, members = 192, 64, 8
         config = rollfeed.RolloutConfig(
-            rollout_batch_size=groups,
-            n_samples_per_prompt=members,
             seed=self.arguments.seed,
+            rollout=rollfeed.RolloutSettings(rollout_batch_size=groups, n_samples_per_prompt=members),
             sampling=rollfeed.SamplingSettings(rollout_max_response_len=length, min_new_tokens=length),
         )
         source = rollfeed.environment_source(
@@ -334,9 +333,8 @@ name = "reward_std"
     async def server_killed(self) -> dict[str, Any]:
         """Kill one of two servers in the middle of a step, and finish the step."""
         config = rollfeed.RolloutConfig(
-            rollout_batch_size=32,
-            n_samples_per_prompt=8,
             seed=self.arguments.seed,
+            rollout=rollfeed.RolloutSettings(rollout_batch_size=32, n_samples_per_prompt=8),
             sampling=rollfeed.SamplingSettings(rollout_max_response_len=400, min_new_tokens=400),
         )
         engine = self.engine(self.arguments.pair, probe_interval_seconds=1.0, probe_timeout_seconds=2.0)

@@ -82,9 +82,8 @@ class Publisher:
     async def proof(self) -> dict[str, Any]:
         bench = self.bench
         config = rollfeed.RolloutConfig(
-            rollout_batch_size=32,
-            n_samples_per_prompt=8,
             seed=bench.arguments.seed,
+            rollout=rollfeed.RolloutSettings(rollout_batch_size=32, n_samples_per_prompt=8),
             sampling=rollfeed.SamplingSettings(rollout_max_response_len=64),
         )
         source = rollfeed.environment_source(

@@ -25,13 +25,10 @@ def drop_equal_lengths(samples: Sequence[Sample]) -> rollfeed.Keep | rollfeed.Dr
 async def main() -> None:
     model = rollfeed.load_model()
     config = rollfeed.RolloutConfig(
-        rollout_batch_size=2,
-        n_samples_per_prompt=4,
-        over_sampling_batch_size=3,
         seed=3,
+        rollout=rollfeed.RolloutSettings(rollout_batch_size=2, n_samples_per_prompt=4, over_sampling_batch_size=3),
+        plugins=rollfeed.PluginSettings(reward=partial(shortness, limit=32), group_filters=[drop_equal_lengths]),
         sampling=rollfeed.SamplingSettings(rollout_max_response_len=32),
-        reward=partial(shortness, limit=32),
-        group_filters=[drop_equal_lengths],
     )
     rollouts = rollfeed.open_rollouts(
         config,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollfeed.app import (
         Model,
-        build_config,
         build_engine,
         environment_source,
         evaluate,
@@ -25,11 +24,13 @@ if TYPE_CHECKING:
     from rollfeed.config import (
         EngineSettings,
         EvalSettings,
+        PluginSettings,
         RewardSettings,
         RolloutConfig,
+        RolloutSettings,
+        RunSpec,
         SamplingSettings,
         Settings,
-        load_settings,
     )
     from rollfeed.types import Drop, Keep, TrainBatch, Verdict
 
@@ -38,7 +39,6 @@ __version__ = "0.1.0"
 _HOMES = {
     "app": (
         "Model",
-        "build_config",
         "build_engine",
         "environment_source",
         "evaluate",
@@ -54,11 +54,13 @@ _HOMES = {
     "config": (
         "EngineSettings",
         "EvalSettings",
+        "PluginSettings",
         "RewardSettings",
         "RolloutConfig",
+        "RolloutSettings",
+        "RunSpec",
         "SamplingSettings",
         "Settings",
-        "load_settings",
     ),
     "types": ("Drop", "Keep", "TrainBatch", "Verdict"),
 }
@@ -69,19 +71,20 @@ __all__ = [
     "EvalSettings",
     "Keep",
     "Model",
+    "PluginSettings",
     "RewardSettings",
     "RolloutConfig",
+    "RolloutSettings",
+    "RunSpec",
     "SamplingSettings",
     "Settings",
     "TrainBatch",
     "Verdict",
-    "build_config",
     "build_engine",
     "environment_source",
     "evaluate",
     "grade_rows",
     "load_model",
-    "load_settings",
     "open_rollouts",
     "prepare",
     "prepare_evaluation",

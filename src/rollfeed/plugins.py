@@ -5,45 +5,48 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from rollfeed.errors import PluginError
-from rollfeed.faults import blaming
-from rollfeed.protocols import Tracker
-from rollfeed.types import TrainBatch
 
-_TRACKER = "plugins.tracker"
 T = TypeVar("T")
 
 
-def load_plugin(path: str, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> T:
-    """Import ``module:name`` and check that it can be called as ``protocol`` will call it.
+@overload
+def load_plugin(given: None, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> None: ...
+@overload
+def load_plugin(given: str | T, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> T: ...
+def load_plugin(given: str | T | None, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> T | None:
+    """Return a function, imported if it is named by ``module:name``, that can be called as ``protocol`` will call it.
 
     Args:
-        path: ``module:name``; a dotted name after the colon reaches into classes.
+        given: A function, or its import path; a dotted name after the colon reaches into classes. None stays None.
         protocol: A protocol with one ``__call__``.
-        key: The setting that named it, for errors.
+        key: The setting that gives it, for errors.
         folders: Searched for the module besides the installed packages.
 
     Raises:
         PluginError: If it cannot be imported, is not callable, or does not take the protocol's arguments.
     """
-    function = import_object(path, key=key, folders=folders)
-    check_fits(function, protocol, key=f"{key} = {path!r}")
+    if given is None:
+        return None
+    function = _object_of(given, key=key, folders=folders)
+    check_fits(function, protocol, key=_where(given, key))
     return function  # type: ignore[no-any-return]
 
 
-def load_factory(path: str, protocol: type[T], *arguments: Any, key: str, folders: Sequence[Path] = ()) -> T:
-    """Import ``module:name``, call it with ``arguments``, and check the methods of what it returns.
+def load_factory(
+    given: str | Callable[..., T], protocol: type[T], *arguments: Any, key: str, folders: Sequence[Path] = ()
+) -> T:
+    """Call what is given, or what ``module:name`` names, with ``arguments``, and check the methods of its result.
 
     Raises:
         PluginError: If it cannot be imported or called, or its result lacks a method of ``protocol``.
     """
-    factory = import_object(path, key=key, folders=folders)
-    where = f"{key} = {path!r}"
+    factory = _object_of(given, key=key, folders=folders)
+    where = _where(given, key)
     if not callable(factory):
         raise PluginError(
             f"{where}: is a {type(factory).__name__}; it must be a function or class that makes a {protocol.__name__}"
@@ -63,33 +66,12 @@ def load_factory(path: str, protocol: type[T], *arguments: Any, key: str, folder
     return made  # type: ignore[no-any-return]
 
 
-def log(tracker: Tracker, batch: TrainBatch) -> None:
-    """Hand a tracker the metrics of a committed step.
-
-    Raises:
-        RunFailedError: If it raises.
-    """
-    with blaming(_TRACKER, tracker):
-        tracker.log(batch.metrics, step=batch.step)
+def _object_of(given: Any, *, key: str, folders: Sequence[Path]) -> Any:
+    return import_object(given, key=key, folders=folders) if isinstance(given, str) else given
 
 
-@contextmanager
-def closing(tracker: Tracker | None) -> Iterator[None]:
-    """Close a tracker at the end; where the run has failed, nothing that it raises then hides why.
-
-    Raises:
-        RunFailedError: If it raises, and nothing else did before.
-    """
-    try:
-        yield
-    except BaseException:
-        if tracker is not None:
-            with suppress(Exception):
-                tracker.close()
-        raise
-    if tracker is not None:
-        with blaming(_TRACKER, tracker):
-            tracker.close()
+def _where(given: Any, key: str) -> str:
+    return f"{key} = {given!r}" if isinstance(given, str) else key
 
 
 def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:

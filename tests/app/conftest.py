@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollfeed.app.rewards import RewardServices
-from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
+from rollfeed.config import RewardSettings, WorkerSettings
 from rollfeed.protocols import Isolation
 
 HERE = Path(__file__).parent
@@ -24,12 +24,9 @@ def make_services() -> Callable[..., RewardServices]:
     """Return a factory of services; keyword arguments are settings of workers."""
 
     def make(on_isolation: Callable[[Isolation], None] | None = None, **workers: Any) -> RewardServices:
-        return RewardServices(
-            workers=WorkerSettings(**workers),
-            code=CodeRewardSettings(),
-            remote=RemoteRewardSettings(),
-            on_isolation=on_isolation,
-        )
+        services = RewardServices(RewardSettings(workers=WorkerSettings(**workers)), rm_types=[])
+        services.on_isolation = on_isolation
+        return services
 
     return make
 

@@ -146,10 +146,9 @@ class MoodySource(ListSource):
 
 async def test_run_counts_the_verifier_that_never_returns_and_goes_on(moody: None, leaves_no_process: None) -> None:
     config = RolloutConfig(
-        rollout_batch_size=2,
-        n_samples_per_prompt=2,
-        reward_workers={"num_workers": 2, "timeout_seconds": 1.0},
-        sample_hook=lambda sample, prompt: replace(sample, response="4" if sample.index == 1 else "5"),
+        rollout={"rollout_batch_size": 2, "n_samples_per_prompt": 2},
+        reward={"workers": {"num_workers": 2, "timeout_seconds": 1.0}},
+        plugins={"sample_hook": lambda sample, prompt: replace(sample, response="4" if sample.index == 1 else "5")},
     )
     rollouts = open_rollouts(
         config, source=MoodySource(["a", "b", "c"], repeat=True), engine=ScriptedEngine(), tokenizer=CharTokenizer()

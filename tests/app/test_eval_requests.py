@@ -34,7 +34,7 @@ def ask(data: Path, sampling: dict[str, Any], of_all: dict[str, Any], of_set: di
     dataset = {"path": data.name, "input_key": "question", "label_key": "answer", **of_set}
     prepared = app.prepare_evaluation(
         EvalSettings(**{"datasets": [dataset], "rm_type": "exact", **of_all}),
-        config=RolloutConfig(n_samples_per_prompt=2, sampling=SamplingSettings(**sampling)),
+        config=RolloutConfig(rollout={"n_samples_per_prompt": 2}, sampling=SamplingSettings(**sampling)),
         tokenizer=CharTokenizer(),
         context_length=1_000,
         folders=[data.parent],
@@ -105,7 +105,7 @@ async def test_r39_requests_by_index_and_results_are_the_same_whatever_comes_fir
     dataset = {"path": data.name, "input_key": "question", "label_key": "answer"}
     prepared = app.prepare_evaluation(
         EvalSettings(datasets=[dataset, {**dataset, "name": "again"}], rm_type="exact"),
-        config=RolloutConfig(n_samples_per_prompt=3),
+        config=RolloutConfig(rollout={"n_samples_per_prompt": 3}),
         tokenizer=CharTokenizer(),
         context_length=1_000,
         folders=[data.parent],

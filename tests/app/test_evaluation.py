@@ -38,7 +38,7 @@ def prepare(data: Path) -> Prepare:
         dataset = {"path": data.name, "input_key": "question", "label_key": "answer"}
         return app.prepare_evaluation(
             EvalSettings(**{"datasets": [dataset], "rm_type": "exact", **keys}),
-            config=config or RolloutConfig(n_samples_per_prompt=2),
+            config=config or RolloutConfig(rollout={"n_samples_per_prompt": 2}),
             tokenizer=CharTokenizer(),
             context_length=1_000,
             folders=[data.parent],
@@ -146,7 +146,11 @@ def test_rows_that_ask_the_same_are_asked_once(prepare: Prepare, data: Path, cap
 async def test_a_set_has_its_own_sampling_and_grader(prepare: Prepare) -> None:
     dataset = {"path": "digits.jsonl", "input_key": "question", "label_key": "answer"}
     prepared = prepare(
-        RolloutConfig(sampling=SamplingSettings(rollout_temperature=0.7), n_samples_per_prompt=1, rm_type="math"),
+        RolloutConfig(
+            rollout={"n_samples_per_prompt": 1},
+            reward={"rm_type": "math"},
+            sampling=SamplingSettings(rollout_temperature=0.7),
+        ),
         rm_type=None,
         top_p=0.5,
         datasets=[{**dataset, "name": "boxed"}, {**dataset, "name": "plain", "rm_type": "exact", "temperature": 0}],
@@ -168,7 +172,7 @@ async def test_group_rewards_see_every_answer_to_a_prompt(prepare: Prepare) -> N
         sizes.append(len(samples))
         return [float(sample is samples[-1]) for sample in samples]
 
-    config = RolloutConfig(group_reward=share_of_last, n_samples_per_prompt=4)
+    config = RolloutConfig(rollout={"n_samples_per_prompt": 4}, plugins={"group_reward": share_of_last})
     found = (await measured(prepare(config, rm_type=None), ScriptedEngine())).sets[0]
     assert sizes == [4] * 6
     assert (found.accuracy, found.pass_at_k[4], found.pass_hat_k[2]) == (0.25, 1.0, 0.0)
@@ -179,7 +183,7 @@ async def test_reward_function_of_training_scores_unless_evaluation_names_a_grad
         del sample, prompt
         return 0.5
 
-    config = RolloutConfig(reward=half, n_samples_per_prompt=1)
+    config = RolloutConfig(rollout={"n_samples_per_prompt": 1}, plugins={"reward": half})
     engine = ScriptedEngine(answer=right_answer)
     assert (await measured(prepare(config, rm_type=None), engine)).sets[0].reward_mean == 0.5
     assert (await measured(prepare(config), engine)).sets[0].reward_mean == 1.0
@@ -190,7 +194,9 @@ async def test_eval_reward_key_chooses_what_is_measured(prepare: Prepare) -> Non
         del sample, prompt
         return {"shaped": 0.25, "accuracy": 1.0}
 
-    config = RolloutConfig(reward=named, reward_key="shaped", n_samples_per_prompt=1)
+    config = RolloutConfig(
+        rollout={"n_samples_per_prompt": 1}, reward={"reward_key": "shaped"}, plugins={"reward": named}
+    )
     prepared = prepare(config, rm_type=None, eval_reward_key="accuracy")
     assert (await measured(prepared, ScriptedEngine())).sets[0].reward_mean == 1.0
 
@@ -252,7 +258,7 @@ async def test_a_broken_grading_fails_its_prompt_and_is_no_wrong_answer(prepare:
             raise ValueError("even")
         return 1.0
 
-    config = RolloutConfig(reward=odd_only, n_samples_per_prompt=1, failure_budget=1.0)
+    config = RolloutConfig(rollout={"n_samples_per_prompt": 1, "failure_budget": 1.0}, plugins={"reward": odd_only})
     found = (await measured(prepare(config, rm_type=None), ScriptedEngine())).sets[0]
     assert (found.num_prompts, found.num_failed, found.accuracy) == (3, 3, 1.0)
     assert "ValueError: even" in (found.first_failure or "")
@@ -261,7 +267,7 @@ async def test_a_broken_grading_fails_its_prompt_and_is_no_wrong_answer(prepare:
 async def test_more_failures_than_the_budget_end_the_evaluation(prepare: Prepare) -> None:
     engine = ScriptedEngine(fault_of=lambda _: Fault.RAISE)
     with pytest.raises(RunFailedError, match=r"more than rollout.failure_budget = 0.1"):
-        await measured(prepare(RolloutConfig(failure_minimum=4)), engine)
+        await measured(prepare(RolloutConfig(rollout={"failure_minimum": 4})), engine)
 
 
 async def test_it_can_be_cancelled_and_the_engine_goes_on(prepare: Prepare) -> None:
@@ -290,7 +296,7 @@ async def test_it_measures_between_the_batches_of_a_run(prepare: Prepare, data: 
         keys=ColumnKeys(input_key="question", label_key="answer"),
         seed=0,
     )
-    config = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, rm_type="exact")
+    config = RolloutConfig(rollout={"rollout_batch_size": 2, "n_samples_per_prompt": 2}, reward={"rm_type": "exact"})
     engine = ScriptedEngine(answer=right_answer)
     prepared = prepare(config)
     versions = []

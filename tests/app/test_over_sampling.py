@@ -35,18 +35,15 @@ async def make_steps(
     update: bool = False,
     out: Path | None = None,
     source: ListSource | None = None,
+    num_extra: int | None = None,
     **settings: Any,
 ) -> list[StepCommit]:
     """Make steps of 8 drawn and 4 kept; where there is a directory, go on in it."""
+    own = {name: settings.pop(name) for name in ("batch_filter", "group_filters") if name in settings}
     config = RolloutConfig(
-        **{
-            "rollout_batch_size": 4,
-            "over_sampling_batch_size": 8,
-            "n_samples_per_prompt": 2,
-            "reward": digit_or_nothing,
-            "batch_filter": WIDEST,
-            **settings,
-        }
+        rollout={"rollout_batch_size": 4, "over_sampling_batch_size": 8, "n_samples_per_prompt": 2, **settings},
+        filters={"over_sampling": None if num_extra is None else {"num_extra": num_extra}},
+        plugins={"reward": digit_or_nothing, "batch_filter": WIDEST, **own},
     )
     commits: list[StepCommit] = []
     directory = None if out is None else RunDirectory.open(out, settings={}, identity={}, overwrite=False)
@@ -168,7 +165,7 @@ async def test_a_batch_is_chosen_among_as_many_groups_when_a_group_filter_drops_
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_number_of_extra_groups_can_be_set_without_over_sampling(mode: str) -> None:
-    settings = {"over_sampling_batch_size": None, "num_extra_groups": 3, "mode": mode}
+    settings = {"over_sampling_batch_size": None, "num_extra": 3, "mode": mode}
     for commit in await make_steps(10, **settings):
         assert len(left_out(commit)) == 3
 
@@ -205,20 +202,19 @@ async def test_a_batch_filter_that_makes_no_batch_ends_the_run_and_is_named(retu
 FEW = {"prompts": {"environments": [{"id": "core/copy_text"}]}, "rollout": {"rollout_batch_size": 2}}
 
 
-def config_of(tmp_path: Path, **sections: Any) -> RolloutConfig:
+def functions_of(tmp_path: Path, **sections: Any) -> app.Functions:
     (tmp_path / "own_pick.py").write_text("def newest(groups):\n    return list(range(len(groups)))[::-1]\n")
-    return app.build_config(validate_settings({**FEW, **sections}, where="test"), folders=[tmp_path])
+    return app.load_functions(validate_settings({**FEW, **sections}, where="test"), folders=[tmp_path])
 
 
 def test_a_batch_filter_of_ones_own_is_named_in_the_settings(tmp_path: Path) -> None:
     plugins = {"batch_filter": "own_pick:newest"}
     over_sampled = {"rollout_batch_size": 2, "over_sampling_batch_size": 4}
-    config = config_of(tmp_path, plugins=plugins, rollout=over_sampled)
-    assert config.batch_filter is not None
-    assert config.batch_filter([1, 2, 3]) == [2, 1, 0]
-    assert config.num_extra_groups is None
-    config = config_of(tmp_path, plugins=plugins, filters={"over_sampling": {"num_extra": 5}})
-    assert config.num_extra_groups == 5
+    rollout = functions_of(tmp_path, plugins=plugins, rollout=over_sampled).rollout
+    assert rollout.over_sampling.batch_filter([1, 2, 3]) == [2, 1, 0]
+    assert rollout.over_sampling.num_extra == 2
+    rollout = functions_of(tmp_path, plugins=plugins, filters={"over_sampling": {"num_extra": 5}}).rollout
+    assert rollout.over_sampling.num_extra == 5
 
 
 @pytest.mark.parametrize(
@@ -244,9 +240,9 @@ def test_a_batch_filter_of_ones_own_is_named_in_the_settings(tmp_path: Path) -> 
 )
 def test_batch_filters_that_contradict_each_other_are_refused(tmp_path: Path, sections: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        config_of(tmp_path, **sections)
+        functions_of(tmp_path, **sections)
 
 
 def test_a_batch_filter_with_nothing_to_choose_from_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to choose from"):
-        RolloutConfig(rollout_batch_size=4, batch_filter=partial(WIDEST))
+        RolloutConfig(rollout={"rollout_batch_size": 4}, plugins={"batch_filter": partial(WIDEST)})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rollfeed import app
-from rollfeed.config import RolloutConfig, RolloutMode, Settings, validate_settings
+from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, validate_settings
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
 from rollfeed.store import RunDirectory, RunReader
@@ -57,12 +57,14 @@ def go_on(data: Path) -> Callable[..., Any]:
         out: Path, *, until: int, step: int | None = None, order: int = 0, mode: RolloutMode = RolloutMode.SYNC
     ) -> int:
         config = RolloutConfig(
-            mode=mode,
-            rollout_batch_size=BATCH,
-            n_samples_per_prompt=2,
-            over_sampling_batch_size=5,
-            deterministic=True,
-            reward=digit,
+            rollout={
+                "mode": mode,
+                "rollout_batch_size": BATCH,
+                "n_samples_per_prompt": 2,
+                "over_sampling_batch_size": 5,
+                "deterministic": True,
+            },
+            plugins={"reward": digit},
         )
         with RunDirectory.open(out, settings={}, identity={}, overwrite=False, step=step) as directory:
             rollouts = app.open_rollouts(
@@ -143,13 +145,13 @@ async def test_r43_a_given_step_wins_over_the_latest(tmp_path: Path, go_on) -> N
 async def test_resume_needs_the_directory_only(tiny_checkpoint: Path, tmp_path: Path, data: Path) -> None:
     settings = app_settings(tiny_checkpoint, data)
     out = tmp_path / "run"
-    await app.run(app.prepare(settings, folders=[tmp_path]), out=out)
-    stored, folders = app.stored_settings(out)
-    assert (stored, folders) == (settings, [tmp_path])
-    threads, _ = app.stored_settings(out, ["engine.threads=2", "rollout.over_sampling_factor=2.0"])
+    await app.run(app.prepare(RunSpec(settings, (tmp_path,))), out=out)
+    stored = app.stored_spec(out)
+    assert (stored.settings, stored.folders) == (settings, (tmp_path, Path.cwd()))
+    threads = app.stored_spec(out, ["engine.threads=2", "rollout.over_sampling_factor=2.0"]).settings
     assert (threads.engine.threads, threads.rollout.over_sampling_factor) == (2, 2.0)
     before = trained(out)
-    summary = await app.resume(out, step=0, overrides=["rollout.num_rollout=3"])
+    summary = await resume(out, "rollout.num_rollout=3", step=0)
     assert (summary.num_resumed_steps, summary.num_steps) == (1, 3)
     assert trained(out)[: len(before)] == before
 
@@ -158,7 +160,7 @@ async def test_a_run_of_before_goes_on_though_its_failure_budget_was_a_count(
     tiny_checkpoint: Path, tmp_path: Path, data: Path
 ) -> None:
     out = tmp_path / "run"
-    await app.run(app.prepare(app_settings(tiny_checkpoint, data), folders=[tmp_path]), out=out)
+    await app.run(app.prepare(RunSpec(app_settings(tiny_checkpoint, data), (tmp_path,))), out=out)
     with closing(sqlite3.connect(out / "journal.sqlite", isolation_level=None)) as journal:
         ((settings, identity),) = journal.execute("SELECT settings, identity FROM run").fetchall()
         tree = json.loads(settings)
@@ -167,20 +169,23 @@ async def test_a_run_of_before_goes_on_though_its_failure_budget_was_a_count(
             del tree["rollout"][name]
         known = json.dumps({**json.loads(identity), "rollout.failure_budget": 16, "rollout.group_failure": "drop"})
         journal.execute("UPDATE run SET settings = ?, identity = ?", (json.dumps(tree), known))
-    overrides = ["rollout.num_rollout=3", "rollout.group_failure='refill'"]
-    summary = await app.resume(out, step=1, overrides=overrides)
+    summary = await resume(out, "rollout.num_rollout=3", "rollout.group_failure='refill'", step=1)
     assert (summary.num_resumed_steps, summary.num_steps) == (2, 3)
 
 
 async def test_resume_refuses_what_decides_what_a_run_is(tiny_checkpoint: Path, tmp_path: Path, data: Path) -> None:
     out = tmp_path / "run"
-    await app.run(app.prepare(app_settings(tiny_checkpoint, data), folders=[tmp_path]), out=out)
+    await app.run(app.prepare(RunSpec(app_settings(tiny_checkpoint, data), (tmp_path,))), out=out)
     with pytest.raises(RunDirectoryError, match="a finished run with other settings: seed = 3 there, 4 here"):
-        await app.resume(out, step=0, overrides=["seed=4"])
+        await resume(out, "seed=4", step=0)
     with pytest.raises(RunDirectoryError, match="holds a finished run"):
-        await app.resume(out)
+        await resume(out)
     with pytest.raises(ConfigError, match=rf"settings of {out}: rollout\.num_rolout: unknown setting"):
-        await app.resume(out, overrides=["rollout.num_rolout=4"])
+        await resume(out, "rollout.num_rolout=4")
+
+
+async def resume(out: Path, *overrides: str, step: int | None = None) -> app.RunSummary:
+    return await app.run(app.prepare(app.stored_spec(out, overrides), out=out), out=out, step=step)
 
 
 def app_settings(checkpoint: Path, data: Path) -> Settings:

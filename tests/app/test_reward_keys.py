@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rollfeed.app import build_config, prepare, run
-from rollfeed.app.combination import check_combination
-from rollfeed.config import Settings, validate_settings
+from rollfeed.app import load_functions, prepare, run
+from rollfeed.app.checks import check_combination
+from rollfeed.config import RunSpec, Settings, validate_settings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.store import RunReader
 
@@ -55,7 +55,7 @@ def test_a_key_that_no_grader_of_the_run_has_is_a_mistake(
     settings_for: Make, tmp_path: Path, reward: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"^reward\.reward_key = 'scores': .*" + message):
-        prepare(settings_for(reward_key="scores", **reward), folders=[tmp_path])
+        prepare(RunSpec(settings_for(reward_key="scores", **reward), (tmp_path,)))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,8 @@ def test_a_key_that_no_grader_of_the_run_has_is_a_mistake(
 )
 def test_a_key_that_a_reward_may_have_is_none(settings_for: Make, tmp_path: Path, reward: Any) -> None:
     settings = settings_for(**reward)
-    config = build_config(settings, folders=[tmp_path])
-    check_combination(settings, config)
-    assert config.reward_key == reward["reward_key"]
+    load_functions(settings, folders=[tmp_path])
+    check_combination(settings)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +88,14 @@ async def test_a_function_without_the_key_ends_the_run_with_the_keys_there_are(
     (tmp_path / f"{name}.py").write_text(f"async def score(sample, prompt):\n    return {body}\n")
     settings = settings_for(plugins={"reward": f"{name}:score"}, reward_key="score")
     with pytest.raises(RunFailedError, match=message):
-        await run(prepare(settings, folders=[tmp_path]), out=tmp_path / "run")
+        await run(prepare(RunSpec(settings, (tmp_path,))), out=tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
         assert reader.steps() == ()
 
 
 @pytest.mark.parametrize(("key", "expected"), [("score", -1.0), ("acc", 0.0)])
 async def test_a_run_trains_on_the_key_of_dapo(settings_for: Make, tmp_path: Path, key: str, expected: float) -> None:
-    await run(prepare(settings_for(rm_type="dapo", reward_key=key), folders=[tmp_path]), out=tmp_path / "run")
+    await run(prepare(RunSpec(settings_for(rm_type="dapo", reward_key=key), (tmp_path,))), out=tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
         rewards = [member.reward for group in reader.summaries(0) for member in group.members]
     assert rewards == [expected] * 4
@@ -107,7 +106,7 @@ async def test_numbers_count_beside_named_ones(settings_for: Make, tmp_path: Pat
         "async def score(sample, prompt):\n    return {'score': 1.0} if sample.index % 2 else 0.25\n"
     )
     settings = settings_for(plugins={"reward": "keys_mixed:score"}, reward_key="score")
-    await run(prepare(settings, folders=[tmp_path]), out=tmp_path / "run")
+    await run(prepare(RunSpec(settings, (tmp_path,))), out=tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
         rewards = [member.reward for group in reader.summaries(0) for member in group.members]
     assert sorted(rewards) == [0.25, 0.25, 1.0, 1.0]

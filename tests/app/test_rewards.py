@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rollfeed.app import open_rollouts
-from rollfeed.app.rewards import RewardServices, in_its_place, load_reward_function
-from rollfeed.config import RolloutConfig
+from rollfeed.app.rewards import RewardServices, load_reward_function
+from rollfeed.config import RewardSettings, RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, Isolation, RewardFn
 from rollfeed.rewards import RewardHub, Takes
@@ -40,22 +40,19 @@ def rollouts_of(count: int) -> list[Rollout]:
 
 
 @pytest.fixture
-def load_for_a_run(folders: list[Path]) -> Callable[..., Any]:
-    """Return the function that loads a reward function of these tests as settings do."""
-
-    def load(name: str, protocol: type[Any] = RewardFn, takes: Takes = Takes.SAMPLE) -> Any:
-        path = f"reward_functions:{name}"
-        return load_reward_function(path, protocol, takes, key="plugins.reward", folders=folders, killable=True)
-
-    return load
-
-
-@pytest.fixture
-def load(load_for_a_run: Callable[..., Any], services: RewardServices) -> Callable[..., Any]:
+def load(folders: list[Path], services: RewardServices) -> Callable[..., Any]:
     """Return the function that loads a reward function of these tests, to be called in workers."""
 
     def load(name: str, protocol: type[Any] = RewardFn, takes: Takes = Takes.SAMPLE, seconds: float = 30.0) -> Any:
-        return in_its_place(load_for_a_run(name, protocol, takes), services.workers, timeout_seconds=seconds)
+        return load_reward_function(
+            f"reward_functions:{name}",
+            protocol,
+            takes,
+            "plugins.reward",
+            settings=RewardSettings(timeout_seconds=seconds),
+            services=services,
+            folders=folders,
+        )
 
     return load
 
@@ -238,16 +235,16 @@ async def test_r35_reward_stall_costs_its_own_deadline(
     assert services.workers.counts.timeouts == 1
 
 
-async def test_r35_reward_stall_stops_no_run(leaves_no_process: None, load_for_a_run: Callable[..., Any]) -> None:
+async def test_r35_reward_stall_stops_no_run(leaves_no_process: None, folders: list[Path]) -> None:
     """R35: it is counted apart from wrong answers, its group is replaced, and no process is left."""
     config = RolloutConfig(
-        rollout_batch_size=16,
-        n_samples_per_prompt=4,
-        reward=load_for_a_run("sleep_on_one"),
-        reward_timeout_seconds=2.0,
-        reward_workers={"num_workers": 2},
+        rollout={"rollout_batch_size": 16, "n_samples_per_prompt": 4},
+        reward={"timeout_seconds": 2.0, "workers": {"num_workers": 2}},
+        plugins={"reward": "reward_functions:sleep_on_one"},
     )
-    rollouts = open_rollouts(config, source=texts_as_prompts(20), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+    rollouts = open_rollouts(
+        config, source=texts_as_prompts(20), engine=ScriptedEngine(), folders=folders, tokenizer=CharTokenizer()
+    )
     async with rollouts:
         batch = await rollouts.generate_batch()
     assert batch.metrics["rollout/reward_timeout"] == 1
@@ -289,7 +286,8 @@ async def test_r37_group_reward_gets_each_group_once_and_whole() -> None:
         return [float(number) for number in range(len(samples))]
 
     config = RolloutConfig(
-        rollout_batch_size=4, n_samples_per_prompt=3, over_sampling_batch_size=8, group_reward=reward
+        rollout={"rollout_batch_size": 4, "n_samples_per_prompt": 3, "over_sampling_batch_size": 8},
+        plugins={"group_reward": reward},
     )
     engine = ScriptedEngine()
     rollouts = open_rollouts(config, source=texts_as_prompts(50), engine=engine, tokenizer=CharTokenizer())
@@ -316,17 +314,17 @@ async def test_r37_group_with_an_aborted_member_is_not_scored(services: RewardSe
 
 
 async def test_r37_group_function_in_a_worker_gets_each_group_once_and_whole(
-    leaves_no_process: None, load_for_a_run: Callable[..., Any]
+    leaves_no_process: None, folders: list[Path]
 ) -> None:
     """R37: as above, where a run calls it: its process counts the calls."""
     config = RolloutConfig(
-        rollout_batch_size=4,
-        n_samples_per_prompt=3,
-        group_reward=load_for_a_run("count_groups", GroupRewardFn, Takes.GROUP),
-        reward_key="call",
-        reward_workers={"num_workers": 1},
+        rollout={"rollout_batch_size": 4, "n_samples_per_prompt": 3},
+        reward={"reward_key": "call", "workers": {"num_workers": 1}},
+        plugins={"group_reward": "reward_functions:count_groups"},
     )
-    rollouts = open_rollouts(config, source=texts_as_prompts(50), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+    rollouts = open_rollouts(
+        config, source=texts_as_prompts(50), engine=ScriptedEngine(), folders=folders, tokenizer=CharTokenizer()
+    )
     async with rollouts:
         batch = await rollouts.generate_batch()
     for group in batch.groups:
@@ -337,9 +335,13 @@ async def test_r37_group_function_in_a_worker_gets_each_group_once_and_whole(
     assert sorted({sample.reward["call"] for sample in batch.samples}) == [1.0, 2.0, 3.0, 4.0]
 
 
-async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, load_for_a_run: Callable[..., Any]) -> None:
-    config = RolloutConfig(rollout_batch_size=1, n_samples_per_prompt=1, reward=load_for_a_run("score"))
-    rollouts = open_rollouts(config, source=texts_as_prompts(20), engine=ScriptedEngine(), tokenizer=CharTokenizer())
+async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, folders: list[Path]) -> None:
+    config = RolloutConfig(
+        rollout={"rollout_batch_size": 1, "n_samples_per_prompt": 1}, plugins={"reward": "reward_functions:score"}
+    )
+    rollouts = open_rollouts(
+        config, source=texts_as_prompts(20), engine=ScriptedEngine(), folders=folders, tokenizer=CharTokenizer()
+    )
 
     async def stop_after_a_step() -> None:
         async with rollouts:
@@ -352,7 +354,9 @@ async def test_run_that_fails_leaves_no_worker(leaves_no_process: None, load_for
 
 async def test_random_rewards_are_those_of_the_seed_and_replay(leaves_no_process: None) -> None:
     async def rewards(seed: int) -> list[Any]:
-        config = RolloutConfig(rollout_batch_size=16, n_samples_per_prompt=4, rm_type="random", seed=seed)
+        config = RolloutConfig(
+            seed=seed, rollout={"rollout_batch_size": 16, "n_samples_per_prompt": 4}, reward={"rm_type": "random"}
+        )
         source = texts_as_prompts(20)
         rollouts = open_rollouts(config, source=source, engine=ScriptedEngine(), tokenizer=CharTokenizer())
         async with rollouts:
@@ -367,10 +371,9 @@ async def test_random_rewards_are_those_of_the_seed_and_replay(leaves_no_process
 
 async def test_named_functions_are_chosen_by_the_prompt_and_checked_beforehand() -> None:
     config = RolloutConfig(
-        rollout_batch_size=1,
-        n_samples_per_prompt=2,
-        reward=lambda sample, prompt: -1.0,
-        named_rewards={"one": lambda sample, prompt: 1.0},
+        rollout={"rollout_batch_size": 1, "n_samples_per_prompt": 2},
+        reward={"functions": {"one": lambda sample, prompt: 1.0}},
+        plugins={"reward": lambda sample, prompt: -1.0},
     )
 
     class Naming(ListSource):
@@ -380,9 +383,9 @@ async def test_named_functions_are_chosen_by_the_prompt_and_checked_beforehand()
     rollouts = open_rollouts(config, source=Naming(["a", "b"]), engine=ScriptedEngine(), tokenizer=CharTokenizer())
     async with rollouts:
         assert [sample.reward for sample in (await rollouts.generate_batch()).samples] == [1.0, 1.0]
-    with pytest.raises(ConfigError, match="named_rewards\\['one'\\]"):
+    with pytest.raises(ConfigError, match="reward.functions.one"):
         open_rollouts(
-            RolloutConfig(named_rewards={"one": lambda sample: 1.0}),
+            RolloutConfig(reward={"functions": {"one": lambda sample: 1.0}}),
             source=Naming(["a"]),
             engine=ScriptedEngine(),
             tokenizer=CharTokenizer(),

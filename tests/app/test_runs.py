@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollfeed.app import prepare, run
-from rollfeed.config import Settings
+from rollfeed.config import RunSpec, Settings
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError
 
@@ -29,7 +29,7 @@ def settings_for(checkpoint: Path, folder: Path, **reward: object) -> Settings:
 
 async def test_run_that_grades_programs_stores_its_isolation_level(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, rm_type="livecodebench")
-    summary = await run(prepare(settings, folders=[tmp_path]), out=tmp_path / "run")
+    summary = await run(prepare(RunSpec(settings, (tmp_path,))), out=tmp_path / "run")
     assert summary.num_steps == 1
     stored = json.loads((tmp_path / "run" / "isolation.json").read_text())
     assert stored["level"] in ("bubblewrap", "namespaces", "limits")
@@ -39,20 +39,23 @@ async def test_run_that_grades_programs_stores_its_isolation_level(tiny_checkpoi
 async def test_run_whose_isolation_level_does_not_hold_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, rm_type="livecodebench", code={"isolation": "container"})
     with pytest.raises(ConfigError, match="isolation level container"):
-        await run(prepare(settings, folders=[tmp_path]), out=tmp_path / "run")
+        await run(prepare(RunSpec(settings, (tmp_path,))), out=tmp_path / "run")
 
 
 def test_function_that_prompts_may_choose_is_imported_beforehand(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, rm_type="exact", functions={"one": "no_module_of_that_name:f"})
     with pytest.raises(ConfigError, match=r"reward\.functions\.one = 'no_module_of_that_name:f'"):
-        prepare(settings, folders=[tmp_path])
+        prepare(RunSpec(settings, (tmp_path,)))
 
 
 def test_graders_without_labels_need_none(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, rm_type="remote_rm", remote={"url": "http://127.0.0.1:1/"})
     dataset = settings.prompts.datasets[0].model_copy(update={"label_key": None})
     prompts = settings.prompts.model_copy(update={"datasets": (dataset,)})
-    assert prepare(settings.model_copy(update={"prompts": prompts}), folders=[tmp_path]).config.rm_type == "remote_rm"
+    assert (
+        prepare(RunSpec(settings.model_copy(update={"prompts": prompts}), (tmp_path,))).settings.reward.rm_type
+        == "remote_rm"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,4 +85,4 @@ def test_filters_that_drop_every_group_are_refused(
     tree = settings.model_dump(mode="json", exclude_unset=True)
     changed = {**tree, **{name: {**tree.get(name, {}), **section} for name, section in sections.items()}}
     with pytest.raises(ConfigError, match=f"filters.dynamic_sampling: {message}"):
-        prepare(validate_settings(changed, where="test"), folders=[tmp_path])
+        prepare(RunSpec(validate_settings(changed, where="test"), (tmp_path,)))

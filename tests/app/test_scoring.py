@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollfeed.app.scoring import ScoreCounts, grade_rows, read_rows, score_file
+from rollfeed.app import grade_rows, score_file
 from rollfeed.config import RewardSettings
 from rollfeed.errors import DataError
+from rollfeed.rewards.scoring import ScoreCounts, read_rows
 from rollfeed.types import Outcome
 
 

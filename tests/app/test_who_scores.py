@@ -66,10 +66,8 @@ async def test_samples_keep_their_own_rewards_and_what_has_none_is_scored(
         return [float(sample.response) for sample in samples]
 
     config = RolloutConfig(
-        rollout_batch_size=2,
-        n_samples_per_prompt=2,
-        generate=forking(*given),
-        **{kind: digit if kind == "reward" else together},
+        rollout={"rollout_batch_size": 2, "n_samples_per_prompt": 2},
+        plugins={"generate": forking(*given), kind: digit if kind == "reward" else together},
     )
     batch = await batch_of(config)
     for group in batch.groups:
@@ -86,11 +84,8 @@ async def test_samples_keep_their_own_rewards_and_what_has_none_is_scored(
 
 async def test_filters_read_the_reward_of_the_rollout_not_of_its_samples() -> None:
     config = RolloutConfig(
-        rollout_batch_size=1,
-        n_samples_per_prompt=2,
-        generate=forking(0.0, 2.0),
-        group_filters=(RewardStd(n_samples_per_prompt=2),),
-        max_draws_per_batch=2,
+        rollout={"rollout_batch_size": 1, "n_samples_per_prompt": 2, "max_draws_per_batch": 2},
+        plugins={"generate": forking(0.0, 2.0), "group_filters": (RewardStd(n_samples_per_prompt=2),)},
     )
     with pytest.raises(RunFailedError, match=r"2 dropped as zero_std_1\.0"):
         await batch_of(config)
@@ -116,11 +111,9 @@ async def test_a_reward_function_scores_data_sets_and_environments_verify_their_
         return [{"score": 9.0, "style": 0.0}] * len(samples)
 
     config = RolloutConfig(
-        rollout_batch_size=12,
-        n_samples_per_prompt=2,
-        reward_key="score",
-        override_environments=overrides,
-        **{kind: one if kind == "reward" else several},
+        rollout={"rollout_batch_size": 12, "n_samples_per_prompt": 2},
+        reward={"reward_key": "score", "override_environments": overrides},
+        plugins={kind: one if kind == "reward" else several},
     )
     batch = await batch_of(config, mixed())
     kinds = {"environment" in group.prompt.metadata for group in batch.groups}
@@ -133,7 +126,11 @@ async def test_a_reward_function_scores_data_sets_and_environments_verify_their_
 
 @pytest.mark.parametrize("overrides", [False, True])
 async def test_environments_verify_their_own_in_evaluation_too(overrides: bool) -> None:
-    config = RolloutConfig(n_samples_per_prompt=2, reward=lambda sample, prompt: 0.0, override_environments=overrides)
+    config = RolloutConfig(
+        rollout={"n_samples_per_prompt": 2},
+        reward={"override_environments": overrides},
+        plugins={"reward": lambda sample, prompt: 0.0},
+    )
     settings = EvalSettings(environments=[{"id": ENVIRONMENT, "num_prompts": 4}])
     prepared = app.prepare_evaluation(settings, config=config, tokenizer=CharTokenizer(), context_length=1_000)
     answers = {prompt.text: str(sum(prompt.metadata["params"]["terms"])) for prompt in prepared.sets[0].prompts}
@@ -153,7 +150,9 @@ async def test_generate_functions_are_told_whether_they_are_evaluated() -> None:
         told.add(request.evaluation)
         return await parts["default"](request, **parts)
 
-    config = RolloutConfig(n_samples_per_prompt=2, rollout_batch_size=2, generate=generate, reward=digit)
+    config = RolloutConfig(
+        rollout={"n_samples_per_prompt": 2, "rollout_batch_size": 2}, plugins={"generate": generate, "reward": digit}
+    )
     await batch_of(config)
     assert told == {False}
     told.clear()
@@ -175,7 +174,9 @@ async def all_at_once(count: int) -> Any:
 
 
 async def test_all_async_rewards_of_a_step_are_computed_at_once() -> None:
-    config = RolloutConfig(rollout_batch_size=64, n_samples_per_prompt=4, reward=await all_at_once(256))
+    config = RolloutConfig(
+        rollout={"rollout_batch_size": 64, "n_samples_per_prompt": 4}, plugins={"reward": await all_at_once(256)}
+    )
     source = ListSource([f"prompt {number}" for number in range(64)])
     batch = await asyncio.wait_for(batch_of(config, source), 60.0)
     assert rewards_of(batch) == [1.0] * 256
@@ -183,10 +184,9 @@ async def test_all_async_rewards_of_a_step_are_computed_at_once() -> None:
 
 async def test_all_async_rewards_of_an_evaluation_are_computed_at_once_whatever_the_engine_holds() -> None:
     config = RolloutConfig(
-        n_samples_per_prompt=1,
-        reward=await all_at_once(64),
-        override_environments=True,
-        max_requests_in_flight=4,
+        rollout={"n_samples_per_prompt": 1, "max_requests_in_flight": 4},
+        reward={"override_environments": True},
+        plugins={"reward": await all_at_once(64)},
         sampling=SamplingSettings(rollout_max_response_len=8),
     )
     settings = EvalSettings(environments=[{"id": ENVIRONMENT, "level": 2, "num_prompts": 64}])
@@ -208,5 +208,11 @@ async def test_reward_concurrency_bounds_the_calls_of_a_run() -> None:
         running -= 1
         return 1.0
 
-    await batch_of(RolloutConfig(rollout_batch_size=8, n_samples_per_prompt=4, reward=reward, reward_concurrency=3))
+    await batch_of(
+        RolloutConfig(
+            rollout={"rollout_batch_size": 8, "n_samples_per_prompt": 4},
+            reward={"concurrency": 3},
+            plugins={"reward": reward},
+        )
+    )
     assert peak == 3

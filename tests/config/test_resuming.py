@@ -12,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from rollfeed.config import Settings, chosen_keys, validate_settings
-from rollfeed.config.load import _section_in
-from rollfeed.config.resuming import CHANGES, FIXED, Change, change_of, is_named, place_of, reason_of
+from rollfeed.config.load import is_named
+from rollfeed.config.resuming import refusal_of_changes
+from rollfeed.config.section import Resume, section_in
 from rollfeed.config.settings import flatten
 from rollfeed.errors import ConfigError
 from rollfeed.store import RunDirectory
@@ -56,7 +57,7 @@ VALUES: tuple[Any, ...] = (
 def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield all keys of a section; what may be a table or missing is a key itself, a list of tables one key."""
     for name, info in section.model_fields.items():
-        inner = _section_in(info.annotation)
+        inner = section_in(info.annotation)
         if inner is None or str(info.annotation).startswith("tuple"):
             yield f"{prefix}{name}"
             continue
@@ -84,7 +85,7 @@ def with_value(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def enums_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
     for name, info in section.model_fields.items():
-        inner = _section_in(info.annotation)
+        inner = section_in(info.annotation)
         if inner is not None:
             yield from enums_of(inner, f"{prefix}{name}.")
             continue
@@ -152,17 +153,17 @@ def changed(key: str) -> tuple[str, Settings]:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_setting_is_placed_and_keeps_to_it_where_a_run_is_gone_on_with(key: str, runs: dict[str, Path]) -> None:
-    assert place_of(key) is not None, f"{key} is new: say in config/resuming.py whether a run may go on with another"
+    resume = Settings.resume_of(key)
+    assert resume is not None, f"{key} is new: annotate it with a Resume, or its section"
     name, other = changed(key)
     refusal = problem(runs[name], other)
-    change = change_of(key, deterministic=False)
-    if change is Change.FREE:
+    if resume in (Resume.FREE, Resume.FREE_UNLESS_DETERMINISTIC):
         assert refusal == ""
         return
     assert key in refusal
     chosen = frozenset({*flatten(other.model_dump(mode="json")), key})
-    if change is Change.FIXED:
-        assert reason_of(key) in refusal
+    if resume.is_fixed:
+        assert resume.value in refusal
         assert "choose another --out" in refusal
         assert key in problem(runs[name], other, chosen)
     else:
@@ -171,14 +172,17 @@ def test_every_setting_is_placed_and_keeps_to_it_where_a_run_is_gone_on_with(key
         assert problem(runs[name], other, chosen) == ""
 
 
-def test_no_setting_is_placed_twice_and_none_that_there_is_not() -> None:
-    entries = [*(key for keys in CHANGES.values() for key in keys), *(key for keys in FIXED.values() for key in keys)]
-    assert len(entries) == len(set(entries))
-    used = {place_of(key) for key in KEYS}
-    assert set(entries) - used <= {"reward.functions.*"}  # whose keys are users' names
+def test_a_key_says_it_for_itself_before_its_section_and_that_before_what_holds_it() -> None:
+    assert Settings.resume_of("reward.rm_type") is Resume.REWARDS
+    assert Settings.resume_of("reward.functions.mine") is Resume.REWARDS
+    assert Settings.resume_of("reward.remote.form") is Resume.REWARDS
+    assert Settings.resume_of("reward.remote.url") is Resume.FREE
+    assert Settings.resume_of("engine.sglang") is Resume.ANSWERS
+    assert Settings.resume_of("engine.sglang.workers") is Resume.FREE
+    assert Settings.resume_of("engine.openai.purpose") is Resume.ANSWERS
 
 
-@pytest.mark.parametrize("key", CHANGES[Change.FREE_UNLESS_DETERMINISTIC])
+@pytest.mark.parametrize("key", [key for key in KEYS if Settings.resume_of(key) is Resume.FREE_UNLESS_DETERMINISTIC])
 def test_what_changes_the_rounding_of_answers_is_fixed_in_a_deterministic_run(key: str, tmp_path: Path) -> None:
     name, other = changed(key)
     before, after = (
@@ -191,8 +195,10 @@ def test_what_changes_the_rounding_of_answers_is_fixed_in_a_deterministic_run(ke
 
 
 def test_a_key_that_nobody_has_placed_is_fixed() -> None:
-    assert place_of("train.brand_new") is None
-    assert change_of("train.brand_new", deterministic=False) is Change.FIXED
+    assert Settings.resume_of("train.brand_new") is None
+    refusal = refusal_of_changes({"train.brand_new": "1"}, {"train.brand_new": "2"}, chosen=())
+    assert refusal is not None
+    assert "train.brand_new decides what the run is" in refusal
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollfeed.config import RolloutConfig, RolloutSettings, Settings, read_stored, stored_identity, validate_settings
+from rollfeed.config import RolloutSettings, Settings, read_stored, stored_identity, validate_settings
 
 PROMPTS = {"environments": [{"id": "core/copy_text"}]}
 
@@ -15,10 +15,10 @@ def settings_of(**rollout: Any) -> Settings:
 @pytest.mark.parametrize(("mode", "limit"), [("sync", 0), ("partial", None), ("async", 4)])
 def test_how_stale_a_batch_may_be_depends_on_the_mode(mode: str, limit: int | None) -> None:
     assert RolloutSettings(mode=mode).max_staleness == limit
-    assert RolloutConfig(mode=mode, max_staleness=7).max_staleness == 7
+    assert RolloutSettings(mode=mode, max_staleness=7).max_staleness == 7
     stored = settings_of(mode=mode).model_dump(mode="json")
     assert stored["rollout"]["max_staleness"] == limit
-    assert RolloutConfig(**RolloutSettings(mode=mode).model_dump()).max_staleness == limit
+    assert RolloutSettings(**RolloutSettings(mode=mode).model_dump()).max_staleness == limit
 
 
 def test_synchronous_rollouts_are_on_policy_by_default() -> None:

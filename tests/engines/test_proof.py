@@ -13,8 +13,7 @@ from tests.engines.servers import sglang_server, vllm_server
 
 import rollfeed
 from rollfeed.app.training.proving import rounding_of, weight_types
-from rollfeed.config.engine import SGLangSettings
-from rollfeed.config.openai_engine import OpenAISettings
+from rollfeed.config.engine import OpenAISettings, SGLangSettings
 from rollfeed.config.train import TrainSettings
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 from tests.engines.servers import RealServer, vllm_server
 
-from rollfeed.config.openai_engine import OpenAISettings
+from rollfeed.config.engine import OpenAISettings
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.types import Completion, FinishKind, SamplingParams, VersionSpan
 

@@ -32,14 +32,15 @@ def drop_equal(samples: Sequence[Sample]) -> FilterDecision:
 async def scripted_run(out: Path, *, order: int, in_flight: int, seed: int = 0) -> str:
     config = RolloutConfig(
         seed=seed,
-        rollout_batch_size=4,
-        n_samples_per_prompt=2,
-        over_sampling_factor=2.0,
-        refill_granularity=1,
-        deterministic=True,
-        max_requests_in_flight=in_flight,
-        reward=digit,
-        group_filters=(drop_equal,),
+        rollout={
+            "rollout_batch_size": 4,
+            "n_samples_per_prompt": 2,
+            "over_sampling_factor": 2.0,
+            "refill_granularity": 1,
+            "deterministic": True,
+            "max_requests_in_flight": in_flight,
+        },
+        plugins={"reward": digit, "group_filters": (drop_equal,)},
     )
     with RunDirectory.open(out, settings={}, identity={}, overwrite=False) as directory:
 

@@ -30,12 +30,14 @@ def num_descriptors() -> int:
 
 async def test_five_hundred_steps_leave_memory_tasks_and_descriptors_where_they_were(tmp_path: Path) -> None:
     config = RolloutConfig(
-        rollout_batch_size=8,
-        n_samples_per_prompt=4,
-        over_sampling_factor=2.0,
-        refill_granularity=1,
-        failure_budget=1.0,
-        reward=lambda sample, prompt: float(sample.response),
+        rollout={
+            "rollout_batch_size": 8,
+            "n_samples_per_prompt": 4,
+            "over_sampling_factor": 2.0,
+            "refill_granularity": 1,
+            "failure_budget": 1.0,
+        },
+        plugins={"reward": lambda sample, prompt: float(sample.response)},
     )
     engine = ScriptedEngine(
         random_order=1, fault_of=lambda request: Fault.RAISE if request.params.seed % 50 == 0 else None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rollfeed.app.rewards import RewardServices
-from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
+from rollfeed.config import RewardSettings
 from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
 from rollfeed.types import Outcome, Verdict
 
@@ -103,7 +103,7 @@ def test_cases_that_strain_get_their_verdicts_in_little_memory() -> None:
 
 @pytest.fixture
 async def services() -> AsyncIterator[RewardServices]:
-    made = RewardServices(workers=WorkerSettings(), code=CodeRewardSettings(), remote=RemoteRewardSettings())
+    made = RewardServices(RewardSettings(), rm_types=[])
     async with made:
         yield made
 

@@ -4,6 +4,7 @@ Invariants: same settings, same seed and a deterministic engine give byte-identi
 a run, by error or by signal, leaves no task, thread, socket or half-written file.
 """
 
+from rollfeed.app.build import Functions, PreparedRun, load_functions, open_rollouts, prepare
 from rollfeed.app.calibration import Calibration, LevelResult, calibrate_environment
 from rollfeed.app.evaluation import (
     EvalProgress,
@@ -11,26 +12,14 @@ from rollfeed.app.evaluation import (
     check_eval_output,
     evaluate,
     prepare_evaluation,
+    prepare_run_evaluation,
     write_evaluation,
 )
 from rollfeed.app.model import Model, build_engine, load_model, load_settings_model
-from rollfeed.app.rewards import check_isolation, open_reward_hub
-from rollfeed.app.rollouts import open_rollouts
-from rollfeed.app.runs import (
-    PreparedRun,
-    RunSummary,
-    build_config,
-    prepare,
-    resume,
-    run,
-    run_problem,
-)
-from rollfeed.app.scoring import grade_rows, score_file
-from rollfeed.app.sources import build_source, environment_source, source_names
-from rollfeed.app.sources.end_of_data import DataLimit
-from rollfeed.app.sources.overlap import overlaps
-from rollfeed.app.sources.rows import no_images_of
-from rollfeed.app.stored_run import chosen_of_stored, stored_settings
+from rollfeed.app.rewards import check_isolation, grade_rows, open_reward_hub, score_file
+from rollfeed.app.runs import RunSummary, run, run_problem
+from rollfeed.app.sources import build_source, environment_source, overlaps, source_names
+from rollfeed.app.stored_run import stored_spec
 from rollfeed.app.training import (
     TrainedStep,
     check_trained_model,
@@ -44,15 +33,14 @@ from rollfeed.app.training import (
 
 __all__ = [
     "Calibration",
-    "DataLimit",
     "EvalProgress",
+    "Functions",
     "LevelResult",
     "Model",
     "PreparedEvaluation",
     "PreparedRun",
     "RunSummary",
     "TrainedStep",
-    "build_config",
     "build_engine",
     "build_source",
     "calibrate_environment",
@@ -61,26 +49,25 @@ __all__ = [
     "check_trained_model",
     "check_trained_prompts",
     "check_training",
-    "chosen_of_stored",
     "directory_problem",
     "environment_source",
     "evaluate",
     "grade_rows",
+    "load_functions",
     "load_model",
     "load_settings_model",
-    "no_images_of",
     "open_reward_hub",
     "open_rollouts",
     "overlaps",
     "prepare",
     "prepare_evaluation",
+    "prepare_run_evaluation",
     "prepare_warm_up",
-    "resume",
     "run",
     "run_problem",
     "score_file",
     "source_names",
-    "stored_settings",
+    "stored_spec",
     "tell_of_correction",
     "train",
     "write_evaluation",

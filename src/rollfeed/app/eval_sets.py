@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollfeed.app.sources import find_file
-from rollfeed.app.sources.rows import RowChecks
+from rollfeed.app.sources import RowChecks, find_file
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.errors import ConfigError, RunFailedError

@@ -13,12 +13,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from rollfeed import plugins
+from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.eval_sets import load_sets
-from rollfeed.app.reward_keys import reward_key_problem
-from rollfeed.app.rewards import CODE_RM_TYPE, RewardServices, reward_hub
-from rollfeed.app.sources.rows import RowChecks
-from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode
-from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
+from rollfeed.app.model import Model
+from rollfeed.app.rewards import RewardServices, reward_hub
+from rollfeed.app.sources import RowChecks, no_images_of
+from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
+from rollfeed.errors import ConfigError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
     AnswerGroup,
     EvalResult,
@@ -33,9 +35,8 @@ from rollfeed.evaluation import (
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
-from rollfeed.protocols import Endpoint, Engine, Grader, Isolation, Tokenizer
+from rollfeed.protocols import Endpoint, Engine, GenerateFn, Grader, Isolation, SampleHook, Tokenizer
 from rollfeed.rewards import RewardHub
-from rollfeed.rewards.registry import grader_name
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import to_json
 from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
@@ -59,6 +60,8 @@ class PreparedEvaluation:
     config: RolloutConfig
     tokenizer: Tokenizer
     graders: Mapping[str, Grader] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+    """Where modules of functions are looked for."""
 
     @property
     def num_answers(self) -> int:
@@ -109,31 +112,55 @@ def prepare_evaluation(
         raise ConfigError("nothing to evaluate on: add [[eval.datasets]] or [[eval.environments]]")
     training = TrainingDefaults(
         sampling=config.sampling,
-        n_samples_per_prompt=config.n_samples_per_prompt,
-        rm_type=config.rm_type,
-        reward_key=config.reward_key,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        rm_type=config.reward.rm_type,
+        reward_key=config.reward.reward_key,
         context_length=context_length,
     )
 
     def rows_of(plan: SetPlan) -> RowChecks:
-        return RowChecks(
-            config,
-            rm_type=plan.rm_type,
-            reward_key=plan.reward_key,
-            has_function=config.has_reward_function and not plan.has_own_grader,
-            unscored=None,
-            no_images=no_images,
-            graders=graders,
-        )
+        return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images, graders=graders)
 
     sets = load_sets(settings, training=training, tokenizer=tokenizer, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
-        sets=sets, seed=settings.seed, config=config, tokenizer=tokenizer, graders=graders or {}
+        sets=sets,
+        seed=settings.seed,
+        config=config,
+        tokenizer=tokenizer,
+        graders=graders or {},
+        folders=tuple(folders),
     )
-    services = _services(prepared, None)
+    _answering(prepared)
+    services = _services(prepared)
     for each in sets:
         _check_scoring(each, _hub(each, prepared, services), config)
     return prepared
+
+
+def prepare_run_evaluation(spec: RunSpec, model: Model) -> PreparedEvaluation:
+    """Read and check the sets of a run's ``[eval]``, as :func:`prepare_evaluation`."""
+    settings = spec.settings
+    return prepare_evaluation(
+        settings.eval,
+        config=settings,
+        tokenizer=model.tokenizer,
+        context_length=settings.engine.context_length,
+        folders=spec.folders,
+        no_images=no_images_of(settings.engine, model),
+    )
+
+
+def as_in_set(config: RolloutConfig, plan: SetPlan) -> RolloutConfig:
+    """Return the settings with which the prompts of a set are answered and scored."""
+    no_functions = dict.fromkeys(("reward", "batched_reward", "group_reward")) if plan.has_own_grader else {}
+    rollout = {**_AS_IN_EVALUATION, "n_samples_per_prompt": plan.n_samples_per_prompt}
+    return config.model_copy(
+        update={
+            "rollout": config.rollout.model_copy(update=rollout),
+            "reward": config.reward.model_copy(update={"rm_type": plan.rm_type, "reward_key": plan.reward_key}),
+            "plugins": config.plugins.model_copy(update=no_functions),
+        }
+    )
 
 
 async def evaluate(
@@ -174,10 +201,11 @@ async def evaluate(
         tell()
 
     before = engine.policy_version
-    services = _services(prepared, on_isolation)
+    services = _services(prepared)
+    services.on_isolation = on_isolation
     async with services:
-        gate = EngineGate(engine, max_requests_in_flight=prepared.config.max_requests_in_flight)
-        failures = FailureBudget(prepared.config)
+        gate = EngineGate(engine, max_requests_in_flight=prepared.config.rollout.max_requests_in_flight)
+        failures = FailureBudget(prepared.config.rollout)
         observers = Observers(on_rollout=answered)
         runners = [
             _runner(each, prepared, hub=_hub(each, prepared, services), gate=gate, failures=failures, watch=observers)
@@ -254,31 +282,30 @@ class _NamedEndpoint:
         return await self._endpoint.generate(*args, request_id=f"eval-{self._name}-{request_id}", **settings)
 
 
-def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], None] | None) -> RewardServices:
-    config = prepared.config
-    wanted = [each.plan.rm_type for each in prepared.sets]
-    programs = next((name for name in wanted if name is not None and grader_name(name) == CODE_RM_TYPE), None)
-    return RewardServices(
-        workers=config.reward_workers,
-        code=config.code_reward,
-        remote=config.remote_reward,
-        on_isolation=on_isolation,
-        rm_type=programs,
-    )
+def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | None]:
+    """Return what answers, and what sees the answers."""
+    own, load = prepared.config.plugins, partial(plugins.load_plugin, folders=prepared.folders)
+    generate = load(own.generate, GenerateFn, key="plugins.generate") or single_turn
+    return generate, load(own.sample_hook, SampleHook, key="plugins.sample_hook")
+
+
+def _services(prepared: PreparedEvaluation) -> RewardServices:
+    return RewardServices(prepared.config.reward, rm_types=[each.plan.rm_type for each in prepared.sets])
 
 
 def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServices) -> RewardHub:
-    plan = eval_set.plan
+    config = as_in_set(prepared.config, eval_set.plan)
     try:
         return reward_hub(
-            prepared.config,
+            config.reward,
+            config.plugins,
             services,
             graders=prepared.graders,
-            rm_type=plan.rm_type,
-            reward_key=plan.reward_key,
             seed=eval_set.seed(prepared.seed),
-            has_functions=not plan.has_own_grader,
+            folders=prepared.folders,
         )
+    except PluginError:
+        raise
     except ConfigError as error:
         raise ConfigError(f"eval set {eval_set.name}: {error}") from None
 
@@ -289,7 +316,7 @@ def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> 
     Raises:
         ConfigError: With the first such prompt.
     """
-    if not eval_set.plan.has_own_grader and config.has_reward_function:
+    if not eval_set.plan.has_own_grader and config.plugins.has_reward:
         return
     for prompt in eval_set.prompts:
         where = f"eval set {eval_set.name}, prompt {prompt.prompt_id}"
@@ -301,7 +328,7 @@ def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> 
         if problem := hub.problem(rm_type):
             raise ConfigError(f"{where}: {problem}")
         own_key, key = prompt.metadata.get("reward_key"), eval_set.plan.reward_key
-        is_of_others = own_key is not None or key == config.reward_key
+        is_of_others = own_key is not None or key == config.reward.reward_key
         if problem := reward_key_problem(own_key or key, rm_type, is_of_others=is_of_others):
             raise ConfigError(f"{where}: {problem}")
 
@@ -315,10 +342,11 @@ def _runner(
     failures: FailureBudget,
     watch: Observers,
 ) -> GroupRunner:
-    config, plan = prepared.config, eval_set.plan
+    config, plan = as_in_set(prepared.config, eval_set.plan), eval_set.plan
+    generate, sample_hook = _answering(prepared)
     return GroupRunner(
         plan=GroupPlan(
-            settings=config.model_copy(update=_AS_IN_EVALUATION | {"n_samples_per_prompt": plan.n_samples_per_prompt}),
+            settings=config.rollout,
             seed=eval_set.seed(prepared.seed),
             params=plan.params,
             max_context_length=plan.max_context_length,
@@ -326,10 +354,10 @@ def _runner(
         ),
         endpoint=_NamedEndpoint(gate, eval_set.name),
         tokenizer=prepared.tokenizer,
-        generate_fn=config.generate or single_turn,
+        generate_fn=generate,
         default_generate_fn=single_turn,
         scorer=hub,
-        sample_hook=config.sample_hook,
+        sample_hook=sample_hook,
         failures=failures,
         observer=watch,
     )
@@ -350,7 +378,7 @@ def _answer_with(runners: Sequence[GroupRunner], turns: asyncio.Semaphore) -> li
 def _turns(prepared: PreparedEvaluation, engine: Engine) -> asyncio.Semaphore:
     """Return turns for as many prompts as keep the engine full; more would only wait at its gate."""
     fewest = min(each.plan.n_samples_per_prompt for each in prepared.sets)
-    wanted = prepared.config.max_requests_in_flight or 2 * engine.max_running_requests
+    wanted = prepared.config.rollout.max_requests_in_flight or 2 * engine.max_running_requests
     return asyncio.Semaphore(max(len(prepared.sets), -(-wanted // fewest)))
 
 

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
-from rollfeed.config import (
-    CodeRewardSettings,
-    PluginSettings,
-    RemoteRewardSettings,
-    RewardSettings,
-    RolloutConfig,
-    WorkerSettings,
-)
+from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings
 from rollfeed.config.api_key import ApiKey
+from rollfeed.config.plugins import import_path_of
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import BatchedRewardFn, ExecLimits, Grader, Isolation, RewardFn, Workers
+from rollfeed.protocols import BatchedRewardFn, ExecLimits, Grader, GroupRewardFn, Isolation, RewardFn
 from rollfeed.rewards import (
     BUILTIN_GRADERS,
     Form,
@@ -35,14 +32,13 @@ from rollfeed.rewards import (
     runs_in_workers,
 )
 from rollfeed.rewards.code import CodeGrader
-from rollfeed.rewards.registry import grader_name
+from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.rows import as_grader
+from rollfeed.rewards.scoring import Graded, ResultFile, ScoreCounts, check_plain, grade_all, read_rows
 from rollfeed.sandbox import OnDemandSandboxes
 from rollfeed.types import Outcome, Verdict
 from rollfeed.workers import OnDemandPool, WorkerPool
 
-CODE_RM_TYPE = "livecodebench"
-REMOTE_RM_TYPE = "remote_rm"
 _WARM_UP = ("rollfeed.rewards.equality.numeric",)
 _MEGABYTE = 1024**2
 
@@ -51,35 +47,27 @@ class RewardServices:
     """What graders use that must be ended: entered and left with the run, started on first use.
 
     Args:
-        workers: The processes.
-        code: Programs and their tests.
-        remote: The reward server.
-        on_isolation: Told once which isolation programs run at.
-        rm_type: Of most responses: for programs, isolation is found out on entering and not with the first one.
+        settings: Of workers, programs and the reward server.
+        rm_types: Of the responses; for programs, isolation is found out on entering and not with the first one.
 
     Raises:
         ConfigError: If the variable that should hold the reward server's key does not.
     """
 
-    def __init__(
-        self,
-        *,
-        workers: WorkerSettings,
-        code: CodeRewardSettings,
-        remote: RemoteRewardSettings,
-        on_isolation: Callable[[Isolation], None] | None = None,
-        rm_type: str | None = None,
-    ) -> None:
-        self._runs_programs = rm_type is not None and grader_name(rm_type) == CODE_RM_TYPE
+    def __init__(self, settings: RewardSettings, *, rm_types: Sequence[str | None]) -> None:
+        self.on_isolation: Callable[[Isolation], None] | None = None
+        """Told once at which isolation level programs of the policy run, when the first one does."""
+        self._runs_programs = any(name is not None and grader_name(name) == CODE_RM_TYPE for name in rm_types)
+        workers, code, remote = settings.workers, settings.code, settings.remote
         pool = WorkerPool(
             num_workers=workers.num_workers or num_cores(),
             warm_up=_WARM_UP,
             memory_limit_bytes=workers.memory_mb * _MEGABYTE,
         )
         self.workers = OnDemandPool(pool)
-        self.worker_timeout_seconds = workers.timeout_seconds
+        self._deadline_seconds = workers.timeout_seconds
         self.sandboxes = OnDemandSandboxes(
-            level=code.isolation, max_running=code.concurrency, on_isolation=on_isolation
+            level=code.isolation, max_running=code.concurrency, on_isolation=self._tell_isolation
         )
         self.remote = RemoteGrader(
             url=remote.url,
@@ -96,6 +84,10 @@ class RewardServices:
             num_turns=code.concurrency or num_cores(),
             timeout_seconds=code.timeout_seconds,
         )
+
+    def _tell_isolation(self, isolation: Isolation) -> None:
+        if self.on_isolation is not None:
+            self.on_isolation(isolation)
 
     async def __aenter__(self) -> RewardServices:
         """Start nothing but what is sure to be needed.
@@ -115,7 +107,7 @@ class RewardServices:
 
     def graders(self) -> dict[str, Grader | OwnPace]:
         """Return all graders by ``rm_type``."""
-        registry, deadline = EnvironmentRegistry(), self.worker_timeout_seconds
+        registry, deadline = EnvironmentRegistry(), self._deadline_seconds
         return {
             **BUILTIN_GRADERS,
             ENVIRONMENT_RM_TYPE: OwnPace(EnvironmentGrader(registry, workers=self.workers, deadline_seconds=deadline)),
@@ -154,101 +146,82 @@ class _InTurns:
                 return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
 
 
-@dataclass(frozen=True, slots=True)
-class PluginFunction:
-    """A reward function that a settings file names, to be called in a worker as soon as there are workers."""
+def reward_hub(
+    settings: RewardSettings,
+    functions: PluginSettings,
+    services: RewardServices,
+    *,
+    graders: Mapping[str, Grader] | None = None,
+    seed: int = 0,
+    folders: Sequence[Path] = (),
+) -> RewardHub:
+    """Return the hub that scores as ``[reward]`` and the functions of ``[plugins]`` say.
 
-    path: str
-    takes: Takes
-    folders: tuple[Path, ...]
-    function: Callable[..., Any]
+    A function that is named by its import path and not async is called in the workers.
 
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
+    Args:
+        settings: Graders and all they use.
+        functions: Those that score whatever names none.
+        services: What graders use.
+        graders: Further ones by ``rm_type``.
+        seed: Of the run or set.
+        folders: Where modules of functions are looked for.
+
+    Raises:
+        ConfigError: If there is no grader ``rm_type``.
+        PluginError: If a function cannot be imported or does not fit.
+    """
+    load = partial(load_reward_function, settings=settings, services=services, folders=folders)
+    return RewardHub(
+        graders={**services.graders(), **(graders or {})},
+        rm_type=settings.rm_type,
+        own_verifiers=own_verifiers(settings),
+        reward_fn=load(functions.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
+        batched_reward_fn=load(functions.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
+        group_reward_fn=load(functions.group_reward, GroupRewardFn, Takes.GROUP, "plugins.group_reward"),
+        named_reward_fns={
+            name: load(given, RewardFn, Takes.SAMPLE, f"reward.functions.{name}")
+            for name, given in settings.functions.items()
+        },
+        reward_key=settings.reward_key,
+        seed=seed,
+        timeout_seconds=settings.timeout_seconds,
+        concurrency=settings.concurrency,
+        workers=services.workers,
+        worker_timeout_seconds=settings.workers.timeout_seconds,
+    )
 
 
 def load_reward_function(
-    path: str, protocol: type[Any], takes: Takes, *, key: str, folders: Sequence[Path], killable: bool
+    given: Any,
+    protocol: type[Any],
+    takes: Takes,
+    key: str,
+    *,
+    settings: RewardSettings,
+    services: RewardServices,
+    folders: Sequence[Path],
 ) -> Any:
-    """Import a reward function and check that it fits; unless it is async, it will be called in workers.
+    """Return a reward function as the hub is to call it: in workers if it is named by its path and not async.
 
     Args:
-        path: ``module:name``.
+        given: The function, or its import path; None stays None.
         protocol: What it must fit.
         takes: Its arguments.
-        key: The setting that names it.
-        folders: Searched for the module.
-        killable: Whether workers are wanted.
+        key: The setting that gives it.
+        settings: Whether workers are wanted, and how long a call may take.
+        services: Have the workers.
+        folders: Searched for its module.
 
     Raises:
         PluginError: If it cannot be imported or does not fit.
     """
-    function = plugins.load_plugin(path, protocol, key=key, folders=folders)
-    if not killable or not runs_in_workers(function):
+    function = plugins.load_plugin(given, protocol, key=key, folders=folders)
+    if not isinstance(given, str) or not settings.functions_in_workers or not runs_in_workers(function):
         return function
-    return PluginFunction(path=path, takes=takes, folders=tuple(folders), function=function)
-
-
-def in_its_place(function: Any, workers: Workers, *, timeout_seconds: float) -> Any:
-    """Return the function as the hub is to call it."""
-    if not isinstance(function, PluginFunction):
-        return function
-    placed = in_workers(
-        function.path,
-        takes=function.takes,
-        folders=function.folders,
-        workers=workers,
-        deadline_seconds=timeout_seconds,
-    )
-    return replace(placed, calls=function.function)
-
-
-def reward_hub(
-    config: RolloutConfig,
-    services: RewardServices,
-    *,
-    graders: Mapping[str, Grader],
-    rm_type: str | None,
-    reward_key: str | None,
-    seed: int,
-    has_functions: bool = True,
-) -> RewardHub:
-    """Return the hub that scores as ``config`` says.
-
-    Args:
-        config: Has the functions.
-        services: What graders use.
-        graders: Further ones by ``rm_type``.
-        rm_type: For prompts that name none.
-        reward_key: Which entry of a reward dictionary counts.
-        seed: Of the run or set.
-        has_functions: Whether the reward functions of ``config`` score, besides those that prompts choose.
-
-    Raises:
-        ConfigError: If there is no grader ``rm_type``.
-    """
-
-    def place(function: Any) -> Any:
-        return in_its_place(function, services.workers, timeout_seconds=config.reward_timeout_seconds)
-
-    functions = {
-        "reward_fn": config.reward,
-        "batched_reward_fn": config.batched_reward,
-        "group_reward_fn": config.group_reward,
-    }
-    return RewardHub(
-        graders={**services.graders(), **graders},
-        rm_type=rm_type,
-        own_verifiers=own_verifiers(overridden=config.override_environments),
-        **{name: place(function) if has_functions else None for name, function in functions.items()},
-        named_reward_fns={name: place(function) for name, function in config.named_rewards.items()},
-        reward_key=reward_key,
-        seed=seed,
-        timeout_seconds=config.reward_timeout_seconds,
-        concurrency=config.reward_concurrency,
-        workers=services.workers,
-        worker_timeout_seconds=services.worker_timeout_seconds,
-    )
+    deadline, workers = settings.timeout_seconds, services.workers
+    placed = in_workers(given, takes=takes, folders=folders, workers=workers, deadline_seconds=deadline)
+    return replace(placed, calls=function)
 
 
 @asynccontextmanager
@@ -257,14 +230,10 @@ async def open_reward_hub(
 ) -> AsyncIterator[RewardHub]:
     """Give a hub that grades single responses, with everything it needs; leaving ends what it started.
 
-    Args:
-        settings: Of graders, functions and all they use; ``rm_type`` may be a function, as ``module:name``.
-        functions: Those that score whatever names none.
-        folders: Where modules of functions are looked for.
+    ``rm_type`` may be a function here, as ``module:name``.
 
     Raises:
-        ConfigError: If the settings name a grader that does not exist, or a function that sees whole groups.
-        PluginError: If a function cannot be imported or does not fit.
+        ConfigError: As :func:`reward_hub`; and if a function sees whole groups.
     """
     chosen = functions or PluginSettings()
     if chosen.group_reward is not None:
@@ -272,62 +241,99 @@ async def open_reward_hub(
             f"plugins.group_reward = {chosen.group_reward!r}: it scores groups, and responses are graded one by one "
             "here: name a plugins.reward instead"
         )
-    services = RewardServices(
-        workers=settings.workers, code=settings.code, remote=settings.remote, rm_type=settings.rm_type
-    )
-
-    def load(path: str | None, protocol: type[Any], takes: Takes, key: str) -> Any:
-        if path is None:
-            return None
-        killable = settings.functions_in_workers
-        function = load_reward_function(path, protocol, takes, key=key, folders=folders, killable=killable)
-        return place(function)
-
-    def place(function: Any) -> Any:
-        return in_its_place(function, services.workers, timeout_seconds=settings.timeout_seconds)
-
-    graders, rm_type = services.graders(), settings.rm_type
-    if rm_type is not None and ":" in rm_type:
-        graders[rm_type] = as_grader(load(rm_type, RewardFn, Takes.SAMPLE, "rm_type"))
-    hub = RewardHub(
-        graders=graders,
-        rm_type=rm_type,
-        own_verifiers=own_verifiers(overridden=settings.override_environments),
-        reward_fn=load(chosen.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
-        batched_reward_fn=load(chosen.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
-        named_reward_fns={name: place(each) for name, each in load_named_functions(settings, folders=folders).items()},
-        reward_key=settings.reward_key,
-        timeout_seconds=settings.timeout_seconds,
-        concurrency=settings.concurrency,
-        workers=services.workers,
-        worker_timeout_seconds=services.worker_timeout_seconds,
-    )
+    services = RewardServices(settings, rm_types=[settings.rm_type])
+    own, graders = settings.rm_type, {}
+    if own is not None and ":" in own:
+        load = partial(load_reward_function, settings=settings, services=services, folders=folders)
+        graders[own] = as_grader(load(own, RewardFn, Takes.SAMPLE, "rm_type"))
+    hub = reward_hub(settings, chosen, services, graders=graders, folders=folders)
     async with services:
         yield hub
 
 
-def own_verifiers(*, overridden: bool) -> tuple[str, ...]:
-    """Return the ``rm_type`` of prompts that reward functions do not score."""
-    return () if overridden else (ENVIRONMENT_RM_TYPE,)
+async def grade_rows(
+    rows: Iterable[Mapping[str, Any]],
+    settings: RewardSettings | None = None,
+    *,
+    functions: PluginSettings | None = None,
+    folders: Sequence[Path] = (),
+) -> AsyncIterator[dict[str, Any]]:
+    """Grade rows and give one result each, in order; several are graded at once.
+
+    Args:
+        rows: As :func:`rollfeed.rewards.scoring.grade_all` takes them.
+        settings: Of graders, workers, sandboxes and the reward server; its ``rm_type``, which may be a function as
+            ``module:name``, is for rows without one.
+        functions: Functions that score all other rows, as in training.
+        folders: Where modules of functions are looked for.
+
+    Yields:
+        ``id``, ``reward`` (None unless the outcome is ``ok``), ``outcome``, ``extracted``, ``seconds`` and ``detail``.
+    """
+    async for graded in _grade(rows, settings or RewardSettings(), functions or PluginSettings(), folders):
+        yield graded.result()
 
 
-def load_named_functions(settings: RewardSettings, *, folders: Sequence[Path]) -> dict[str, Any]:
-    """Import the reward functions that prompts may choose.
+async def score_file(
+    path: Path,
+    out: Path,
+    *,
+    settings: RewardSettings | None = None,
+    functions: PluginSettings | None = None,
+    folders: Sequence[Path] = (),
+    progress: Callable[[ScoreCounts], None] | None = None,
+) -> ScoreCounts:
+    """Grade the rows of a JSONL file into another, which appears when it is complete.
+
+    Args:
+        path: As :func:`grade_rows` takes rows, one a line; blank lines do not count.
+        out: Replaced when it exists.
+        settings: As there.
+        functions: As there.
+        folders: As there.
+        progress: Told after each row.
 
     Raises:
-        PluginError: If one cannot be imported or does not fit.
+        DataError: If ``path`` is not such a file, or ``out`` cannot be made.
+        PluginError: If a function cannot be imported or does not fit.
+        RunFailedError: If ``out`` cannot be written to its end.
     """
-    return {
-        name: load_reward_function(
-            path,
-            RewardFn,
-            Takes.SAMPLE,
-            key=f"reward.functions.{name}",
-            folders=folders,
-            killable=settings.functions_in_workers,
+    started = time.monotonic()
+    check_plain(path, out)
+    counts = ScoreCounts(total=await asyncio.to_thread(lambda: sum(1 for _ in read_rows(path))))
+    with ResultFile(out) as file:
+        grading = _grade(read_rows(path), settings or RewardSettings(), functions or PluginSettings(), folders)
+        async with aclosing(grading):
+            async for graded in grading:
+                file.write(json.dumps(graded.result()))
+                counts.add(graded.scored_by, graded.verdict)
+                counts.seconds = time.monotonic() - started
+                if progress is not None:
+                    progress(counts)
+    return counts
+
+
+async def _grade(
+    rows: Iterable[Mapping[str, Any]], settings: RewardSettings, functions: PluginSettings, folders: Sequence[Path]
+) -> AsyncGenerator[Graded, None]:
+    function = functions.reward or functions.batched_reward
+    async with open_reward_hub(settings, functions=functions, folders=folders) as hub:
+        grading = grade_all(
+            rows,
+            hub,
+            settings=settings,
+            function=None if function is None else import_path_of(function),
+            own_verifiers=own_verifiers(settings),
+            num_turns=num_cores(),
         )
-        for name, path in settings.functions.items()
-    }
+        async with aclosing(grading):
+            async for graded in grading:
+                yield graded
+
+
+def own_verifiers(settings: RewardSettings) -> tuple[str, ...]:
+    """Return the ``rm_type`` of prompts that reward functions do not score."""
+    return () if settings.override_environments else (ENVIRONMENT_RM_TYPE,)
 
 
 def num_cores() -> int:

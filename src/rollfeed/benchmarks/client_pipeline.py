@@ -10,10 +10,16 @@ from pathlib import Path
 
 from rollfeed.app import open_rollouts
 from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Job, Opened, prompt_texts
-from rollfeed.config import RolloutConfig, SamplingSettings
+from rollfeed.config import (
+    FilterSettings,
+    FiltersSettings,
+    PluginSettings,
+    RolloutConfig,
+    RolloutSettings,
+    SamplingSettings,
+)
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.sglang import SGLangEngine
-from rollfeed.filters import build_filter
 from rollfeed.store import RunDirectory
 from rollfeed.testing import CharTokenizer, ListSource
 from rollfeed.types import Prompt, Sample
@@ -24,13 +30,15 @@ async def open_pipeline(job: Job) -> AsyncIterator[Opened]:
     """Open a run that stores its steps in a temporary directory."""
     num_members = job.n_samples_per_prompt
     config = RolloutConfig(
-        rollout_batch_size=job.num_samples // num_members,
-        n_samples_per_prompt=num_members,
-        max_requests_in_flight=job.in_flight,
         seed=job.seed,
+        rollout=RolloutSettings(
+            rollout_batch_size=job.num_samples // num_members,
+            n_samples_per_prompt=num_members,
+            max_requests_in_flight=job.in_flight,
+        ),
+        plugins=PluginSettings(reward=_every_other),
+        filters=FiltersSettings(dynamic_sampling=(FilterSettings(name="reward_std"),)),
         sampling=SamplingSettings(rollout_max_response_len=job.tokens),
-        reward=_every_other,
-        group_filters=(build_filter("reward_std", {}, n_samples_per_prompt=num_members, reward_key=None),),
     )
     engine = SGLangEngine(
         SGLangSettings(workers=(job.address,), concurrency=job.in_flight),

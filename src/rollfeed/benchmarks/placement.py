@@ -14,7 +14,7 @@ from typing import Any
 
 from rollfeed.app import open_rollouts
 from rollfeed.benchmarks.schedule_workload import QuickTokenizer
-from rollfeed.config import PlacementSettings, RolloutConfig, SamplingSettings
+from rollfeed.config import PlacementSettings, PluginSettings, RolloutConfig, RolloutSettings, SamplingSettings
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.testing import ListSource
@@ -91,13 +91,15 @@ async def _measure(workload: PlacementWorkload, placement: PlacementSettings) ->
     batch_size = workload.rollout_batch_size
     steps_of_epoch = workload.num_prompts // batch_size
     config = RolloutConfig(
-        rollout_batch_size=batch_size,
-        n_samples_per_prompt=workload.n_samples_per_prompt,
-        max_requests_in_flight=2 * batch_size * workload.n_samples_per_prompt,
-        sampling=SamplingSettings(rollout_max_response_len=workload.max_length),
-        reward=_no_reward,
-        placement=placement,
         seed=workload.seed,
+        rollout=RolloutSettings(
+            rollout_batch_size=batch_size,
+            n_samples_per_prompt=workload.n_samples_per_prompt,
+            max_requests_in_flight=2 * batch_size * workload.n_samples_per_prompt,
+        ),
+        plugins=PluginSettings(reward=_no_reward),
+        sampling=SamplingSettings(rollout_max_response_len=workload.max_length),
+        placement=placement,
     )
     async with start_fake_sglang(settings) as fakes:
         engine = SGLangEngine(

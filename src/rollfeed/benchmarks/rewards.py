@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from rollfeed.app.rewards import RewardServices, num_cores
-from rollfeed.config import CodeRewardSettings, RemoteRewardSettings, WorkerSettings
+from rollfeed.config import RewardSettings, WorkerSettings
 from rollfeed.errors import ConfigError
 from rollfeed.rewards import BUILTIN_GRADERS, BuiltinGrader, IsolatedCall, RewardHub
 from rollfeed.types import Outcome, Verdict
@@ -141,17 +141,14 @@ def _time_reference(pairs: Sequence[Pair]) -> tuple[float, int]:
 
 
 async def _time_hub(pairs: Sequence[Pair], workload: Workload) -> tuple[float, list[Verdict]]:
-    services = RewardServices(
-        workers=WorkerSettings(timeout_seconds=workload.deadline_seconds),
-        code=CodeRewardSettings(),
-        remote=RemoteRewardSettings(),
-    )
+    settings = RewardSettings(workers=WorkerSettings(timeout_seconds=workload.deadline_seconds))
+    services = RewardServices(settings, rm_types=["math"])
     hub = RewardHub(
         graders={"math": BuiltinGrader(_grade)},
         rm_type="math",
         timeout_seconds=workload.deadline_seconds,
         workers=services.workers,
-        worker_timeout_seconds=services.worker_timeout_seconds,
+        worker_timeout_seconds=workload.deadline_seconds,
     )
     async with services:
         await services.workers.start()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.config import RolloutConfig, SamplingSettings
+from rollfeed.config import PluginSettings, RolloutConfig, RolloutSettings, SamplingSettings
 from rollfeed.protocols import GroupFilter
 from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.testing.fake_sglang import FakeMode, FakeSettings, TimeModelSettings
@@ -143,16 +143,19 @@ class ScheduleWorkload:
     def rollout_config(self) -> RolloutConfig:
         """Return the settings of the run."""
         return RolloutConfig(
-            num_rollout=self.num_steps,
-            rollout_batch_size=self.rollout_batch_size,
-            n_samples_per_prompt=self.n_samples_per_prompt,
-            # Those that may not be at a server yet wait inside the engine client.
-            max_requests_in_flight=2 * self.groups_in_flight * self.n_samples_per_prompt + self.total_slots,
             seed=self.seed,
+            rollout=RolloutSettings(
+                num_rollout=self.num_steps,
+                rollout_batch_size=self.rollout_batch_size,
+                n_samples_per_prompt=self.n_samples_per_prompt,
+                # Those that may not be at a server yet wait inside the engine client.
+                max_requests_in_flight=2 * self.groups_in_flight * self.n_samples_per_prompt + self.total_slots,
+                **self._mode_settings(),
+            ),
+            plugins=PluginSettings(
+                reward=_every_other, group_filters=(drop_share(self.filtered_share),) if self.filtered_share else ()
+            ),
             sampling=SamplingSettings(rollout_max_response_len=self.max_length),
-            reward=_every_other,
-            group_filters=(drop_share(self.filtered_share),) if self.filtered_share else (),
-            **self._mode_settings(),
         )
 
     def _mode_settings(self) -> dict[str, Any]:

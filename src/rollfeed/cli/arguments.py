@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rollfeed.config import Settings, chosen_keys, load_settings
+from rollfeed.config import RunSpec
 from rollfeed.config.paths import expand_path
 
 
@@ -28,17 +28,10 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool 
     )
 
 
-def settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path]]:
-    """Return the settings, and the folders in which data files and plug-ins are looked for.
+def spec_of(arguments: argparse.Namespace) -> RunSpec:
+    """Return the run that the settings file and its overrides describe.
 
     Raises:
         ConfigError: If the file or an override is wrong.
     """
-    settings = load_settings(arguments.file, arguments.overrides)
-    folders = [arguments.file.resolve().parent, Path.cwd()]
-    return settings, list(dict.fromkeys(folders))
-
-
-def chosen_of(arguments: argparse.Namespace, settings: Settings) -> frozenset[str]:
-    """Return the keys of settings that ``--set`` decides; :func:`settings_of` has returned ``settings``."""
-    return chosen_keys(arguments.file, arguments.overrides, settings)
+    return RunSpec.load(arguments.file, arguments.overrides)

@@ -6,16 +6,16 @@ import argparse
 import asyncio
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed import app
-from rollfeed.cli.arguments import add_settings_arguments, chosen_of, path_argument, settings_of
-from rollfeed.config import RolloutConfig, Settings
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
+from rollfeed.config import RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.errors import RunDirectoryError
 from rollfeed.evaluation import EvalSet
 from rollfeed.model_files import has_weights
+from rollfeed.prompts import DataLimit
 from rollfeed.protocols import PromptSource
 from rollfeed.report import warn_without_drawing
 from rollfeed.types.text import counted
@@ -45,19 +45,20 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: With everything that is wrong, a line each.
     """
-    settings, folders = settings_of(arguments)
+    spec = spec_of(arguments)
+    settings = spec.settings
     if arguments.out is not None:
-        out, overwrite, chosen = arguments.out, arguments.overwrite, chosen_of(arguments, settings)
+        out, overwrite = arguments.out, arguments.overwrite
         if settings.trains:
-            problem = app.directory_problem(settings, out, overwrite=overwrite, chosen=chosen)
+            problem = app.directory_problem(spec, out, overwrite=overwrite)
         else:
-            problem = app.run_problem(settings, out, overwrite=overwrite, step=None, chosen=chosen)
+            problem = app.run_problem(spec, out, overwrite=overwrite, step=None)
         if problem is not None:
             raise RunDirectoryError(problem)
     sources = app.source_names(settings)
-    checked = (_check_run if sources else _check_engine)(settings, folders)
+    checked = (_check_run if sources else _check_engine)(spec)
     model, limit = checked.model, checked.limit
-    eval_sets = _check_evaluation(settings, checked, folders) if settings.eval.has_sets else ()
+    eval_sets = app.prepare_run_evaluation(spec, model).sets if settings.eval.has_sets else ()
     found = () if checked.source is None else app.overlaps(checked.source, eval_sets, settings)
     rollout = settings.rollout
     plan = {
@@ -117,9 +118,8 @@ def _print_training(settings: Settings, *, has_weights: bool) -> None:
 
 class _Checked(NamedTuple):
     model: app.Model
-    config: RolloutConfig
     source: PromptSource | None
-    limit: app.DataLimit | None
+    limit: DataLimit | None
 
 
 def _can_train(settings: Settings, model: app.Model) -> bool:
@@ -127,9 +127,9 @@ def _can_train(settings: Settings, model: app.Model) -> bool:
     return settings.trains and (settings.engine.is_embedded or has_weights(model.checkpoint))
 
 
-def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
+def _check_run(spec: RunSpec) -> _Checked:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
-    prepared = app.prepare(settings, folders=folders)
+    settings, prepared = spec.settings, app.prepare(spec)
     if prepared.rows.runs_programs:
         asyncio.run(app.check_isolation(settings.reward.code))
     if settings.trains:
@@ -140,25 +140,15 @@ def _check_run(settings: Settings, folders: list[Path]) -> _Checked:
     if _can_train(settings, prepared.model):
         app.check_trained_model(settings, prepared.model.checkpoint)
         app.check_trained_prompts(prepared)
-    return _Checked(prepared.model, prepared.config, prepared.source, prepared.data_limit)
+    return _Checked(prepared.model, prepared.source, prepared.data_limit)
 
 
-def _check_engine(settings: Settings, folders: list[Path]) -> _Checked:
+def _check_engine(spec: RunSpec) -> _Checked:
+    settings = spec.settings
     model = app.load_settings_model(settings)
     app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
-    return _Checked(model, app.build_config(settings, folders=folders), None, None)
-
-
-def _check_evaluation(settings: Settings, checked: _Checked, folders: list[Path]) -> tuple[EvalSet, ...]:
-    evaluation = app.prepare_evaluation(
-        settings.eval,
-        config=checked.config,
-        tokenizer=checked.model.tokenizer,
-        context_length=settings.engine.context_length,
-        folders=folders,
-        no_images=app.no_images_of(settings.engine, checked.model),
-    )
-    return evaluation.sets
+    app.load_functions(settings, folders=spec.folders)
+    return _Checked(model, None, None)
 
 
 def _eval_counts(eval_set: EvalSet) -> dict[str, int]:

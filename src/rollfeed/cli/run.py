@@ -14,9 +14,9 @@ from rich.console import Console
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, chosen_of, path_argument, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument
 from rollfeed.cli.progress import ProgressReporter
-from rollfeed.config import Settings
+from rollfeed.config import RunSpec
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.store import RunReader
 from rollfeed.types.text import counted
@@ -69,13 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
         RollfeedError: If the run fails.
     """
     _check_combination(arguments)
-    settings, folders, chosen = _settings_of(arguments)
+    if arguments.resume is not None and arguments.file is not None:
+        RunReader(arguments.resume).close()  # there must be a run to go on with
+    if arguments.file is not None:
+        spec = RunSpec.load(arguments.file, arguments.overrides)
+    else:
+        spec = app.stored_spec(arguments.resume, arguments.overrides)
     out = arguments.resume or arguments.out or default_directory(arguments.file)
-    if problem := app.run_problem(settings, out, overwrite=arguments.overwrite, step=arguments.step, chosen=chosen):
+    if problem := app.run_problem(spec, out, overwrite=arguments.overwrite, step=arguments.step):
         raise RunDirectoryError(problem)
-    prepared = app.prepare(settings, folders=folders, out=None if arguments.overwrite else out, chosen=chosen)
+    prepared = app.prepare(spec, out=None if arguments.overwrite else out)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
-    reporter = ProgressReporter(console, settings.rollout, reward_key=settings.reward.reward_key)
+    reporter = ProgressReporter(console, spec.settings.rollout, reward_key=spec.settings.reward.reward_key)
     console.print(f"run directory: {out}")
     with reporter:
         making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
@@ -106,18 +111,6 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--resume {arguments.resume}: goes on in that directory; leave out --out")
     if arguments.resume is not None and arguments.overwrite:
         raise ConfigError(f"--resume {arguments.resume}: goes on with the run there; leave out --overwrite")
-
-
-def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[Path], frozenset[str]]:
-    """Return the settings, where data files and plug-ins are looked for, and what ``--set`` decides."""
-    if arguments.resume is not None and arguments.file is not None:
-        RunReader(arguments.resume).close()  # there must be a run to go on with
-    if arguments.file is not None:
-        settings, folders = settings_of(arguments)
-        return settings, folders, chosen_of(arguments, settings)
-    stored, folders = app.stored_settings(arguments.resume, arguments.overrides)
-    chosen = app.chosen_of_stored(arguments.resume, arguments.overrides, stored)
-    return stored, list(dict.fromkeys([*folders, Path.cwd()])), chosen
 
 
 def default_directory(file: Path) -> Path:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Resume, Section
 
 
 class AdvantageEstimator(StrEnum):
@@ -18,7 +18,7 @@ class AdvantageEstimator(StrEnum):
     REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
 
 
-class AdvantageSettings(Section):
+class AdvantageSettings(Section, resume=Resume.ON_PURPOSE):
     """What every sample of a batch is trained with; it is computed before the batch is stored, and stored."""
 
     estimator: AdvantageEstimator = Field(default=AdvantageEstimator.GROUP_MEAN, strict=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from urllib.parse import urlsplit
+from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.api_key import KeyVariable
-from rollfeed.config.openai_engine import OpenAISettings
-from rollfeed.config.section import Section
+from rollfeed.config.paths import checked_address
+from rollfeed.config.section import FreeUnlessDeterministic, OnPurpose, Resume, Section
 
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
@@ -41,7 +41,14 @@ class WeightUpdateMode(StrEnum):
     RETRACT = "retract"
 
 
-class SGLangSettings(Section):
+class Purpose(StrEnum):
+    """What the samples of a server are for."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+
+
+class SGLangSettings(Section, resume=Resume.FREE):
     """SGLang servers: give either `workers` or `router`; the tokenizer is still that of `model.checkpoint`."""
 
     workers: tuple[str, ...] = Field(default=(), strict=False)
@@ -88,7 +95,7 @@ class SGLangSettings(Section):
     @field_validator("workers", mode="after")
     @classmethod
     def _workers_are_addresses(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
-        addresses = tuple(_address(worker) for worker in workers)
+        addresses = tuple(checked_address(worker) for worker in workers)
         if len(set(addresses)) != len(addresses):
             raise ValueError("an address is given twice; remove one")
         return addresses
@@ -96,7 +103,7 @@ class SGLangSettings(Section):
     @field_validator("router", mode="after")
     @classmethod
     def _router_is_an_address(cls, router: str | None) -> str | None:
-        return None if router is None else _address(router)
+        return None if router is None else checked_address(router)
 
     @model_validator(mode="after")
     def _fits_together(self) -> SGLangSettings:
@@ -113,26 +120,66 @@ class SGLangSettings(Section):
             yield "max_concurrency bounds what is found when concurrency is not given: remove one of them"
 
 
-class EngineSettings(Section):
+class OpenAISettings(Section, resume=Resume.FREE):
+    """A server with OpenAI's `/v1/completions`, such as vLLM's; the tokenizer is still that of `model.checkpoint`."""
+
+    base_url: str
+    """Where it is, for example `http://10.0.0.5:8000`; `/v1` at the end may be left out."""
+    model: str | None = None
+    """The model's name in requests; by default the only one that the server lists."""
+    api_key_env: KeyVariable | None = None
+    """Name of the environment variable that holds the key. The key itself is stored nowhere."""
+    purpose: Annotated[Purpose, Resume.ANSWERS] = Field(default=Purpose.TRAINING, strict=False)
+    """`training` refuses a server that does not return the sampled tokens and their logprobs; `evaluation` makes do
+    with text, whose tokens are then approximate and have no logprobs.
+    """
+    stream: bool = True
+    """Receive tokens as they come: aborted and interrupted requests keep what they have. `false` costs less processor
+    time, and they lose it.
+    """
+    concurrency: int = Field(default=256, ge=1, le=1_000_000)
+    """Requests at the server at once; the others wait in this process."""
+    request_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
+    """For one request from its turn on: all its tries, and the pauses between them, together."""
+    max_tries: int = Field(default=10, ge=1, le=1000)
+    """Of one request, when connections fail or replies have a 5xx status; what the server calls wrong fails at once."""
+    startup_timeout_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0, strict=False)
+    """For the server to be healthy, and to answer a first request, when the run starts."""
+    control_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    """For a pause or a look at the health."""
+    update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
+    """For the server to load new weights."""
+    weights_folder: str | None = None
+    """Where new weights are written for the server to load, a folder that it can read under the same path; by default
+    a temporary one, which is enough for a server on this machine.
+    """
+
+    @field_validator("base_url", mode="after")
+    @classmethod
+    def _base_url_is_one(cls, text: str) -> str:
+        return checked_address(text, has_path=True).removesuffix("/v1").rstrip("/")
+
+
+class EngineSettings(Section, resume=Resume.ANSWERS):
     """The embedded engine, inside this process; or, with a table `[engine.sglang]` or `[engine.openai]`, servers."""
 
-    threads: int = Field(default=0, ge=0, le=4096)
+    threads: FreeUnlessDeterministic[int] = Field(default=0, ge=0, le=4096)
     """CPU threads of the embedded engine; 0 chooses by measurement when it starts, up to the physical cores open to
     this process. Use 1 on a machine that is busy with other work.
     """
-    num_slots: int = Field(default=32, ge=1, le=4096)
+    num_slots: FreeUnlessDeterministic[int] = Field(default=32, ge=1, le=4096)
     """Responses that the embedded engine decodes at once; keys and values for that many are held in memory."""
     context_length: int = Field(default=512, ge=8, le=10_000_000)
     """Tokens of prompt and response that one slot, or one request of a server, may hold."""
-    kernels: Kernels = Field(default=Kernels.AUTO, strict=False)
+    kernels: FreeUnlessDeterministic[Kernels] = Field(default=Kernels.AUTO, strict=False)
     """What computes on the CPU: `native` ones, compiled on first use, or `torch`; `auto` takes native ones where they
     can be compiled.
     """
-    precision: Precision = Field(default=Precision.AUTO, strict=False)
+    precision: OnPurpose[Precision] = Field(default=Precision.AUTO, strict=False)
     """`auto` is exact: `fp32` on a CPU, `bf16` on a GPU. `int8` (native kernels only) holds weights and activations in
     8 bits: faster, and an approximation that samples are marked with.
     """
-    device: str = "cpu"
+    device: FreeUnlessDeterministic[str] = "cpu"
     """What the embedded engine runs on: `cpu`, or a GPU such as `cuda:0`."""
     sglang: SGLangSettings | None = None
     """SGLang servers to use instead of the embedded engine."""
@@ -161,22 +208,3 @@ class EngineSettings(Section):
 def is_device(name: str) -> bool:
     """Tell whether this names something to compute on: ``cpu``, ``cuda`` or ``cuda:0``."""
     return _DEVICE.fullmatch(name) is not None
-
-
-def _address(text: str) -> str:
-    """Return an address without a slash at its end.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    form = "write it as http://host:port"
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not an address ({error}): {form}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(map(str.isspace, text)):
-        raise ValueError(f"{text!r} is not an address: {form}")
-    if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
-        raise ValueError(f"{text!r} has more than host and port: {form}")
-    return text.rstrip("/")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Resume, Section
 
 _Key = Annotated[str, Field(min_length=1)]
 
@@ -104,7 +104,7 @@ class EvalEnvironmentSettings(EvalKeys):
     """Names the set in results; by default `id@level`."""
 
 
-class EvalSettings(EvalColumnKeys):
+class EvalSettings(EvalColumnKeys, resume=Resume.FREE):
     """Sets to measure on, and defaults for all of them; see docs/evaluation.md."""
 
     seed: int = Field(default=0, ge=0, le=2**63 - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Resume, Section
 
 
 class _Parameters(Section):
@@ -36,7 +36,7 @@ class OverSamplingSettings(_Parameters):
     """
 
 
-class FiltersSettings(Section):
+class FiltersSettings(Section, resume=Resume.BATCHES):
     """Filters applied to every finished group, in order, the first that drops decides; then one that chooses."""
 
     dynamic_sampling: tuple[FilterSettings, ...] = Field(default=(), strict=False)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rollfeed.config.resuming import is_named
 from rollfeed.config.reward import ScoringSettings
+from rollfeed.config.section import Section, section_in
 from rollfeed.config.settings import Settings, flatten
 from rollfeed.errors import ConfigError, suggestion
 
-S = TypeVar("S", bound=BaseModel)
+S = TypeVar("S", bound=Section)
 
 
 def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -27,18 +26,17 @@ def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
         ConfigError: If the file cannot be read, is not TOML, or a setting is unknown, of the wrong
             type, out of bounds or does not fit the others; one line a mistake.
     """
-    return validate_settings(_read_toml(path), where=str(path), overrides=overrides)
+    return validate_settings(read_toml(path), where=str(path), overrides=overrides)
 
 
-def chosen_keys(origin: Path | Mapping[str, Any], overrides: Sequence[str], settings: Settings) -> frozenset[str]:
+def chosen_keys(tree: Mapping[str, Any], overrides: Sequence[str], settings: Settings) -> frozenset[str]:
     """Return the keys that overrides decide: those that they name, and those whose values follow from them.
 
     Args:
-        origin: A settings file or tree as it is without them.
+        tree: Settings as they are without them, as nested dictionaries.
         overrides: ``key=value``, as on the command line.
         settings: What came of both.
     """
-    tree = _read_toml(origin) if isinstance(origin, Path) else origin
     chosen = flatten(settings.model_dump(mode="json"))
     try:
         plain = flatten(_validated(Settings, tree, "").model_dump(mode="json"))
@@ -47,13 +45,19 @@ def chosen_keys(origin: Path | Mapping[str, Any], overrides: Sequence[str], sett
     return frozenset(key for key, value in chosen.items() if plain.get(key) != value or is_named(key, overrides))
 
 
+def is_named(key: str, overrides: Iterable[str]) -> bool:
+    """Return whether one of ``key=value`` sets a key, a table that it is in, or an entry of its list."""
+    names = [override.partition("=")[0].replace(" ", "") for override in overrides]
+    return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in names)
+
+
 def load_scoring_settings(path: Path) -> ScoringSettings:
     """Read what says how responses are scored from a settings file, in which all else may be missing.
 
     Raises:
         ConfigError: As :func:`load_settings`; other tables are not looked into.
     """
-    tree = _read_toml(path)
+    tree = read_toml(path)
     unknown = [name for name in tree if name not in Settings.model_fields]
     if unknown:
         lines = [f"{path}: {name}: unknown setting; {suggestion(name, Settings.model_fields)}" for name in unknown]
@@ -82,7 +86,12 @@ def _validated(root: type[S], tree: Mapping[str, Any], where: str) -> S:
         raise ConfigError("\n".join(lines)) from None
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a settings file.
+
+    Raises:
+        ConfigError: If it cannot be read, or is not TOML.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -133,7 +142,7 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def describe(details: ErrorDetails, root: type[BaseModel]) -> str:
+def describe(details: ErrorDetails, root: type[Section]) -> str:
     """Return one line for one validation error: key, what is wrong, what to do."""
     key = ".".join(str(part) for part in details["loc"])
     kind, given = details["type"], details["input"]
@@ -150,18 +159,9 @@ def describe(details: ErrorDetails, root: type[BaseModel]) -> str:
     return f"{key} = {shown}: {message}"
 
 
-def _fields_at(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    model: type[BaseModel] | None = root
+def _fields_at(root: type[Section], location: Sequence[str | int]) -> list[str]:
+    model: type[Section] | None = root
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:
-            model = _section_in(model.model_fields[part].annotation)
+            model = section_in(model.model_fields[part].annotation)
     return sorted(model.model_fields) if model is not None else []
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section class inside ``X``, ``X | None`` or ``tuple[X, ...]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (tuple, Union, UnionType):
-        return next((found for inner in get_args(annotation) if (found := _section_in(inner))), None)
-    return None

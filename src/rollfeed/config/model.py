@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Free, Resume, Section
 
 
 class TinyModelSettings(Section):
@@ -40,7 +40,7 @@ class TinyModelSettings(Section):
         return self
 
 
-class ModelSettings(Section):
+class ModelSettings(Section, resume=Resume.MODEL):
     """The serving checkpoint, with its tokenizer and chat template."""
 
     checkpoint: str = Field(default="smollm2-135m-instruct", min_length=1)
@@ -51,7 +51,7 @@ class ModelSettings(Section):
     """Let the tokenizer run code that comes with the checkpoint."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default={})
     """Variables of the chat template, such as `{enable_thinking = false}`, for every prompt that is rendered."""
-    template_date: str | None = None
+    template_date: Free[str | None] = None  # what the run was told is compared where it is known
     """What a chat template is told that asks for the date, such as `2026-01-31` or `2026-01-31T12:00:00`; by default
     when the run began, also when it is gone on with. Set it for runs that are to have the same prompts on any day.
     """

@@ -1,42 +1,85 @@
-"""``[plugins]``: your own functions, by import path."""
+"""``[plugins]``: your own functions, by import path, or themselves where the library is used directly."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Resume, Section
+from rollfeed.protocols import (
+    AdvantageFn,
+    BatchedRewardFn,
+    BatchFilter,
+    BufferPolicy,
+    GenerateFn,
+    GroupFilter,
+    GroupRewardFn,
+    PromptSource,
+    RewardFn,
+    RolloutFn,
+    SampleHook,
+    Tokenizer,
+    Tracker,
+)
 
-ImportPath = Annotated[str, Field(min_length=1)]
+T = TypeVar("T")
 
 
-class PluginSettings(Section):
+def import_path_of(function: Any) -> str:
+    """Return ``module:name`` of a function, of what a partial calls, or of an object's class; a path as it is."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    if isinstance(function, str):
+        return function
+    found = function if hasattr(function, "__qualname__") else type(function)
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+def _path_or_function(given: Any, check_path: ValidatorFunctionWrapHandler) -> Any:
+    return given if callable(given) else check_path(given)
+
+
+if TYPE_CHECKING:
+    Plugin: TypeAlias = str | T
+    """An import path ``module:name``, or what it would name."""
+else:
+
+    class Plugin:
+        """An import path ``module:name``, or what it would name; stored as the former."""
+
+        def __class_getitem__(cls, _protocol: Any) -> Any:
+            path = Annotated[str, Field(min_length=1)]
+            return Annotated[path, WrapValidator(_path_or_function), PlainSerializer(import_path_of, when_used="json")]
+
+
+class PluginSettings(Section, resume=Resume.BATCHES):
     """Import paths `module:name`; modules beside the settings file are found; see docs/extending.md."""
 
-    prompt_source: ImportPath | None = None
+    prompt_source: Annotated[Plugin[Callable[[Tokenizer], PromptSource]] | None, Resume.PROMPTS] = None
     """A class or function that makes a `PromptSource` from the model's tokenizer; it replaces `[prompts]`."""
-    generate: ImportPath | None = None
+    generate: Annotated[Plugin[GenerateFn] | None, Resume.ANSWERS] = None
     """A `GenerateFn`: answers a prompt once; it is handed the built-in one as `default`."""
-    rollout: ImportPath | None = None
+    rollout: Annotated[Plugin[RolloutFn] | None, Resume.ANSWERS] = None
     """A `RolloutFn`: makes a whole step."""
-    reward: ImportPath | None = None
+    reward: Annotated[Plugin[RewardFn] | None, Resume.REWARDS] = None
     """A `RewardFn`: scores one sample, of a data set; see `reward.override_environments`."""
-    batched_reward: ImportPath | None = None
+    batched_reward: Annotated[Plugin[BatchedRewardFn] | None, Resume.REWARDS] = None
     """A `BatchedRewardFn`: scores the samples of a prompt in one call, after all have finished."""
-    group_reward: ImportPath | None = None
+    group_reward: Annotated[Plugin[GroupRewardFn] | None, Resume.REWARDS] = None
     """A `GroupRewardFn`: scores a group whole, after all its rollouts have finished."""
-    group_filters: tuple[ImportPath, ...] = Field(default=(), strict=False)
+    group_filters: tuple[Plugin[GroupFilter], ...] = Field(default=(), strict=False)
     """`GroupFilter`s, applied after those of `[filters]`."""
-    batch_filter: ImportPath | None = None
+    batch_filter: Plugin[BatchFilter] | None = None
     """A `BatchFilter`: chooses a batch among more groups than it needs; it replaces `filters.over_sampling.name`."""
-    sample_hook: ImportPath | None = None
+    sample_hook: Annotated[Plugin[SampleHook] | None, Resume.ANSWERS] = None
     """A `SampleHook`: sees every finished sample before it is scored."""
-    advantage: ImportPath | None = None
+    advantage: Annotated[Plugin[AdvantageFn] | None, Resume.REWARDS] = None
     """An `AdvantageFn`: turns the rewards of a group into advantages."""
-    buffer_policy: ImportPath | None = None
+    buffer_policy: Plugin[BufferPolicy] | None = None
     """A `BufferPolicy`: chooses which waiting prompts leave the buffer next; it replaces `buffer.policy`."""
-    tracker: ImportPath | None = None
+    tracker: Annotated[Plugin[Callable[[], Tracker]] | None, Resume.FREE] = None
     """A class or function that makes a `Tracker`; it is called without arguments."""
 
     @property

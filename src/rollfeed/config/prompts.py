@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Free, Resume, Section
 
 Key = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(gt=0.0, le=1e6, strict=False)]
@@ -54,7 +54,7 @@ class EnvironmentSettings(Section):
     """Share of the draws, relative to the other sources' weights."""
 
 
-class PromptSettings(Section):
+class PromptSettings(Section, resume=Resume.PROMPTS):
     """Prompt sources, and what holds for all of them."""
 
     rollout_max_prompt_len: int | None = Field(default=None, ge=1, le=10_000_000)
@@ -63,7 +63,7 @@ class PromptSettings(Section):
     """
     rollout_shuffle: bool = False
     """Shuffle every data set anew each epoch, by (seed, epoch)."""
-    num_epoch: int | None = Field(default=None, ge=1, le=1_000_000)
+    num_epoch: Free[int | None] = Field(default=None, ge=1, le=1_000_000)
     """End a data set after this many epochs; by default it starts over for ever. When all sources have ended, the run
     ends with the batches that it has. May be raised to go on.
     """

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rollfeed.config.resuming import CHANGES, FIXED, Change
+from rollfeed.config.section import Resume, Section
 from rollfeed.config.settings import Settings
 
 _HEAD = """# Settings
@@ -30,17 +30,23 @@ below that is not named elsewhere.
 
 | may be another | settings |
 |---|---|"""
-_CHANGES = {
-    Change.FREE: "yes",
-    Change.FREE_UNLESS_DETERMINISTIC: "yes, unless `rollout.deterministic` is on: it changes the rounding of answers",
-    Change.ON_PURPOSE: "on purpose, with `--set`",
+_RESUME = {
+    Resume.FREE: "yes",
+    Resume.FREE_UNLESS_DETERMINISTIC: "yes, unless `rollout.deterministic` is on: it changes the rounding of answers",
+    Resume.ON_PURPOSE: "on purpose, with `--set`",
 }
+_ORDER = (
+    *("seed", "model", "prompts", "rollout", "buffer", "placement", "sampling", "engine", "weights", "reward"),
+    *("filters", "advantage", "train"),
+)
+"""The tables that come first; the others follow as they are declared."""
 
 
 def render_reference() -> str:
     """Return the whole settings reference as Markdown."""
     parts = [_HEAD, _table("Root", Settings, "", sections=False)]
-    for name, info in Settings.model_fields.items():
+    for name in sorted(Settings.model_fields, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
+        info = Settings.model_fields[name]
         if _is_section(info.annotation):
             parts.append(_table(f"`[{name}]`", info.annotation, f"{name}."))
             parts += _inner_tables(name, info.annotation)
@@ -48,16 +54,25 @@ def render_reference() -> str:
 
 
 def _going_on() -> str:
-    """Return which settings may be others where a run is gone on with."""
-    rows = [
-        *((_CHANGES[change], keys) for change, keys in CHANGES.items()),
-        *((f"no: it {reason}", keys) for reason, keys in FIXED.items()),
-    ]
+    """Return which settings may be others when a run is resumed."""
+    placed = list(_placed(Settings))
+    rows = ((_RESUME.get(kind, f"no: it {kind.value}"), [key for key, own in placed if own is kind]) for kind in Resume)
     lines = [f"| {what} | {', '.join(f'`{key}`' for key in keys)} |" for what, keys in rows]
     return "\n".join([_GOING_ON, *lines]) + "\n"
 
 
-def _inner_tables(name: str, section: type[BaseModel]) -> list[str]:
+def _placed(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Resume]]:
+    """Yield what keys may be, for those that say it and as ``.*`` for sections that do."""
+    if section.resume is not None:
+        yield f"{prefix}*", section.resume
+    for name, info in section.model_fields.items():
+        yield from ((f"{prefix}{name}", each) for each in info.metadata if isinstance(each, Resume))
+        for inner, is_list in _inner_sections(info):
+            if not is_list:
+                yield from _placed(inner, f"{prefix}{name}.")
+
+
+def _inner_tables(name: str, section: type[Section]) -> list[str]:
     return [
         _table(f"`[[{name}.{key}]]`" if is_list else f"`[{name}.{key}]`", inner, f"{name}.{key}.")
         for key, info in section.model_fields.items()
@@ -65,17 +80,17 @@ def _inner_tables(name: str, section: type[BaseModel]) -> list[str]:
     ]
 
 
-def _inner_sections(info: FieldInfo) -> list[tuple[type[BaseModel], bool]]:
+def _inner_sections(info: FieldInfo) -> list[tuple[type[Section], bool]]:
     """Return the section that a field is, may be or has a list of, and whether it is a list."""
     is_list = get_origin(info.annotation) is tuple
     return [(inner, is_list) for inner in (info.annotation, *get_args(info.annotation)) if _is_section(inner)]
 
 
-def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _is_section(annotation: Any) -> TypeGuard[type[Section]]:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
-def _table(title: str, section: type[BaseModel], prefix: str, *, sections: bool = True) -> str:
+def _table(title: str, section: type[Section], prefix: str, *, sections: bool = True) -> str:
     lines = [
         f"## {title}",
         "",
@@ -123,7 +138,7 @@ def _default(info: FieldInfo) -> str:
         return "required"
     if info.default is None or info.default in ((), {}):
         return "none"
-    if isinstance(info.default, BaseModel):
+    if isinstance(info.default, Section):
         return "its defaults"
     if isinstance(info.default, bool):
         return f"`{str(info.default).lower()}`"

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from rollfeed.config.api_key import KeyVariable
-from rollfeed.config.plugins import ImportPath, PluginSettings
-from rollfeed.config.section import Section
-from rollfeed.protocols import IsolationLevel
+from rollfeed.config.plugins import Plugin, PluginSettings
+from rollfeed.config.section import Free, Resume, Section
+from rollfeed.protocols import IsolationLevel, RewardFn
 
 
 class RemoteForm(StrEnum):
@@ -23,9 +23,9 @@ class RemoteForm(StrEnum):
 class RemoteRewardSettings(Section):
     """A reward server, for `rm_type = "remote_rm"`."""
 
-    url: str | None = None
+    url: Free[str | None] = None
     """Where responses are sent, for example `http://10.0.0.5:11111/get_reward`."""
-    api_key_env: KeyVariable | None = None
+    api_key_env: Free[KeyVariable | None] = None
     """Name of the environment variable that holds the server's key. The key itself is stored nowhere."""
     form: RemoteForm = Field(default=RemoteForm.RESPONSE, strict=False)
     """`response` sends prompt, response and label; `predictions` sends predictions, which is the response, and answers,
@@ -33,11 +33,11 @@ class RemoteRewardSettings(Section):
     """
     reply_key: str = Field(default="reward", min_length=1)
     """Which entry of the reply is the reward; a reply that is a number is the reward itself."""
-    timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
+    timeout_seconds: Free[float] = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
     """For one try."""
-    max_tries: int = Field(default=3, ge=1, le=100)
+    max_tries: Free[int] = Field(default=3, ge=1, le=100)
     """When connections fail, time runs out, or the status is 408, 429 or 5xx; anything else fails at once."""
-    concurrency: int = Field(default=64, ge=1, le=100_000)
+    concurrency: Free[int] = Field(default=64, ge=1, le=100_000)
     """Requests at once; more wait."""
 
     @field_validator("url", mode="after")
@@ -59,14 +59,14 @@ class CodeRewardSettings(Section):
     """For all tests of a program together, from its turn; more is a failed grading, not a wrong program."""
     memory_mb: int = Field(default=1024, ge=64, le=1_048_576)
     """Of a program and all that it starts."""
-    concurrency: int | None = Field(default=None, ge=1, le=4096)
+    concurrency: Free[int | None] = Field(default=None, ge=1, le=4096)
     """Programs at once; by default the cores that this process may use."""
 
 
 class WorkerSettings(Section):
     """The processes that grade what could hang or crash; they are started on first use."""
 
-    num_workers: int | None = Field(default=None, ge=1, le=1024)
+    num_workers: Free[int | None] = Field(default=None, ge=1, le=1024)
     """Processes; by default the cores that this process may use."""
     timeout_seconds: float = Field(default=5.0, gt=0.0, le=86_400.0, strict=False)
     """For one comparison of formulas or one verification; what takes longer is killed and fails its rollout."""
@@ -89,7 +89,7 @@ class OverlongSettings(Section):
     """The whole penalty."""
 
 
-class RewardSettings(Section):
+class RewardSettings(Section, resume=Resume.REWARDS):
     """Graders for prompts that bring none of their own; `[plugins]` has custom functions."""
 
     rm_type: str | None = Field(default=None, min_length=1)
@@ -98,13 +98,13 @@ class RewardSettings(Section):
     """Which entry of a reward dictionary is the reward."""
     timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
     """A reward function that takes longer fails its rollout; it is never a reward of 0."""
-    concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    concurrency: Free[int | None] = Field(default=None, ge=1, le=1_000_000)
     """Calls of reward functions at once, in this process; by default as many async ones as there are samples that wait
     for a reward.
     """
     override_environments: bool = False
     """Functions of `[plugins]` score the prompts of environments too, which verify their own otherwise."""
-    functions: dict[str, ImportPath] = Field(default={})
+    functions: dict[str, Plugin[RewardFn]] = Field(default={})
     """Reward functions, each as `name = "module:name"`, that prompts choose with the `reward_fn` of their metadata."""
     functions_in_workers: bool = True
     """Run reward functions that are not async in processes that can be killed; `false` runs them in threads of this

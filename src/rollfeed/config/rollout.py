@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Free, FreeUnlessDeterministic, Resume, Section
 
 
 class RolloutMode(StrEnum):
@@ -68,10 +68,10 @@ class Refill(NamedTuple):
     """Whether kept groups count; without them engines stay full until the batch is complete."""
 
 
-class RolloutSettings(Section):
+class RolloutSettings(Section, resume=Resume.BATCHES):
     """The scheduler."""
 
-    num_rollout: int = Field(default=10, ge=1, le=100_000_000)
+    num_rollout: Free[int] = Field(default=10, ge=1, le=100_000_000)
     """Steps in the run; each delivers one batch. There are fewer where the data ends before (`prompts.num_epoch`)."""
     rollout_batch_size: int = Field(default=4, ge=1, le=1_000_000)
     """Groups in a batch."""
@@ -116,7 +116,7 @@ class RolloutSettings(Section):
     """Answers that ended at the limit of their length are not trained on; their rewards count in baselines, and
     `rollout/truncated_masked` counts their samples.
     """
-    max_requests_in_flight: int | None = Field(default=None, ge=1, le=1_000_000)
+    max_requests_in_flight: FreeUnlessDeterministic[int | None] = Field(default=None, ge=1, le=1_000_000)
     """Requests at the engine at once; by default twice what the engine works on at once."""
     deterministic: bool = False
     """Same seed, same bytes: groups are committed in submission order, unfinished or surplus ones are answered
@@ -128,28 +128,28 @@ class RolloutSettings(Section):
     """
     requeue_aborted: bool = True
     """Prompts aborted at the end of a step are answered again in the next one; `false` discards and counts them."""
-    group_failure: GroupFailurePolicy = Field(default=GroupFailurePolicy.DROP, strict=False)
+    group_failure: Free[GroupFailurePolicy] = Field(default=GroupFailurePolicy.DROP, strict=False)
     """When a rollout fails: `drop` its group, `retry` the rollout first, or drop the group and `refill` its place
     at once.
     """
-    failure_retries: int = Field(default=2, ge=1, le=100)
+    failure_retries: Free[int] = Field(default=2, ge=1, le=100)
     """Tries after the first one under `group_failure = "retry"`."""
-    failure_budget: float = Field(default=0.1, ge=0.0, le=1.0, strict=False)
+    failure_budget: Free[float] = Field(default=0.1, ge=0.0, le=1.0, strict=False)
     """When more than this share of the last `failure_window` rollouts failed, the run stops with the first cause."""
-    failure_window: int = Field(default=512, ge=1, le=65_536)
+    failure_window: Free[int] = Field(default=512, ge=1, le=65_536)
     """How many of the last rollouts count, finished and failed ones, those of earlier processes included."""
-    failure_minimum: int = Field(default=16, ge=1, le=65_536)
+    failure_minimum: Free[int] = Field(default=16, ge=1, le=65_536)
     """Failures among them from which on the share is looked at; `failure_budget = 0.0` with 1 stops at the first one.
     """
-    max_draws_per_batch: int = Field(default=64, ge=1, le=1_000_000)
+    max_draws_per_batch: Free[int] = Field(default=64, ge=1, le=1_000_000)
     """A step that has drawn this many times `rollout_batch_size` prompts and is still short ends the run with the
     reasons.
     """
-    rollout_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
+    rollout_timeout_seconds: Free[float] = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
     """A rollout that takes longer fails."""
-    abort_grace_seconds: float = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
+    abort_grace_seconds: Free[float] = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
     """How long the end of a step waits for aborted work, slow rewards included, before it is cancelled."""
-    watchdog_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    watchdog_seconds: Free[float] = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
     """After this long without a finished rollout, say what the step is waiting for."""
 
     @field_validator("failure_budget", mode="before")

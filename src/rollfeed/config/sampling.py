@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Resume, Section
+from rollfeed.types import SamplingParams
 
 _LARGEST_SAMPLING_MASK = 4096
 """What SGLang returns at most, unless it is told otherwise."""
 
 
-class SamplingSettings(Section):
+class SamplingSettings(Section, resume=Resume.ANSWERS):
     """Sampling parameters of training rollouts."""
 
     rollout_temperature: float = Field(default=1.0, gt=0.0, le=100.0, strict=False)
@@ -38,6 +39,22 @@ class SamplingSettings(Section):
     train on probabilities among these ("Keep Sampling Mask" of DeepSeek-V3.2, arXiv:2512.02556). For the embedded
     engine and SGLang from 0.5.23 on; needs `rollout_top_k` of at most 4096, which bounds what a token takes.
     """
+
+    @property
+    def params(self) -> SamplingParams:
+        """What a request asks for; each rollout has a seed besides."""
+        return SamplingParams(
+            max_new_tokens=self.rollout_max_response_len,
+            temperature=self.rollout_temperature,
+            top_p=self.rollout_top_p,
+            top_k=self.rollout_top_k,
+            min_new_tokens=self.min_new_tokens,
+            repetition_penalty=self.repetition_penalty,
+            stop=self.rollout_stop,
+            stop_token_ids=self.rollout_stop_token_ids,
+            skip_special_tokens=self.rollout_skip_special_tokens,
+            return_sampling_mask=self.return_sampling_mask,
+        )
 
     @property
     def restrictions(self) -> tuple[str, ...]:

@@ -1,49 +1,84 @@
-"""The root of the settings tree."""
+"""The root of the settings tree, and the part of it that a rollout manager needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from rollfeed.config.advantage import AdvantageSettings
-from rollfeed.config.buffer import BufferSettings
+from rollfeed.config.buffer import BufferSettings, PlacementSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.evaluation import EvalSettings
 from rollfeed.config.filters import FiltersSettings
-from rollfeed.config.method import advantage_of, as_method
 from rollfeed.config.model import ModelSettings
-from rollfeed.config.placement import PlacementSettings
-from rollfeed.config.plugins import PluginSettings
+from rollfeed.config.plugins import PluginSettings, import_path_of
 from rollfeed.config.prompts import PromptSettings
-from rollfeed.config.resuming import Change, change_of
 from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
-from rollfeed.config.section import Section
-from rollfeed.config.train import Correction, OldLogprobs, TrainSettings
+from rollfeed.config.section import Resume, Section
+from rollfeed.config.train import Correction, OldLogprobs, TrainSettings, advantage_of, as_method
 from rollfeed.config.weights import WeightSettings
 
 
-class Settings(Section):
-    """A whole run, as one frozen tree."""
+class RolloutConfig(Section):
+    """All that ``rollfeed.open_rollouts`` needs to know: sections of a settings file, with functions in ``plugins``.
 
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    ``RolloutConfig(rollout=RolloutSettings(rollout_batch_size=8), plugins=PluginSettings(reward=score))``
+    """
+
+    seed: Annotated[int, Resume.RANDOMNESS] = Field(default=0, ge=0, le=2**63 - 1)
     """Everything random in the run derives from it."""
-    model: ModelSettings = ModelSettings()
-    prompts: PromptSettings = PromptSettings()
     rollout: RolloutSettings = RolloutSettings()
     buffer: BufferSettings = BufferSettings()
     placement: PlacementSettings = PlacementSettings()
     sampling: SamplingSettings = SamplingSettings()
-    engine: EngineSettings = EngineSettings()
     weights: WeightSettings = WeightSettings()
     reward: RewardSettings = RewardSettings()
     filters: FiltersSettings = FiltersSettings()
     advantage: AdvantageSettings = AdvantageSettings()
-    train: TrainSettings = TrainSettings()
     plugins: PluginSettings = PluginSettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RolloutConfig:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        plugins = self.plugins
+        if plugins.advantage and self.advantage != AdvantageSettings():
+            yield f"plugins.advantage = {import_path_of(plugins.advantage)!r} replaces [advantage]: remove one of them"
+        overlong = self.reward.overlong
+        if overlong and overlong.cache > (limit := overlong.length or self.sampling.rollout_max_response_len):
+            yield f"reward.overlong.cache = {overlong.cache} is above the {limit} tokens that it is part of: lower it"
+        over_sampling = self.filters.over_sampling
+        if plugins.batch_filter and over_sampling is not None and (over_sampling.name or over_sampling.parameters):
+            yield "plugins.batch_filter replaces filters.over_sampling: remove one, or leave only num_extra there"
+        if over_sampling is not None and not (over_sampling.name or plugins.batch_filter):
+            yield "filters.over_sampling has no filter: set its name, or plugins.batch_filter"
+        if self.num_extra_groups < 1 and (plugins.batch_filter or over_sampling is not None):
+            yield (
+                "the batch filter has nothing to choose from: set rollout.over_sampling_batch_size above "
+                "rollout_batch_size, or filters.over_sampling.num_extra"
+            )
+
+    @property
+    def num_extra_groups(self) -> int:
+        """Groups to have beyond the batch before a batch filter chooses it."""
+        given = None if self.filters.over_sampling is None else self.filters.over_sampling.num_extra
+        return given or self.rollout.first_submission - self.rollout.rollout_batch_size
+
+
+class Settings(RolloutConfig):
+    """A whole run, as one frozen tree."""
+
+    model: ModelSettings = ModelSettings()
+    prompts: PromptSettings = PromptSettings()
+    engine: EngineSettings = EngineSettings()
+    train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
 
     @model_validator(mode="before")
@@ -59,20 +94,16 @@ class Settings(Section):
         return {**values, "advantage": advantage_of(method, given)}
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Settings:
-        for problem in self._problems():
-            raise ValueError(problem)
+    def _correction_of_the_mode(self) -> Settings:
         loss = self.train.loss
         if "correction" not in loss.model_fields_set:
-            loss = loss.model_copy(update={"correction": self._default_correction()})
+            is_stale = self.rollout.mode is not RolloutMode.SYNC
+            is_comparable = not self.sampling.restrictions and loss.old_logprobs is OldLogprobs.TRAINER
+            correction = Correction.TRUNCATE if is_stale and is_comparable else Correction.NONE
             # The sections are frozen, and this one depends on others.
-            object.__setattr__(self, "train", self.train.model_copy(update={"loss": loss}))
+            train = self.train.model_copy(update={"loss": loss.model_copy(update={"correction": correction})})
+            object.__setattr__(self, "train", train)
         return self
-
-    def _default_correction(self) -> Correction:
-        is_stale = self.rollout.mode is not RolloutMode.SYNC
-        is_comparable = not self.sampling.restrictions and self.train.loss.old_logprobs is OldLogprobs.TRAINER
-        return Correction.TRUNCATE if is_stale and is_comparable else Correction.NONE
 
     def _problems(self) -> Iterator[str]:
         plugins, prompts = self.plugins, self.prompts
@@ -80,18 +111,9 @@ class Settings(Section):
             yield "no prompts: add [[prompts.environments]], [[prompts.datasets]] or plugins.prompt_source"
         if plugins.prompt_source and (prompts.datasets or prompts.environments):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
-        if plugins.advantage and self.advantage != AdvantageSettings():
-            yield f"plugins.advantage = {plugins.advantage!r} replaces [advantage]: remove one of them"
-        overlong = self.reward.overlong
-        if overlong and overlong.cache > (limit := overlong.length or self.sampling.rollout_max_response_len):
-            yield f"reward.overlong.cache = {overlong.cache} is above the {limit} tokens that it is part of: lower it"
+        yield from super()._problems()
         if self.sampling.return_sampling_mask and self.engine.openai is not None:
             yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
-        over_sampling = self.filters.over_sampling
-        if plugins.batch_filter and over_sampling is not None and (over_sampling.name or over_sampling.parameters):
-            yield "plugins.batch_filter replaces filters.over_sampling: remove one, or leave only num_extra there"
-        if over_sampling is not None and not (over_sampling.name or plugins.batch_filter):
-            yield "filters.over_sampling has no filter: set its name, or plugins.batch_filter"
         if self.max_context_length > self.engine.context_length:
             yield (
                 f"sampling.rollout_max_context_len = {self.max_context_length} is above engine.context_length = "
@@ -126,16 +148,12 @@ class Settings(Section):
         return given if given is not None else self.max_context_length - self.sampling.rollout_max_response_len
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a run does not change unnoticed while it is gone on with, as dotted keys."""
+        """Return the settings that a resumed run does not change unnoticed, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
         if self.reward.override_environments or not (self.prompts.environments and self.plugins.has_reward):
             del flat["reward.override_environments"]  # as in runs of before, which have no such key
-        is_deterministic = self.rollout.deterministic
-        return {
-            key: value
-            for key, value in flat.items()
-            if change_of(key, deterministic=is_deterministic) is not Change.FREE
-        }
+        free = {Resume.FREE} if self.rollout.deterministic else {Resume.FREE, Resume.FREE_UNLESS_DETERMINISTIC}
+        return {key: value for key, value in flat.items() if self.resume_of(key) not in free}
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

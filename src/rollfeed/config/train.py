@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rollfeed.config.method import Method, as_method, loss_of
-from rollfeed.config.section import Section
+from rollfeed.config.section import Free, OnPurpose, Resume, Section
 
 
 class Objective(StrEnum):
@@ -81,7 +80,55 @@ class TrainPrecision(StrEnum):
     BF16 = "bf16"
 
 
-class LossSettings(Section):
+class Method(StrEnum):
+    """A combination of settings that a paper names."""
+
+    GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    DAPO = "dapo"
+    GSPO = "gspo"
+    REINFORCE_PP = "reinforce_pp"
+    RLOO = "rloo"
+    CISPO = "cispo"
+
+
+_BY_STD = {"estimator": "group_mean", "divide_by_std": True}
+_PPO = {"objective": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
+_METHODS: Mapping[Method, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    Method.GRPO: (_BY_STD, {**_PPO, "normalisation": "sequence"}),  # arXiv:2402.03300, equation 3
+    # arXiv:2503.20783, section 3.2
+    Method.DR_GRPO: ({"estimator": "group_mean", "divide_by_std": False}, {**_PPO, "normalisation": "constant"}),
+    # arXiv:2503.14476, sections 3.1 and 3.3
+    Method.DAPO: (_BY_STD, {**_PPO, "clip_high": 0.28, "normalisation": "token"}),
+    # arXiv:2507.18071, equation 5 and section 5.1
+    Method.GSPO: (
+        _BY_STD,
+        {**_PPO, "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "normalisation": "sequence"},
+    ),
+    Method.REINFORCE_PP: ({"estimator": "reinforce_pp"}, {**_PPO, "normalisation": "token"}),  # arXiv:2501.03262
+    # arXiv:2402.14740: a rollout is one action, its log-probability a sum that nothing divides.
+    Method.RLOO: ({"estimator": "leave_one_out"}, {**_PPO, "normalisation": "constant", "constant_length": 1}),
+    # arXiv:2506.13585, equations 4 and 5: no lower bound; weights up to 5 as in arXiv:2510.13786.
+    Method.CISPO: (
+        _BY_STD,
+        {**_PPO, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0, "normalisation": "token"},
+    ),
+}
+"""Keys of ``[advantage]`` and of ``[train.loss]``."""
+
+
+def as_method(name: Any) -> Method | None:
+    """Return the method of a name; None for none, and for what validation will refuse."""
+    return Method(name) if name in [*Method] else None
+
+
+def advantage_of(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``[advantage]`` with what is given on top; another estimator takes nothing from the method's."""
+    own, _ = _METHODS[method]
+    return {**(own if given.get("estimator", own["estimator"]) == own["estimator"] else {}), **given}
+
+
+class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """The policy loss; `train.method` sets these keys as the paper of a method has them, and single ones on top."""
 
     objective: Objective = Field(default=Objective.CLIP, strict=False)
@@ -158,7 +205,7 @@ class LossSettings(Section):
         return self
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(Section, resume=Resume.ON_PURPOSE):
     """AdamW and its learning rate."""
 
     learning_rate: float = Field(default=1e-6, gt=0.0, le=10.0, strict=False)
@@ -181,7 +228,7 @@ class OptimizerSettings(Section):
     """Gradients with a larger norm are scaled down to it."""
 
 
-class WarmUpSettings(Section):
+class WarmUpSettings(Section, resume=Resume.WARM_UP):
     """Supervised updates before the first batch, on labels of the run's own prompts.
 
     For a model that knows nothing of the task yet: it has no right answer to learn from.
@@ -208,7 +255,7 @@ class WarmUpSettings(Section):
 class TrainSettings(Section):
     """The trainer of this program."""
 
-    method: Method | None = Field(default=None, strict=False)
+    method: Free[Method | None] = Field(default=None, strict=False)  # what it sets has keys of its own
     """Sets `[advantage]` and keys of `[train.loss]` as the method's paper has them; keys that are set, here or with
     `--set`, stay as they are. `rollfeed check` shows what comes of it, and docs/training.md has the table.
     """
@@ -216,37 +263,37 @@ class TrainSettings(Section):
     """What is minimised."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """How it is minimised."""
-    warm_up: WarmUpSettings | None = None
+    warm_up: Annotated[WarmUpSettings | None, Resume.WARM_UP] = None
     """What comes before the first batch; by default nothing."""
-    num_epochs: int = Field(default=1, ge=1, le=1000)
+    num_epochs: Annotated[int, Resume.SCHEDULE] = Field(default=1, ge=1, le=1000)
     """How often a batch is gone through."""
-    num_minibatches: int = Field(default=1, ge=1, le=1_000_000)
+    num_minibatches: Annotated[int, Resume.SCHEDULE] = Field(default=1, ge=1, le=1_000_000)
     """Updates each time; a group is never split."""
-    micro_batch_tokens: int = Field(default=4096, ge=2, le=100_000_000)
+    micro_batch_tokens: Free[int] = Field(default=4096, ge=2, le=100_000_000)
     """Tokens that go through the model at once, padding included: what bounds the memory. The gradient does not depend
     on it. The longest prompt and response that are allowed have to fit.
     """
-    share_prompts: bool = True
+    share_prompts: Free[bool] = True
     """Compute the prompt of a group once for all its responses, where the model allows it."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: Free[bool] = False
     """Compute the layers again on the way back instead of keeping what is between them: less memory, a third more
     time.
     """
-    precision: TrainPrecision = Field(default=TrainPrecision.AUTO, strict=False)
+    precision: OnPurpose[TrainPrecision] = Field(default=TrainPrecision.AUTO, strict=False)
     """`auto` is `bf16` on a GPU and `fp32` on a CPU. Weights and moments are fp32 always."""
-    threads: int = Field(default=0, ge=0, le=4096)
+    threads: Free[int] = Field(default=0, ge=0, le=4096)
     """CPU threads of the trainer; 0 takes the physical cores open to this process. Sums, and with them the last bits,
     depend on it.
     """
-    device: str = Field(default="auto", min_length=1)
+    device: Free[str] = Field(default="auto", min_length=1)
     """`cpu`, `cuda`, `cuda:1` and so on; `auto` is the first GPU, if there is one."""
-    checkpoint_interval: int = Field(default=10, ge=1, le=1_000_000)
+    checkpoint_interval: Free[int] = Field(default=10, ge=1, le=1_000_000)
     """Batches between two checkpoints of the trainer; a run that was killed goes back to the last one."""
-    eval_interval: int | None = Field(default=None, ge=1, le=1_000_000)
+    eval_interval: Free[int | None] = Field(default=None, ge=1, le=1_000_000)
     """Batches between two evaluations on the sets of `[eval]`; there is one before the first batch and one after the
     last anyway.
     """
-    on_non_finite: NonFinitePolicy = Field(default=NonFinitePolicy.STOP, strict=False)
+    on_non_finite: Free[NonFinitePolicy] = Field(default=NonFinitePolicy.STOP, strict=False)
     """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`), which changes
     nothing in both cases; earlier updates of the same batch have been made.
     """
@@ -258,7 +305,7 @@ class TrainSettings(Section):
             return values
         loss = values.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, LossSettings) else loss
-        return {**values, "loss": loss_of(method, given)} if isinstance(given, Mapping) else values
+        return {**values, "loss": {**_METHODS[method][1], **given}} if isinstance(given, Mapping) else values
 
     @property
     def updates_per_batch(self) -> int:

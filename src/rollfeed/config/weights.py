@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rollfeed.config.section import Section
+from rollfeed.config.section import Resume, Section
 from rollfeed.types.probe import MOST_TOKENS
 
 
@@ -45,10 +46,10 @@ class ProofSettings(Section):
         return self
 
 
-class WeightSettings(Section):
+class WeightSettings(Section, resume=Resume.FREE):
     """New weights of a trainer that is not part of this program; see docs/weights.md."""
 
-    source: WeightSource = Field(default=WeightSource.NONE, strict=False)
+    source: Annotated[WeightSource, Resume.ANSWERS] = Field(default=WeightSource.NONE, strict=False)
     """`directory` watches a folder for complete checkpoints and has the engine load the newest; `none` keeps the
     checkpoint's weights, or what a program gives `update_weights`.
     """

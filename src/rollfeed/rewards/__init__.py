@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollfeed.rewards.calls import OwnPace
     from rollfeed.rewards.functions import Takes, in_workers, runs_in_workers
-    from rollfeed.rewards.graders.deepscaler import NO_MARKER
+    from rollfeed.rewards.graders.deepscaler import MarkerWatch
     from rollfeed.rewards.hub import RewardHub
     from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
     from rollfeed.rewards.registry import BUILTIN_GRADERS, BuiltinGrader
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "calls": ("OwnPace",),
     "functions": ("Takes", "in_workers", "runs_in_workers"),
-    "graders.deepscaler": ("NO_MARKER",),
+    "graders.deepscaler": ("MarkerWatch",),
     "hub": ("RewardHub",),
     "isolation": ("InProcessWorkers", "IsolatedCall"),
     "registry": ("BUILTIN_GRADERS", "BuiltinGrader"),
@@ -27,11 +27,11 @@ _HOMES = {
 
 __all__ = [
     "BUILTIN_GRADERS",
-    "NO_MARKER",
     "BuiltinGrader",
     "Form",
     "InProcessWorkers",
     "IsolatedCall",
+    "MarkerWatch",
     "OwnPace",
     "RemoteGrader",
     "RewardHub",

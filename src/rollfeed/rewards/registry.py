@@ -27,6 +27,8 @@ from rollfeed.rewards.mathematics import math_problem
 from rollfeed.types import Verdict
 
 BOXED_PREFIX = "boxed_"
+CODE_RM_TYPE = "livecodebench"
+REMOTE_RM_TYPE = "remote_rm"
 _OTHER_NAMES = MappingProxyType({"ifbench": "ifeval"})
 """What else graders are called, by users of slime."""
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rollfeed import app
-from rollfeed.app.sources.rows import RowChecks, no_images_of
-from rollfeed.config import EngineSettings, RemoteRewardSettings, RolloutConfig
+from rollfeed.app.sources import RowChecks, no_images_of
+from rollfeed.config import EngineSettings, RemoteRewardSettings, RolloutConfig, RunSpec
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError, DataError
 from rollfeed.testing import CharTokenizer
@@ -22,11 +22,15 @@ NO_COMMA = {"rm_type": "ifeval", "instruction_id_list": ["punctuation:no_comma"]
 
 def problem_of(label: Any, *, default: str | None = None, has_function: bool = False, **metadata: Any) -> str | None:
     """Return what is wrong with a row of a file with labels."""
+
+    def function(sample: Any, prompt: Prompt) -> float:
+        return 0.0
+
     checks = RowChecks(
-        RolloutConfig(named_rewards={"own": lambda sample, prompt: 0.0}),
-        rm_type=default,
-        reward_key=None,
-        has_function=has_function,
+        RolloutConfig(
+            reward={"functions": {"own": function}, "rm_type": default},
+            plugins={"reward": function if has_function else None},
+        ),
         unscored="set reward.rm_type",
         no_images=None,
     )
@@ -131,8 +135,8 @@ def test_metadata_that_brings_what_is_needed() -> None:
 
 
 def test_a_reward_server_takes_any_label() -> None:
-    config = RolloutConfig(remote_reward=RemoteRewardSettings(url="http://127.0.0.1:1/"))
-    checks = RowChecks(config, rm_type="remote_rm", reward_key=None, has_function=False, unscored="", no_images=None)
+    config = RolloutConfig(reward={"rm_type": "remote_rm", "remote": RemoteRewardSettings(url="http://127.0.0.1:1/")})
+    checks = RowChecks(config, unscored="", no_images=None)
     prompt = Prompt(prompt_id="a/0", source="a", text="?", token_ids=np.arange(2, dtype=np.int32))
     assert checks.of("a.jsonl", label_key=None, unlabelled=lambda prompt, rm_type: rm_type)(prompt) is None
 
@@ -157,13 +161,13 @@ ROWS = [
 
 def test_the_first_row_that_cannot_be_scored_is_named_by_file_and_line(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl:4: rm_type math: the label is \{'answer': '3'\}; .* mend the row"):
-        app.prepare(settings_for(tiny_checkpoint, tmp_path, ROWS), folders=[tmp_path])
+        app.prepare(RunSpec(settings_for(tiny_checkpoint, tmp_path, ROWS), (tmp_path,)))
 
 
 def test_rows_that_cannot_be_scored_are_skipped_where_bad_rows_are(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, ROWS)
     prompts = settings.prompts.model_copy(update={"skip_bad_rows": True, "num_epoch": 2})
-    prepared = app.prepare(settings.model_copy(update={"prompts": prompts}), folders=[tmp_path])
+    prepared = app.prepare(RunSpec(settings.model_copy(update={"prompts": prompts}), (tmp_path,)))
     assert prepared.data_limit is not None
     assert prepared.data_limit.num_prompts == 2
 
@@ -174,16 +178,15 @@ def test_labels_that_no_column_has_are_asked_for(tiny_checkpoint: Path, tmp_path
         tiny_checkpoint, tmp_path, rows, prompts={"datasets": [{"path": "a.jsonl", "metadata_key": "metadata"}]}
     )
     with pytest.raises(ConfigError, match=r"rm_type = 'exact' needs labels, and a\.jsonl has none: set its label_key"):
-        app.prepare(settings, folders=[tmp_path])
+        app.prepare(RunSpec(settings, (tmp_path,)))
 
 
 def test_rows_of_eval_sets_are_checked_too(tiny_checkpoint: Path, tmp_path: Path) -> None:
     dataset = {"path": "a.jsonl", "label_key": "label", "metadata_key": "metadata"}
     settings = settings_for(tiny_checkpoint, tmp_path, ROWS, eval={"datasets": [dataset]})
-    config = app.build_config(settings)
     with pytest.raises(ConfigError, match=r"eval set a\.jsonl: .*a\.jsonl:4: rm_type math: the label is"):
         app.prepare_evaluation(
-            settings.eval, config=config, tokenizer=CharTokenizer(), context_length=256, folders=[tmp_path]
+            settings.eval, config=settings, tokenizer=CharTokenizer(), context_length=256, folders=[tmp_path]
         )
 
 
@@ -199,16 +202,16 @@ def images() -> list[dict[str, Any]]:
 def test_images_are_refused_where_the_engine_takes_text_only(tiny_checkpoint: Path, tmp_path: Path, images) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, images, prompts={"datasets": [WITH_IMAGES]})
     with pytest.raises(ConfigError, match=REFUSED):
-        app.prepare(settings, folders=[tmp_path])
+        app.prepare(RunSpec(settings, (tmp_path,)))
 
 
 def test_images_of_eval_sets_are_refused_too(tiny_checkpoint: Path, tmp_path: Path, images) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, images, eval={"datasets": [WITH_IMAGES]})
-    model, config = app.load_settings_model(settings), app.build_config(settings)
+    model = app.load_settings_model(settings)
     with pytest.raises(ConfigError, match=REFUSED):
         app.prepare_evaluation(
             settings.eval,
-            config=config,
+            config=settings,
             tokenizer=model.tokenizer,
             context_length=256,
             folders=[tmp_path],
@@ -219,7 +222,7 @@ def test_images_of_eval_sets_are_refused_too(tiny_checkpoint: Path, tmp_path: Pa
 def test_an_image_key_without_images_is_no_mistake(tiny_checkpoint: Path, tmp_path: Path) -> None:
     rows = [{"prompt": "1+1?", "label": "2", "image": None}]
     settings = settings_for(tiny_checkpoint, tmp_path, rows, prompts={"datasets": [WITH_IMAGES]})
-    app.prepare(settings, folders=[tmp_path])
+    app.prepare(RunSpec(settings, (tmp_path,)))
 
 
 def test_servers_of_a_text_model_take_no_images(tmp_path: Path) -> None:

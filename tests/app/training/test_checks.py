@@ -10,7 +10,7 @@ import pytest
 
 from rollfeed.app import PreparedRun, check_trained_prompts, check_training, prepare, tell_of_correction
 from rollfeed.app.training.checks import check_sampling_masks
-from rollfeed.config import validate_settings
+from rollfeed.config import RunSpec, validate_settings
 from rollfeed.errors import ConfigError
 from rollfeed.testing.contracts import make_group
 from rollfeed.types import SamplingMask, TrainBatch
@@ -161,7 +161,7 @@ def prepared(checkpoint: Path, folder: Path, *, context_length: int = 256, **row
         "engine": {"context_length": context_length, "sglang": {"workers": ["http://127.0.0.1:1"]}},
         "reward": {"rm_type": "exact"},
     }
-    return prepare(validate_settings(tree, where="test", overrides=()), folders=[folder])
+    return prepare(RunSpec(validate_settings(tree, where="test", overrides=()), (folder,)))
 
 
 def test_prompts_with_images_are_for_other_trainers(tiny_checkpoint: Path, tmp_path: Path) -> None:

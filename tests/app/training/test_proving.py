@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from rollfeed.app import prepare, train
 from rollfeed.app.training.proving import weight_types
-from rollfeed.config import load_settings
+from rollfeed.config import RunSpec, load_settings
 from rollfeed.errors import EngineProtocolError
 from rollfeed.types import PUBLISHED
 
@@ -65,7 +65,7 @@ def run(tiny_checkpoint: Path, tmp_path: Path) -> Run:
         (tmp_path / "made_reward.py").write_text(REWARD)
         file = tmp_path / "train.toml"
         file.write_text(SETTINGS.format(checkpoint=tiny_checkpoint))
-        prepared = prepare(load_settings(file, list(overrides)), folders=[tmp_path])
+        prepared = prepare(RunSpec(load_settings(file, list(overrides)), (tmp_path,)))
         change(prepared.engine)
         asyncio.run(train(prepared, out=tmp_path / out))
         return [json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]

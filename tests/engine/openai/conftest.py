@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rollfeed.config.openai_engine import OpenAISettings
+from rollfeed.config.engine import OpenAISettings
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.types import SamplingParams

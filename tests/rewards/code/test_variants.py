@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.app.scoring import grade_rows
+from rollfeed.app import grade_rows
 from rollfeed.config import CodeRewardSettings, RewardSettings
 
 CANARY = f"/tmp/rollfeed-variant-{os.getpid()}"

@@ -9,7 +9,7 @@ from rollfeed.app.training.checks import (
     tell_of_correction,
 )
 from rollfeed.app.training.logs import run_curves
-from rollfeed.app.training.loop import OnEvaluation, TrainedStep, make_trainer, prepare_run_evaluation, train
+from rollfeed.app.training.loop import OnEvaluation, TrainedStep, make_trainer, train
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "check_training",
     "directory_problem",
     "make_trainer",
-    "prepare_run_evaluation",
     "prepare_warm_up",
     "run_curves",
     "tell_of_correction",

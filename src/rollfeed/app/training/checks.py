@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Collection
 from pathlib import Path
 
-from rollfeed.app.runs import PreparedRun
+from rollfeed.app.build import PreparedRun
 from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
-from rollfeed.config import Settings
+from rollfeed.config import RunSpec, Settings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.rollout import RolloutMode
 from rollfeed.config.train import Correction, OldLogprobs
@@ -26,17 +25,17 @@ _ONE_TOKEN = 1e-7
 """The likeliest token has more, in any vocabulary: nucleus sampling keeps it alone."""
 
 
-def directory_problem(settings: Settings, out: Path, *, overwrite: bool, chosen: Collection[str] = ()) -> str | None:
+def directory_problem(spec: RunSpec, out: Path, *, overwrite: bool) -> str | None:
     """Return why training can neither begin nor go on in a directory; None if it can. Nothing is changed.
 
     A finished training goes on when ``rollout.num_rollout`` is larger than it was.
     """
-    newest = None if overwrite else newest_checkpoint(out)
+    settings, newest = spec.settings, None if overwrite else newest_checkpoint(out)
     if newest is not None and (problem := _finished_problem(settings, out, newest)):
         return problem
     step = newest if newest is not None and newest + 1 < settings.rollout.num_rollout else None
     identity = settings.identity()
-    problem = RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=chosen)
+    problem = RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=spec.chosen)
     if problem is None and not overwrite and not holds_training(out) and has_steps(out):
         return (
             f"{out}: holds a run that was not trained on; go on with rollfeed run --resume {out}, choose another "

@@ -14,10 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
-from rollfeed.app.runs import PreparedRun, RunSummary, make_steps, open_directory
-from rollfeed.app.sources.end_of_data import early_end
-from rollfeed.app.sources.rows import no_images_of
+from rollfeed.app.build import PreparedRun
+from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation
+from rollfeed.app.runs import RunSummary, early_end, make_steps
 from rollfeed.app.training.checkpoints import (
     export_model,
     has_steps,
@@ -37,7 +36,6 @@ from rollfeed.app.training.checks import (
     tell_of_correction,
 )
 from rollfeed.app.training.logs import RecordLog, run_curves
-from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.proving import TrainerProbes
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.errors import (
@@ -56,6 +54,7 @@ from rollfeed.report import CurveFiles, warn_without_drawing
 from rollfeed.store import Rewind
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
+from rollfeed.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -117,21 +116,24 @@ async def train(
         RollfeedError: If the run fails; the same call goes on from the last checkpoint.
     """
     settings = prepared.settings
-    if problem := directory_problem(settings, out, overwrite=overwrite, chosen=prepared.chosen):
+    if problem := directory_problem(prepared.spec, out, overwrite=overwrite):
         raise RunDirectoryError(problem)
     warn_without_drawing()
     newest = None if overwrite else newest_checkpoint(out)
     is_warm = not overwrite and has_warm_up(out)
-    evaluation = prepare_run_evaluation(prepared)
+    evaluation = prepare_run_evaluation(prepared.spec, prepared.model) if settings.eval.has_sets else None
     warm_up = None if is_warm else await prepare_warm_up(prepared)
     trainer = await asyncio.to_thread(make_trainer, prepared)
     if not overwrite:
         await asyncio.to_thread(restore, trainer, out, newest)
     step = Rewind.START if newest is None and not overwrite and has_steps(out) else newest
-    with open_directory(prepared, out, overwrite=overwrite, step=step) as directory:
+
+    async def make_batches(rollouts: Rollouts) -> str | None:
         hooks = _Hooks(on_step, on_evaluation, on_warm_up)
         loop = _Loop(prepared, trainer, evaluation, warm_up, out, hooks, is_restored=is_warm or newest is not None)
-        return await make_steps(directory, prepared, observers, loop.run)
+        return await loop.run(rollouts)
+
+    return await make_steps(prepared, make_batches, out=out, overwrite=overwrite, step=step, observers=observers)
 
 
 def make_trainer(prepared: PreparedRun) -> Trainer:
@@ -156,24 +158,6 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
         num_batches=prepared.num_batches,
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
-    )
-
-
-def prepare_run_evaluation(prepared: PreparedRun) -> PreparedEvaluation | None:
-    """Read and check the sets of a run's ``[eval]``; None without any.
-
-    Raises:
-        ConfigError: If a set is wrong.
-    """
-    if not prepared.settings.eval.has_sets:
-        return None
-    return prepare_evaluation(
-        prepared.settings.eval,
-        config=prepared.config,
-        tokenizer=prepared.model.tokenizer,
-        context_length=prepared.engine.context_length,
-        folders=prepared.folders,
-        no_images=no_images_of(prepared.settings.engine, prepared.model),
     )
 
 

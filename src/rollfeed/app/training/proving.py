@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.app.runs import PreparedRun
+from rollfeed.app.build import PreparedRun
 from rollfeed.config.weights import ON_CPU, ON_GPU
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
 from rollfeed.model_files import has_weights, read_headers

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate
-from rollfeed.app.runs import PreparedRun
 from rollfeed.app.sources import build_source
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
 from rollfeed.errors import ConfigError, RunFailedError
@@ -175,16 +175,16 @@ def _source(prepared: PreparedRun, purpose: str) -> PromptSource:
     seed = derive_seed(settings.seed, _NAME, purpose) >> 1  # settings take 63 bits
     endless = settings.prompts.model_copy(update={"num_epoch": None})
     changed = settings.model_copy(update={"seed": seed, "prompts": endless})
-    return build_source(changed, prepared.model.tokenizer, folders=prepared.folders, rows=prepared.rows)
+    return build_source(changed, prepared.model.tokenizer, folders=prepared.spec.folders, rows=prepared.rows)
 
 
 async def _evaluation(prepared: PreparedRun, settings: WarmUpSettings) -> PreparedEvaluation:
-    config = prepared.config
+    config = prepared.settings
     training = TrainingDefaults(
         sampling=config.sampling,
         n_samples_per_prompt=1,
-        rm_type=config.rm_type,
-        reward_key=config.reward_key,
+        rm_type=config.reward.rm_type,
+        reward_key=config.reward.reward_key,
         context_length=prepared.engine.context_length,
     )
     source = _source(prepared, "probe")
@@ -194,11 +194,12 @@ async def _evaluation(prepared: PreparedRun, settings: WarmUpSettings) -> Prepar
     # A grader knows what is right, and a reward function only what is worth something: it scores where some prompt has
     # no grader.
     named = [prompt.metadata.get("rm_type") for prompt in prompts]
-    rm_type = config.rm_type or (named[0] if None not in named else None)
+    rm_type = config.reward.rm_type or (named[0] if None not in named else None)
     plan = plan_set(_NAME, EvalKeys(rm_type=rm_type), EvalSettings(), training)
     return PreparedEvaluation(
         sets=(EvalSet(name=_NAME, prompts=tuple(prompts), plan=plan),),
         seed=prepared.settings.seed,
         config=config,
         tokenizer=prepared.model.tokenizer,
+        folders=prepared.spec.folders,
     )

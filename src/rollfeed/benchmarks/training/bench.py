@@ -21,7 +21,7 @@ import torch
 
 from rollfeed.app import Model, build_engine, environment_source, open_rollouts
 from rollfeed.benchmarks.training.bound import LinearLayers, linear_layers, product_operations, product_seconds
-from rollfeed.config import EngineSettings, RolloutConfig, SamplingSettings
+from rollfeed.config import EngineSettings, RolloutConfig, RolloutSettings, SamplingSettings
 from rollfeed.config.train import OptimizerSettings, TrainPrecision, TrainSettings
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer
@@ -198,9 +198,10 @@ class _Run:
         engine = EngineSettings(num_slots=num_samples, context_length=_CONTEXT_LENGTH, threads=workload.threads)
         return open_rollouts(
             RolloutConfig(
-                rollout_batch_size=workload.rollout_batch_size,
-                n_samples_per_prompt=workload.n_samples_per_prompt,
                 seed=workload.seed,
+                rollout=RolloutSettings(
+                    rollout_batch_size=workload.rollout_batch_size, n_samples_per_prompt=workload.n_samples_per_prompt
+                ),
                 sampling=SamplingSettings(
                     rollout_max_response_len=workload.max_new_tokens, rollout_temperature=workload.temperature
                 ),

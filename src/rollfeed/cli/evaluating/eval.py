@@ -13,7 +13,7 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, path_argument, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
 from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval
 from rollfeed.evaluation import EvalResult, Interval, SetResult
 from rollfeed.protocols import Engine, Isolation
@@ -52,17 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
         RollfeedError: If the engine or too many gradings fail.
     """
-    settings, folders = settings_of(arguments)
-    config = app.build_config(settings, folders=folders)
+    spec = spec_of(arguments)
+    settings = spec.settings
     model = app.load_settings_model(settings)
-    prepared = app.prepare_evaluation(
-        settings.eval,
-        config=config,
-        tokenizer=model.tokenizer,
-        context_length=settings.engine.context_length,
-        folders=folders,
-        no_images=app.no_images_of(settings.engine, model),
-    )
+    prepared = app.prepare_run_evaluation(spec, model)
     engine = app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
     out = arguments.out or default_directory(arguments.file)
     app.check_eval_output(out, overwrite=arguments.overwrite)

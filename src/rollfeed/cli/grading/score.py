@@ -17,7 +17,7 @@ from rollfeed.cli.grading.arguments import add_reward_arguments, scoring_of
 from rollfeed.types import Outcome
 
 if TYPE_CHECKING:
-    from rollfeed.app.scoring import GraderCounts, ScoreCounts
+    from rollfeed.rewards.scoring import GraderCounts, ScoreCounts
 
 _LINE_SECONDS = 5.0
 _LIVE_SECONDS = 0.2
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If an option or a file is wrong; OUT is not touched then.
     """
     # Fetched here, as it takes a while that other commands need not wait.
-    from rollfeed.app.scoring import score_file
+    from rollfeed.app import score_file
 
     scoring = scoring_of(arguments)
     progress = _Progress(quiet=arguments.quiet)

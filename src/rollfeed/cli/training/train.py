@@ -13,7 +13,7 @@ from rich.console import Console
 from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, chosen_of, path_argument, settings_of
+from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
 from rollfeed.cli.run import default_directory
 from rollfeed.cli.show import eval_view
 from rollfeed.cli.training.view import TrainingView
@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
         RollfeedError: If the run fails.
     """
-    settings, folders = settings_of(arguments)
+    spec = spec_of(arguments)
+    settings = spec.settings
     out = arguments.out or default_directory(arguments.file)
-    chosen = chosen_of(arguments, settings)
-    if problem := app.directory_problem(settings, out, overwrite=arguments.overwrite, chosen=chosen):
+    if problem := app.directory_problem(spec, out, overwrite=arguments.overwrite):
         raise RunDirectoryError(problem)
-    prepared = app.prepare(settings, folders=folders, out=None if arguments.overwrite else out, chosen=chosen)
+    prepared = app.prepare(spec, out=None if arguments.overwrite else out)
     console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
     console.print(f"run directory: {out}")
     if not arguments.overwrite and (begins := where_it_goes_on(out)) is not None:

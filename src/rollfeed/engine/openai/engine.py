@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.config.api_key import ApiKey
-from rollfeed.config.openai_engine import OpenAISettings
+from rollfeed.config.engine import OpenAISettings
 from rollfeed.config.paths import expand_path
 from rollfeed.engine.openai.calls import Call
 from rollfeed.engine.openai.counters import Counters

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from rollfeed.answers import MAX_CHARS, find_box, normalize
+from rollfeed.protocols import RolloutObserver
 from rollfeed.rewards.isolation import IsolatedCall
 from rollfeed.rewards.labels import undecidable
 from rollfeed.rewards.mathematics import grade_equality, math_labels, no_answer, one_or_zero
-from rollfeed.types import Verdict
+from rollfeed.types import FilterDecision, Group, StepCommit, Verdict
 
+_RM_TYPES = ("deepscaler", "boxed_deepscaler")
 _THINK_END = "</think>"
 _RESPONSE = "###Response"
-NO_MARKER = "no </think> and no ###Response in the response"
+_NO_MARKER = "no </think> and no ###Response in the response"
 """``detail`` of a verdict that is 0 because nothing says where the answer begins."""
+
+_log = logging.getLogger(__name__)
 
 
 def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
@@ -28,7 +33,7 @@ def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> 
         return undecidable("deepscaler", label, "a text, a number or a list of them")
     text = _answer_part(response)
     if text is None:
-        return no_answer(NO_MARKER)
+        return no_answer(_NO_MARKER)
     box = find_box(normalize(text[-MAX_CHARS:]))
     if box is None or not box.strip():
         return no_answer("no boxed answer")
@@ -40,3 +45,34 @@ def _answer_part(response: str) -> str | None:
         return response.rpartition(_THINK_END)[2]
     _, marker, after = response.partition(_RESPONSE)
     return after if marker else None
+
+
+class MarkerWatch(RolloutObserver):
+    """Warns once a step in which no response had a marker.
+
+    Args:
+        rm_type: Grader of prompts that name none.
+    """
+
+    def __init__(self, *, rm_type: str | None) -> None:
+        self._rm_type = rm_type
+        self._num_graded = self._num_unmarked = 0
+
+    def step_started(self, step: int) -> None:
+        self._num_graded = self._num_unmarked = 0
+
+    def group_decided(self, group: Group, decision: FilterDecision) -> None:
+        if group.prompt.metadata.get("rm_type", self._rm_type) not in _RM_TYPES:
+            return
+        verdicts = [rollout.verdict for rollout in group.rollouts if rollout.verdict is not None]
+        self._num_graded += len(verdicts)
+        self._num_unmarked += sum(verdict.detail == _NO_MARKER for verdict in verdicts)
+
+    def step_finished(self, commit: StepCommit) -> None:
+        if self._num_graded and self._num_unmarked == self._num_graded:
+            _log.warning(
+                "step %d: none of the %d responses has </think> or ###Response, so that deepscaler gives 0 to all; use "
+                "rm_type math for a policy that does not think first",
+                commit.batch.step,
+                self._num_graded,
+            )

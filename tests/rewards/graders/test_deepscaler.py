@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -10,12 +9,12 @@ from rollfeed.config import RolloutConfig
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, ScriptedRequest
 
 
-async def warnings_of(caplog: pytest.LogCaptureFixture, answer: str, *, steps: int, **settings: Any) -> list[str]:
+async def warnings_of(caplog: pytest.LogCaptureFixture, answer: str, *, steps: int, rm_type: str) -> list[str]:
     def script(request: ScriptedRequest) -> str:
         return answer
 
     source = ListSource(["one", "two"], labels=["4", "5"], repeat=True)
-    config = RolloutConfig(rollout_batch_size=2, n_samples_per_prompt=2, **settings)
+    config = RolloutConfig(rollout={"rollout_batch_size": 2, "n_samples_per_prompt": 2}, reward={"rm_type": rm_type})
     rollouts = open_rollouts(config, source=source, engine=ScriptedEngine(answer=script), tokenizer=CharTokenizer())
     with caplog.at_level(logging.WARNING, logger="rollfeed"):
         async with rollouts:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rollfeed import app
-from rollfeed.app import DataLimit
-from rollfeed.config.load import validate_settings
+from rollfeed.config import RunSpec, validate_settings
 from rollfeed.errors import ConfigError
+from rollfeed.prompts import DataLimit
 
 
 def limit(num_prompts: int, num_epoch: int, size: int, *, fewest: int | None = None, is_sure: bool = True) -> DataLimit:
@@ -61,7 +61,7 @@ def prepared(checkpoint: Path, folder: Path, *, num_rows: int = 9, **sections: o
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section} if isinstance(section, dict) else section
-    return app.prepare(validate_settings(tree, where="test"), folders=[folder])
+    return app.prepare(RunSpec(validate_settings(tree, where="test"), (folder,)))
 
 
 def test_every_prompt_is_used_where_nothing_is_dropped(tiny_checkpoint: Path, tmp_path: Path) -> None:

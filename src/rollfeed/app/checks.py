@@ -1,16 +1,18 @@
-"""Refuses a ``reward_key`` that no reward has: before the run where graders are known, in its first step otherwise."""
+"""What each section of the settings allows and the whole cannot do, as far as it is known before the run.
+
+A ``reward_key`` that no reward has is refused in the first step where what scores is known only then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rollfeed.app.rewards import CODE_RM_TYPE, REMOTE_RM_TYPE
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.rewards import BUILTIN_GRADERS
-from rollfeed.rewards.registry import grader_name
+from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.types import BatchCut, ByAge, Group
 
@@ -23,20 +25,62 @@ _KEYS: dict[str, Sequence[str]] = {
 }
 
 
-def check_reward_key(settings: Settings, config: RolloutConfig) -> None:
+def check_combination(settings: Settings) -> None:
+    """Refuse what could not work, whatever the prompts and the model.
+
+    Raises:
+        ConfigError: With what does not fit, and what to change.
+    """
+    for dataset in settings.prompts.datasets:
+        if not settings.plugins.has_reward and dataset.metadata_key is None and settings.reward.rm_type is None:
+            raise ConfigError(
+                f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
+            )
+    _check_reward_key(settings)
+    for problem in _filters_that_drop_all(settings):
+        raise ConfigError(f"filters.dynamic_sampling: {problem}")
+
+
+def _filters_that_drop_all(settings: Settings) -> Iterator[str]:
+    own, num_samples = settings.plugins, settings.rollout.n_samples_per_prompt
+    filters = {each.name: each.parameters for each in settings.filters.dynamic_sampling}
+    if num_samples == 1 and "reward_std" in filters:
+        yield ("reward_std drops every group of one rollout: raise rollout.n_samples_per_prompt or remove the filter")
+    # Of one answer either all are correct or none; of three, at least half of them (one) or none.
+    for name, most in (("all_correct", 1), ("at_least_half_correct", 3)):
+        if (
+            {name, "all_wrong"} <= filters.keys()
+            and num_samples <= most
+            and filters[name].get("threshold") == filters["all_wrong"].get("threshold")
+        ):
+            yield (
+                f"{name} and all_wrong together drop every group of {num_samples}: raise "
+                "rollout.n_samples_per_prompt or remove one of them"
+            )
+    longest = settings.sampling.rollout_max_response_len
+    shortest = filters.get("response_length", {}).get("minimum", 0)
+    if shortest > longest and not (own.generate or own.rollout or own.sample_hook):
+        yield (
+            f"response_length with minimum = {shortest} drops every group: no response is over "
+            f"sampling.rollout_max_response_len = {longest}; lower it"
+        )
+
+
+def _check_reward_key(settings: Settings) -> None:
     """Refuse a key that none of the run's rewards has, where all that scores is known.
 
     Raises:
         ConfigError: With the keys there are.
     """
-    plugins, prompts = settings.plugins, settings.prompts
-    has_function = any((config.reward, config.batched_reward, config.group_reward, config.generate))
-    if has_function or plugins.prompt_source or any(each.metadata_key is not None for each in prompts.datasets):
+    plugins, prompts, reward = settings.plugins, settings.prompts, settings.reward
+    if plugins.has_reward or plugins.generate or plugins.prompt_source:
         return
-    problems = [reward_key_problem(config.reward_key, config.rm_type)] if prompts.datasets else []
-    if prompts.environments and config.reward_key is not None:
+    if any(each.metadata_key is not None for each in prompts.datasets):
+        return
+    problems = [reward_key_problem(reward.reward_key, reward.rm_type)] if prompts.datasets else []
+    if prompts.environments and reward.reward_key is not None:
         is_known = all(each.id.startswith(_OWN_NAMESPACE) for each in prompts.environments)
-        problem = f"reward_key = {config.reward_key!r}: rewards of environments are single numbers: remove it"
+        problem = f"reward_key = {reward.reward_key!r}: rewards of environments are single numbers: remove it"
         problems.append(problem if is_known else None)
     if problems and None not in problems:
         raise ConfigError(f"reward.{problems[0]}")
@@ -91,11 +135,10 @@ class KeyedCut:
 
 def needs_keyed_cut(config: RolloutConfig) -> bool:
     """Whether what scores is known only once it has: a function or a server."""
-    if config.reward_key is None or config.generate is not None:
+    reward, plugins = config.reward, config.plugins
+    if reward.reward_key is None or plugins.generate is not None:
         return False
-    has_function = any((config.reward, config.batched_reward, config.group_reward))
-    is_remote = config.rm_type == REMOTE_RM_TYPE and config.reward_key != config.remote_reward.reply_key
-    return has_function or is_remote
+    return plugins.has_reward or (reward.rm_type == REMOTE_RM_TYPE and reward.reward_key != reward.remote.reply_key)
 
 
 def _takes_key_of_run(group: Group) -> bool:

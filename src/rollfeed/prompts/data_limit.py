@@ -1,13 +1,12 @@
-"""Data that ends: how many batches it is, and what is said when it has."""
+"""Data that ends: how many batches it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollfeed.config import RolloutConfig, Settings, StalenessPolicy, SurplusPolicy
-from rollfeed.errors import ConfigError, PromptsEndedError
-from rollfeed.pipeline import Rollouts
-from rollfeed.prompts import MixtureSource
+from rollfeed.config import Settings, StalenessPolicy, SurplusPolicy
+from rollfeed.errors import ConfigError
+from rollfeed.prompts.mixture import MixtureSource
 from rollfeed.protocols import PromptSource
 
 
@@ -48,7 +47,7 @@ class DataLimit:
         return text
 
 
-def data_limit(source: PromptSource, settings: Settings, config: RolloutConfig) -> DataLimit | None:
+def data_limit(source: PromptSource, settings: Settings) -> DataLimit | None:
     """Return what a run's data is good for; None where it does not end, or nobody knows.
 
     Raises:
@@ -58,13 +57,13 @@ def data_limit(source: PromptSource, settings: Settings, config: RolloutConfig) 
     num_prompts = source.num_prompts if isinstance(source, MixtureSource) else None
     if num_prompts is None or num_epoch is None:
         return None
-    size, total = config.rollout_batch_size, num_prompts * num_epoch
+    size, total = settings.rollout.rollout_batch_size, num_prompts * num_epoch
     limit = DataLimit(
         num_prompts=num_prompts,
         num_epoch=num_epoch,
         rollout_batch_size=size,
-        fewest=total // _most_used(config),
-        is_sure=not _may_drop(config),
+        fewest=total // _most_used(settings),
+        is_sure=not _may_drop(settings),
     )
     if limit.most == 0:
         raise ConfigError(
@@ -74,29 +73,17 @@ def data_limit(source: PromptSource, settings: Settings, config: RolloutConfig) 
     return limit
 
 
-def early_end(ended: PromptsEndedError, rollouts: Rollouts, *, num_rollout: int) -> str:
-    """Return the line that says why a run has fewer batches than it was asked for.
-
-    Raises:
-        PromptsEndedError: If it has none at all.
-    """
-    if rollouts.next_step == 0:
-        raise ended
-    counts = rollouts.ledger
-    num_left = counts.requeued + counts.surplus + counts.in_flight
-    num_batches = f"{rollouts.next_step} batch{'es' * (rollouts.next_step != 1)}"
-    left = f"; prompts left over: {num_left} ({ended})" if num_left else ""
-    return f"the data ended after {num_batches}; {num_rollout} were asked for{left}"
-
-
-def _most_used(config: RolloutConfig) -> int:
+def _most_used(settings: Settings) -> int:
     """Return how many prompts a batch uses up at most, what filters drop aside."""
-    size = config.rollout_batch_size
-    chosen_from = size if config.batch_filter is None else size + (config.num_extra_groups or 0)
-    throws_away = config.surplus is SurplusPolicy.DROP or not config.requeue_aborted or config.batch_filter is not None
-    return max(chosen_from, config.first_submission) if throws_away else size
+    rollout, size = settings.rollout, settings.rollout.rollout_batch_size
+    is_chosen = settings.plugins.batch_filter is not None or settings.filters.over_sampling is not None
+    if not (is_chosen or rollout.surplus is SurplusPolicy.DROP or not rollout.requeue_aborted):
+        return size
+    return max(size + settings.num_extra_groups if is_chosen else size, rollout.first_submission)
 
 
-def _may_drop(config: RolloutConfig) -> bool:
-    is_dropped_by_age = config.max_staleness is not None and config.staleness_policy is StalenessPolicy.DROP
-    return bool(config.group_filters) or config.rollout is not None or is_dropped_by_age
+def _may_drop(settings: Settings) -> bool:
+    rollout, plugins = settings.rollout, settings.plugins
+    is_dropped_by_age = rollout.max_staleness is not None and rollout.staleness_policy is StalenessPolicy.DROP
+    is_filtered = bool(plugins.group_filters or settings.filters.dynamic_sampling)
+    return is_filtered or plugins.rollout is not None or is_dropped_by_age

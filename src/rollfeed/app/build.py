@@ -1,0 +1,326 @@
+"""From settings to parts: everything that a run is made of, built once, in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from rollfeed import plugins
+from rollfeed.app.checks import KeyedCut, check_combination, needs_keyed_cut
+from rollfeed.app.model import Model, build_engine, load_settings_model
+from rollfeed.app.rewards import RewardServices, reward_hub
+from rollfeed.app.sources import RowChecks, build_source, no_images_of
+from rollfeed.app.stored_run import stored_template_date
+from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch
+from rollfeed.buffer import Buffer, Spill, built_in_policy
+from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
+from rollfeed.errors import ConfigError
+from rollfeed.filters import build_batch_filter, build_filter, compose
+from rollfeed.generate import single_turn
+from rollfeed.history import LengthHistory
+from rollfeed.pipeline import (
+    GroupPlan,
+    Observers,
+    OverSampling,
+    Placement,
+    RolloutParts,
+    Rollouts,
+    Scheduler,
+    WeightFollower,
+)
+from rollfeed.prompts import DataLimit, data_limit
+from rollfeed.protocols import (
+    AdvantageFn,
+    BatchCutter,
+    BatchFilter,
+    BufferPolicy,
+    Engine,
+    GenerateFn,
+    Grader,
+    GroupFilter,
+    Isolation,
+    PromptSource,
+    RolloutFn,
+    RolloutObserver,
+    SampleHook,
+    Tokenizer,
+    Tracker,
+)
+from rollfeed.rewards import MarkerWatch, RewardHub
+from rollfeed.types import RunState, StepCommit
+from rollfeed.weights import EngineProof, WeightDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Functions:
+    """What answers, scores and chooses: the user's functions, or ours; checked, and nothing is started."""
+
+    generate: GenerateFn
+    rollout: RolloutFn
+    sample_hook: SampleHook | None
+    group_filter: GroupFilter
+    cut_batch: BatchCutter
+    buffer_policy: BufferPolicy
+    services: RewardServices
+    scorer: RewardHub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """Everything a run is made of, checked and not yet started."""
+
+    spec: RunSpec
+    """With the date that chat templates are told: what is built from it elsewhere is the same run."""
+    functions: Functions
+    source: PromptSource
+    engine: Engine
+    model: Model
+    tracker: Tracker | None
+    rows: RowChecks
+    """Whether rows of data sets can be answered and scored."""
+    data_limit: DataLimit | None = None
+    """How many batches there are, where the data ends."""
+
+    @property
+    def settings(self) -> Settings:
+        """The whole tree."""
+        return self.spec.settings
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches there will be, as far as it is known."""
+        num_rollout = self.settings.rollout.num_rollout
+        return num_rollout if self.data_limit is None else min(num_rollout, self.data_limit.most)
+
+
+def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
+    """Make and check everything a run needs, without starting an engine or writing a file.
+
+    Args:
+        spec: The run.
+        out: A run directory; where it holds a run that is resumed, chat templates are told that run's date.
+
+    Raises:
+        ConfigError: If anything is wrong that can be known before the engine starts.
+    """
+    settings, folders = spec.settings, spec.folders
+    functions = load_functions(settings, folders=folders)
+    check_combination(settings)
+    settings = _with_template_date(settings, None if out is None else stored_template_date(settings, out))
+    model = load_settings_model(settings)
+    settings = _with_template_date(settings, model.template_date)
+    engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    no_images = no_images_of(settings.engine, model)
+    rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
+    source = build_source(settings, model.tokenizer, folders=folders, rows=rows)
+    tracker = settings.plugins.tracker
+    return PreparedRun(
+        spec=replace(spec, settings=settings),
+        functions=functions,
+        source=source,
+        engine=engine,
+        model=model,
+        tracker=tracker and plugins.load_factory(tracker, Tracker, key="plugins.tracker", folders=folders),
+        rows=rows,
+        data_limit=data_limit(source, settings),
+    )
+
+
+def _with_template_date(settings: Settings, date: str | None) -> Settings:
+    """Return settings with the date that chat templates are told, unless they name one."""
+    if date is None or settings.model.template_date is not None:
+        return settings
+    model = settings.model.model_copy(update={"template_date": date})
+    return settings.model_copy(update={"model": model})
+
+
+def load_functions(
+    config: RolloutConfig, *, graders: Mapping[str, Grader] | None = None, folders: Sequence[Path] = ()
+) -> Functions:
+    """Import the functions of the settings, and make those that these describe.
+
+    Raises:
+        ConfigError: If one does not exist, does not fit its protocol or has wrong parameters, or nothing grades as
+            ``reward.rm_type`` says.
+    """
+    load = partial(plugins.load_plugin, folders=folders)
+    own, age_limit = config.plugins, _age_limit(config)
+    services = RewardServices(config.reward, rm_types=[config.reward.rm_type])
+    scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
+    return Functions(
+        generate=load(own.generate, GenerateFn, key="plugins.generate") or single_turn,
+        rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
+        sample_hook=load(own.sample_hook, SampleHook, key="plugins.sample_hook"),
+        group_filter=compose(_group_filters(config, folders)),
+        cut_batch=_batch_cutter(config, load(own.advantage, AdvantageFn, key="plugins.advantage")),
+        buffer_policy=load(own.buffer_policy, BufferPolicy, key="plugins.buffer_policy")
+        or built_in_policy(config.buffer.policy, staleness_limit=config.rollout.max_staleness),
+        services=services,
+        scorer=reward_hub(config.reward, own, services, graders=graders, seed=config.seed, folders=folders),
+    )
+
+
+def open_rollouts(
+    config: RolloutConfig,
+    *,
+    source: PromptSource,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    graders: Mapping[str, Grader] | None = None,
+    functions: Functions | None = None,
+    folders: Sequence[Path] = (),
+    state: RunState | None = None,
+    commit: Callable[[StepCommit], None] | None = None,
+    observers: Sequence[RolloutObserver] = (),
+    on_isolation: Callable[[Isolation], None] | None = None,
+    spill: Spill | None = None,
+) -> Rollouts:
+    """Return a rollout manager; enter it with ``async with``, then call ``generate_batch()``.
+
+    Args:
+        config: Settings and functions of the run.
+        source: Where prompts come from.
+        engine: Started and ended by the manager.
+        tokenizer: The policy's.
+        graders: Further graders by ``rm_type``.
+        functions: What :func:`load_functions` has made of ``config``, if it has been asked before.
+        folders: Where modules of functions are looked for that ``config`` names.
+        state: Where an earlier run stopped; by default the beginning.
+        commit: Stores a step before it is delivered; called in a thread.
+        observers: Told what happens as it happens.
+        on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
+        spill: Where partial answers wait that are over ``buffer.max_memory_mb``; without it all stay in memory.
+
+    Raises:
+        ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
+    """
+    made = functions or load_functions(config, graders=graders, folders=folders)
+    made.services.on_isolation = on_isolation
+    plugins.check_methods(source, PromptSource, key="source")
+    max_context_length = config.sampling.rollout_max_context_len or engine.context_length
+    if max_context_length > engine.context_length:
+        raise ConfigError(
+            f"sampling.rollout_max_context_len = {max_context_length}: the engine takes {engine.context_length} "
+            "tokens; lower it"
+        )
+    return Rollouts(
+        plan=GroupPlan(
+            settings=config.rollout,
+            seed=config.seed,
+            params=config.sampling.params,
+            max_context_length=max_context_length,
+        ),
+        parts=_parts(config, made, engine, state, spill),
+        source=source,
+        engine=engine,
+        tokenizer=tokenizer,
+        state=state,
+        commit=commit,
+        observers=Observers([*observers, MarkerWatch(rm_type=config.reward.rm_type)]),
+        services=made.services,
+    )
+
+
+def _parts(
+    config: RolloutConfig, made: Functions, engine: Engine, state: RunState | None, spill: Spill | None
+) -> RolloutParts:
+    proof = None if config.weights.proof.num_texts == 0 else EngineProof(engine)
+    return RolloutParts(
+        generate_fn=made.generate,
+        default_generate_fn=single_turn,
+        rollout_fn=made.rollout,
+        scorer=made.scorer,
+        group_filter=made.group_filter,
+        cut_batch=made.cut_batch,
+        surplus_rule=_surplus_rule(config),
+        sample_hook=made.sample_hook,
+        buffer=Buffer(
+            made.buffer_policy,
+            n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+            max_bytes=config.buffer.max_memory_mb << 20,
+            spill=spill,
+        ),
+        placement=_placement(config, state),
+        weights=_weight_follower(config, engine, proof),
+        proof=proof,
+    )
+
+
+def _group_filters(config: RolloutConfig, folders: Sequence[Path]) -> list[GroupFilter]:
+    filters, reward_key = list[GroupFilter](), config.reward.reward_key
+    size = config.rollout.n_samples_per_prompt
+    for chosen in config.filters.dynamic_sampling:
+        try:
+            filters.append(
+                build_filter(chosen.name, chosen.parameters, n_samples_per_prompt=size, reward_key=reward_key)
+            )
+        except ConfigError as error:
+            raise ConfigError(f"filters.dynamic_sampling: {error}") from None
+    for given in config.plugins.group_filters:
+        filters.append(plugins.load_plugin(given, GroupFilter, key="plugins.group_filters", folders=folders))
+    return filters
+
+
+def _over_sampling(config: RolloutConfig, folders: Sequence[Path]) -> OverSampling | None:
+    own, chosen = config.plugins.batch_filter, config.filters.over_sampling
+    batch_filter = plugins.load_plugin(own, BatchFilter, key="plugins.batch_filter", folders=folders)
+    if batch_filter is None and chosen is not None and chosen.name is not None:
+        try:
+            batch_filter = build_batch_filter(chosen.name, chosen.parameters, reward_key=config.reward.reward_key)
+        except ConfigError as error:
+            raise ConfigError(f"filters.over_sampling: {error}") from None
+    return None if batch_filter is None else OverSampling(batch_filter, config.num_extra_groups)
+
+
+def _batch_cutter(config: RolloutConfig, advantage_fn: AdvantageFn | None) -> BatchCutter:
+    reward, overlong = config.reward, None
+    if reward.overlong is not None:
+        length = reward.overlong.length or config.sampling.rollout_max_response_len
+        overlong = OverlongPenalty(length=length, cache=reward.overlong.cache, factor=reward.overlong.factor)
+    cut = partial(
+        cut_batch,
+        age_rule=_age_limit(config),
+        reward_key=reward.reward_key,
+        estimator=config.advantage,
+        advantage_fn=advantage_fn,
+        overlong=overlong,
+        mask_truncated=config.rollout.mask_truncated,
+    )
+    return KeyedCut(cut, reward_key=str(reward.reward_key)) if needs_keyed_cut(config) else cut
+
+
+def _age_limit(config: RolloutConfig) -> AgeLimit:
+    return AgeLimit(max_staleness=config.rollout.max_staleness, policy=config.rollout.staleness_policy)
+
+
+def _surplus_rule(config: RolloutConfig) -> AgeLimit:
+    if config.rollout.mask_offpolicy_in_partial_rollout and config.rollout.mode is not RolloutMode.ASYNC:
+        return AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)
+    return _age_limit(config)
+
+
+def _placement(config: RolloutConfig, state: RunState | None) -> Placement:
+    chosen = config.placement
+    if not (chosen.long_first or chosen.tail_batching):
+        return Placement()
+    history = LengthHistory()
+    if state is not None and state.lengths:
+        history.load_state_dict(state.lengths)
+    round_size = config.rollout.first_submission if chosen.tail_batching else None
+    return Placement(history, long_first=chosen.long_first, round_size=round_size)
+
+
+def _weight_follower(config: RolloutConfig, engine: Engine, proof: EngineProof | None) -> WeightFollower | None:
+    weights, rollout = config.weights, config.rollout
+    if weights.directory is None:
+        return None
+    return WeightFollower(
+        WeightDirectory(Path(weights.directory), poll_seconds=weights.poll_seconds),
+        engine,
+        proof=proof,
+        max_lag=(rollout.max_staleness or 0) if rollout.mode is RolloutMode.ASYNC else 0,
+        poll_seconds=weights.poll_seconds,
+        timeout_seconds=weights.timeout_seconds,
+    )

@@ -1,0 +1,333 @@
+"""Prompt sources from settings: read, checked against what answers and scores them, compared with evaluation sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollfeed import plugins
+from rollfeed.app.checks import reward_key_problem
+from rollfeed.app.model import Model
+from rollfeed.app.rewards import own_verifiers
+from rollfeed.config import DatasetSettings, EngineSettings, RolloutConfig, Settings
+from rollfeed.config.paths import expand_path
+from rollfeed.environments import (
+    RLVE_RM_TYPE,
+    EnvironmentRegistry,
+    EnvironmentSource,
+    environment_problem,
+    rlve_problem,
+    with_parameters,
+)
+from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
+from rollfeed.errors import ConfigError, suggestion
+from rollfeed.evaluation import EvalSet, what_is_asked
+from rollfeed.model_files import find_config
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
+from rollfeed.prompts.loader import RowCheck
+from rollfeed.protocols import Grader, PromptSource, Tokenizer
+from rollfeed.rewards import BUILTIN_GRADERS
+from rollfeed.rewards.code import tests_problem
+from rollfeed.rewards.labels import NO_LABEL, LabelProblem
+from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name, no_problem
+from rollfeed.rewards.results import REWARD_KEY
+from rollfeed.store import question_of
+from rollfeed.types import Prompt
+
+_log = logging.getLogger(__name__)
+
+_SEES = ("vision", "visual", "image", "img")
+"""Parts of the names in a model's configuration, one of which every model that takes images has."""
+_MAX_PROBLEMS = 2_000
+"""Of an environment that are made for the comparison; data sets are compared whole."""
+_QUESTION_CHARACTERS = 80
+
+
+def environment_source(environment_id: str, *, level: int, seed: int, tokenizer: Tokenizer) -> PromptSource:
+    """Return a built-in or registered environment as a prompt source.
+
+    Raises:
+        ConfigError: If there is no such environment or level.
+    """
+    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None)
+    return EnvironmentSource(EnvironmentRegistry().get(environment_id), level=level, seed=seed, renderer=renderer)
+
+
+def build_source(
+    settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[Path] = (), rows: RowChecks | None = None
+) -> PromptSource:
+    """Return the prompt source that the settings describe, read and checked.
+
+    Args:
+        settings: The whole tree.
+        tokenizer: The policy's.
+        folders: Where data files and plug-in modules are looked for, in this order.
+        rows: Check that rows can be answered and scored.
+
+    Raises:
+        ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
+    """
+    path = settings.plugins.prompt_source
+    if path is not None:
+        return plugins.load_factory(path, PromptSource, tokenizer, key="plugins.prompt_source", folders=folders)
+    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=settings.max_prompt_length)
+    sources: list[tuple[str, float, PromptSource]] = []
+    registry = EnvironmentRegistry()
+    for environment in settings.prompts.environments:
+        made = EnvironmentSource(
+            with_parameters(registry.get(environment.id), environment.parameters),
+            level=environment.level,
+            seed=settings.seed,
+            renderer=renderer,
+            apply_chat_template=environment.apply_chat_template,
+        )
+        sources.append((made.name, environment.weight, made))
+    for dataset in settings.prompts.datasets:
+        read = _dataset_source(dataset, settings, renderer, folders, rows)
+        _tell_what_was_left_out(read, settings)
+        sources.append((read.name, dataset.weight, read))
+    return MixtureSource(sources, seed=settings.seed)
+
+
+def find_file(path: str, folders: Sequence[Path]) -> Path:
+    """Return the first of ``folders`` with such a file; a slice ``@[a:b]`` behind the name does not count.
+
+    ``~`` and environment variables are replaced. A file that is nowhere is returned all the same, for its reader to
+    complain of.
+    """
+    path = expand_path(path)
+    for folder in folders:
+        for name in (path, path.rpartition("@[")[0]):
+            if name and (folder / name).exists():
+                return folder / path
+    return Path(path)
+
+
+def _dataset_source(
+    dataset: DatasetSettings,
+    settings: Settings,
+    renderer: ChatRenderer,
+    folders: Sequence[Path],
+    rows: RowChecks | None,
+) -> DatasetSource:
+    def unlabelled(prompt: Prompt, rm_type: str) -> str:
+        return f"prompts.datasets: rm_type = {rm_type!r} needs labels, and {dataset.path} has none: set its label_key"
+
+    return DatasetSource(
+        str(find_file(dataset.path, folders)),
+        name=dataset.name,
+        renderer=renderer,
+        keys=ColumnKeys(
+            input_key=dataset.input_key,
+            label_key=dataset.label_key,
+            metadata_key=dataset.metadata_key,
+            tools_key=dataset.tools_key,
+            image_key=dataset.image_key,
+        ),
+        apply_chat_template=dataset.apply_chat_template,
+        rollout_shuffle=settings.prompts.rollout_shuffle,
+        seed=settings.seed,
+        num_epoch=settings.prompts.num_epoch,
+        skip_bad_rows=settings.prompts.skip_bad_rows,
+        check_row=None if rows is None else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled),
+    )
+
+
+def _tell_what_was_left_out(dataset: DatasetSource, settings: Settings) -> None:
+    if dataset.num_over_length:
+        _log.warning(
+            "%d prompts of %s are over rollout_max_prompt_len = %d tokens and are left out",
+            dataset.num_over_length,
+            dataset.name,
+            settings.max_prompt_length,
+        )
+    if dataset.num_bad_rows:
+        _log.warning(
+            "%d rows of %s cannot be used and are left out, the first: %s",
+            dataset.num_bad_rows,
+            dataset.name,
+            dataset.first_bad_row,
+        )
+
+
+def source_names(settings: Settings) -> list[str]:
+    """Return what a run draws its prompts from, for people."""
+    if settings.plugins.prompt_source is not None:
+        return [settings.plugins.prompt_source]
+    environments = [f"{each.id}@{each.level}" for each in settings.prompts.environments]
+    return environments + [dataset.name or dataset.path for dataset in settings.prompts.datasets]
+
+
+class RowChecks:
+    """Makes the check of each data set.
+
+    A row is scored as the reward hub scores it: by the function that its metadata names, else the configured function,
+    else the grader of its ``rm_type``. What a user's function can use is not known, and not checked.
+
+    Args:
+        config: What scores.
+        unscored: What to do about a row that nothing scores; None leaves it to somebody else.
+        no_images: Why what answers takes no images; None where it does, or nobody knows.
+        graders: Further ones by ``rm_type``.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        *,
+        unscored: str | None,
+        no_images: str | None,
+        graders: Mapping[str, Grader] | None = None,
+    ) -> None:
+        self.runs_programs = False
+        """Whether a row was seen whose answers are programs, to be run in a sandbox."""
+        self._reward = config.reward
+        self._has_function = config.plugins.has_reward
+        self._unscored = unscored
+        # What a function of the user's makes of images is not known.
+        self._no_images = None if config.plugins.generate or config.plugins.rollout else no_images
+        self._verifiers = own_verifiers(config.reward)
+        registry, url = EnvironmentRegistry(), config.reward.remote.url
+        self._problems: dict[str, LabelProblem] = {
+            **{name: grader.problem for name, grader in BUILTIN_GRADERS.items()},
+            CODE_RM_TYPE: tests_problem,
+            ENVIRONMENT_RM_TYPE: lambda label, metadata: environment_problem(registry, metadata),
+            RLVE_RM_TYPE: lambda label, metadata: rlve_problem(registry, metadata),
+            REMOTE_RM_TYPE: lambda label, metadata: "no server: set reward.remote.url" if url is None else None,
+            **dict.fromkeys(graders or {}, no_problem),
+        }
+
+    def of(self, path: str, *, label_key: str | None, unlabelled: Callable[[Prompt, str], str | None]) -> RowCheck:
+        """Return the check of a data set.
+
+        Args:
+            path: The file, for people.
+            label_key: The column with the labels.
+            unlabelled: Given a row and its ``rm_type``, the whole message where there is no such column and labels are
+                needed; None leaves it to somebody else.
+        """
+
+        def check(prompt: Prompt) -> str | None:
+            if prompt.images and self._no_images is not None:
+                raise ConfigError(f"{path}: {prompt.prompt_id} has images, and {self._no_images}")
+            rm_type, problem = self._problem(prompt)
+            if problem != NO_LABEL:
+                return problem
+            if label_key is not None:
+                return f"{NO_LABEL} in column {label_key!r}, and rm_type {rm_type!r} needs one"
+            if message := unlabelled(prompt, rm_type):
+                raise ConfigError(message)
+            return None
+
+        return check
+
+    def _problem(self, prompt: Prompt) -> tuple[str, str | None]:
+        """Return the grader, and why it can score no answer; an empty name where that is a function."""
+        metadata = prompt.metadata
+        name = metadata.get("reward_fn")
+        if name is not None:
+            is_known = isinstance(name, str) and name in self._reward.functions
+            remedy = suggestion(str(name), self._reward.functions, otherwise="name it in [reward.functions]")
+            return "", None if is_known else f"reward_fn = {name!r:.80}: no such function; {remedy}"
+        own: Any = metadata.get("rm_type")
+        if self._has_function and not (isinstance(own, str) and own in self._verifiers):
+            return "", None
+        rm_type = self._reward.rm_type if own is None else own
+        if rm_type is None:
+            return "", None if self._unscored is None else f"nothing scores it: {self._unscored}"
+        found = None
+        if isinstance(rm_type, str):
+            found = self._problems.get(rm_type) or self._problems.get(grader_name(rm_type))
+        if found is None:  # that there is no grader of the settings is no fault of a row, and found elsewhere
+            missing = f"rm_type = {own!r:.80}: no such grader; {suggestion(str(own), self._problems)}"
+            return "", None if own is None else missing
+        self.runs_programs = self.runs_programs or grader_name(rm_type) == CODE_RM_TYPE
+        problem = found(prompt.label, metadata)
+        if problem is None:
+            key = metadata.get(REWARD_KEY) or self._reward.reward_key
+            problem = reward_key_problem(key, rm_type, is_of_others=True)
+        return rm_type, problem if problem in (None, NO_LABEL) else f"rm_type {rm_type}: {problem}"
+
+
+def no_images_of(settings: EngineSettings, model: Model) -> str | None:
+    """Return why an engine takes text only; None where it takes images, or only its servers know."""
+    remedy = "remove image_key, or use [engine.sglang] servers of a model that takes images"
+    if settings.openai is not None:
+        return f"engine.openai takes text only: {remedy}"
+    if settings.sglang is None:
+        return f"the embedded engine takes text only: {remedy}"
+    config = find_config(model.checkpoint)
+    if config is None or any(part in key.lower() for key in config for part in _SEES):
+        return None
+    return f"the model in {model.checkpoint} takes text only: remove image_key, or use another model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What an evaluation set has in common with what is trained on."""
+
+    eval_set: str
+    num_prompts: int
+    """Of the set."""
+    num_common: int
+    """Of these, how many are among the training prompts."""
+    num_training_prompts: int
+    """That it was compared with: all of a data set, and the first 2,000 at most that a run draws of an environment."""
+    example: tuple[str, str] | None
+    """A prompt of the set and the training prompt that is the same, by their ids."""
+    example_text: str | None
+    """What both ask, its first 80 characters."""
+
+    @property
+    def share(self) -> float:
+        """Of the set."""
+        return self.num_common / self.num_prompts
+
+    def describe(self) -> str:
+        """Return what people read."""
+        trained = f"the {self.num_training_prompts:,} of training that were compared"
+        if self.example is None:
+            return f"{self.eval_set}: none of {self.num_prompts} prompts is among {trained}"
+        return (
+            f"{self.eval_set}: {self.num_common} of {self.num_prompts} prompts ({self.share:.1%}) are among {trained}, "
+            f"and measure nothing held out: {self.example[0]} is {self.example[1]}, {self.example_text!r}"
+        )
+
+
+def overlaps(source: PromptSource, eval_sets: Iterable[EvalSet], settings: Settings) -> tuple[Overlap, ...]:
+    """Return what each set has in common with a run's prompts; nothing for a source of the user's, which is not drawn.
+
+    Raises:
+        RunFailedError: If problems of an environment cannot be made.
+    """
+    if not isinstance(source, MixtureSource):
+        return ()
+    trained: dict[tuple[bytes, tuple[str, ...]], str] = {}
+    for prompt in _training_prompts(source, settings):
+        trained.setdefault(what_is_asked(prompt), prompt.prompt_id)
+    return tuple(_overlap(each, trained) for each in eval_sets)
+
+
+def _training_prompts(source: MixtureSource, settings: Settings) -> Iterator[Prompt]:
+    num_drawn = settings.rollout.num_rollout * settings.rollout.rollout_batch_size
+    for each in source.sources:
+        if isinstance(each, DatasetSource):
+            yield from each.prompts
+        elif isinstance(each, EnvironmentSource):
+            yield from each.first(min(num_drawn, _MAX_PROBLEMS))
+
+
+def _overlap(eval_set: EvalSet, trained: dict[tuple[bytes, tuple[str, ...]], str]) -> Overlap:
+    common = [prompt for prompt in eval_set.prompts if what_is_asked(prompt) in trained]
+    first = common[0] if common else None
+    return Overlap(
+        eval_set=eval_set.name,
+        num_prompts=len(eval_set.prompts),
+        num_common=len(common),
+        num_training_prompts=len(trained),
+        example=None if first is None else (first.prompt_id, trained[what_is_asked(first)]),
+        example_text=None if first is None else question_of(first.text, first.messages or ())[:_QUESTION_CHARACTERS],
+    )
