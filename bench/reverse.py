@@ -32,7 +32,8 @@ from matplotlib.figure import Figure
 from training_runs import records, tell, train
 
 from rollfeed import app
-from rollfeed.app.training import make_trainer, prepare_run_evaluation
+from rollfeed.app import prepare_run_evaluation
+from rollfeed.app.training import make_trainer
 from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
 from rollfeed.cli.benching.machine import machine
 from rollfeed.config import RunSpec, Settings, load_settings
@@ -135,7 +136,7 @@ async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
     prepared = app.prepare(RunSpec(settings))
     warm_up = await prepare_warm_up(prepared)
     assert warm_up is not None
-    evaluation, trainer = prepare_run_evaluation(prepared), make_trainer(prepared)
+    evaluation, trainer = prepare_run_evaluation(prepared.spec, prepared.model), make_trainer(prepared)
     assert evaluation is not None
     trainer.load(out / "checkpoints" / "warm-up")
     updates = SupervisedUpdates(
@@ -182,7 +183,7 @@ def compare_words(seed: int, out: Path) -> dict[str, Any]:
         for path in sorted((out / "batches").glob("*.parquet"))
         for text in pq.read_table(path).column("prompt").to_pylist()
     }
-    evaluation = prepare_run_evaluation(prepared)
+    evaluation = prepare_run_evaluation(prepared.spec, prepared.model)
     assert evaluation is not None
     held_out = {str(prompt.metadata["params"]["text"]) for each in evaluation.sets for prompt in each.prompts}
     return {

@@ -23,10 +23,10 @@ from typing import Any
 from training_runs import tell, train
 
 from rollfeed import app
-from rollfeed.app.calibration import HIGHEST_ACCURACY, LOWEST_ACCURACY
 from rollfeed.cli.benching.machine import machine
 from rollfeed.config import Settings, load_settings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
+from rollfeed.evaluation.calibration import HIGHEST_ACCURACY, LOWEST_ACCURACY
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import Tokenizer
 

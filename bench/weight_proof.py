@@ -34,15 +34,15 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import rollfeed
-from rollfeed.app.training.proving import rounding_of
 from rollfeed.cli.benching.machine import machine
 from rollfeed.config.train import OptimizerSettings, TrainSettings
 from rollfeed.engine.local import create_local_engine
+from rollfeed.engine.native.weights import quantised
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import EngineProtocolError
 from rollfeed.testing import ScriptedEngine
 from rollfeed.training.model import Policy, load_model
-from rollfeed.training.probe import choose_texts, score_texts
+from rollfeed.training.probe import choose_texts, rounding_of, score_texts
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import PUBLISHED, WeightProbe
 from rollfeed.weights import EngineProof, Scores, compare
@@ -126,7 +126,9 @@ class Series:
         """Score the texts on both sides; on that of the engines with the weights of each case in place of those."""
         for precision, held in HELD.items():
             began = time.perf_counter()
-            scored = score_texts(self.trainer.policy, self.texts, rounding=rounding_of(held), micro_batch_tokens=1024)
+            scored = score_texts(
+                self.trainer.policy, self.texts, rounding=rounding_of(held, to_int8=quantised), micro_batch_tokens=1024
+            )
             self.kept[f"{version}/publisher/{precision}"] = scored
             now, before = self.weights(), self.weights()
             for case, changed in {"": {}, **cases}.items():

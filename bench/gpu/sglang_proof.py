@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 import rollfeed
-from rollfeed.app.training.proving import rounding_of, weight_types
 from rollfeed.config.train import OptimizerSettings, TrainSettings
+from rollfeed.engine.native.weights import quantised
 from rollfeed.engine.sglang import SGLangEngine
-from rollfeed.training.probe import choose_texts, score_texts
+from rollfeed.training.probe import choose_texts, rounding_of, score_texts, weight_types
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Completion, SamplingParams, WeightProbe
 from rollfeed.weights import EngineProof, Scores, compare
@@ -77,7 +77,9 @@ class Publisher:
 
     def score(self, texts: Sequence[NDArray[np.int32]], held: str) -> NDArray[np.float64]:
         """Return the trainer's log-probabilities with its weights held as a type."""
-        return score_texts(self.trainer.policy, texts, rounding=rounding_of(held), micro_batch_tokens=16_384)
+        return score_texts(
+            self.trainer.policy, texts, rounding=rounding_of(held, to_int8=quantised), micro_batch_tokens=16_384
+        )
 
     async def proof(self) -> dict[str, Any]:
         bench = self.bench

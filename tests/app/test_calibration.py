@@ -6,6 +6,7 @@ import pytest
 
 from rollfeed import app
 from rollfeed.errors import ConfigError
+from rollfeed.evaluation import Calibration
 from rollfeed.testing import CharTokenizer, ScriptedEngine, ScriptedRequest
 
 MODEL = app.Model(checkpoint=Path(), tokenizer=CharTokenizer())
@@ -18,7 +19,7 @@ def reverses_short_words(request: ScriptedRequest) -> str:
     return word[::-1] if is_right else "?"
 
 
-async def calibrated(**settings: object) -> app.Calibration:
+async def calibrated(**settings: object) -> Calibration:
     arguments = {"levels": [2, 0, 1], "num_samples": 60, "parameters": {"style": "compact"}, **settings}
     return await app.calibrate_environment(
         "core/reverse_text", model=MODEL, engine=ScriptedEngine(answer=reverses_short_words), **arguments

@@ -14,6 +14,7 @@ import pytest
 from rollfeed import app
 from rollfeed.config import EvalSettings, RolloutConfig, SamplingSettings
 from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
+from rollfeed.evaluation import EvalProgress
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource
 from rollfeed.testing import CharTokenizer, Fault, ScriptedEngine, ScriptedRequest
 from rollfeed.types import Prompt, Sample
@@ -316,7 +317,7 @@ async def test_it_measures_between_the_batches_of_a_run(prepare: Prepare, data: 
 async def test_progress_counts_every_answer(prepare: Prepare) -> None:
     seen: list[tuple[int, int, int]] = []
 
-    def note(progress: app.EvalProgress) -> None:
+    def note(progress: EvalProgress) -> None:
         seen.append((progress.num_answered, progress.num_scored, progress.num_right))
 
     await measured(prepare(), ScriptedEngine(answer=right_answer), on_progress=note)

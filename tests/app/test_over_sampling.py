@@ -233,7 +233,10 @@ def test_a_batch_filter_of_ones_own_is_named_in_the_settings(tmp_path: Path) -> 
         ),
         ({"filters": {"over_sampling": {"num_extra": 3}}}, "has no filter: set its name, or plugins.batch_filter"),
         (
-            {"plugins": {"batch_filter": "own_pick:oldest"}},
+            {
+                "plugins": {"batch_filter": "own_pick:oldest"},
+                "rollout": {"rollout_batch_size": 2, "over_sampling_batch_size": 4},
+            },
             r"plugins.batch_filter = 'own_pick:oldest': own_pick has no 'oldest'",
         ),
     ],

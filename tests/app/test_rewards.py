@@ -383,7 +383,7 @@ async def test_named_functions_are_chosen_by_the_prompt_and_checked_beforehand()
     rollouts = open_rollouts(config, source=Naming(["a", "b"]), engine=ScriptedEngine(), tokenizer=CharTokenizer())
     async with rollouts:
         assert [sample.reward for sample in (await rollouts.generate_batch()).samples] == [1.0, 1.0]
-    with pytest.raises(ConfigError, match="reward.functions.one"):
+    with pytest.raises(ConfigError, match=r"reward\.functions\.one"):
         open_rollouts(
             RolloutConfig(reward={"functions": {"one": lambda sample: 1.0}}),
             source=Naming(["a"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import subprocess
@@ -48,12 +49,12 @@ def files_of(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((out / "batches").iterdir())}
 
 
-async def test_a_pickled_spec_makes_the_same_bytes_in_another_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_pickled_spec_makes_the_same_bytes_in_another_process(tiny_checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"q": "{number} + 1"}}\n' for number in range(5)))
     (tmp_path / "spec_rewards.py").write_text(FUNCTIONS)
     spec = RunSpec(settings_for(tiny_checkpoint), (tmp_path,))
     (tmp_path / "spec").write_bytes(pickle.dumps(spec))
-    await app.run(app.prepare(spec), out=tmp_path / "here")
+    asyncio.run(app.run(app.prepare(spec), out=tmp_path / "here"))
     subprocess.run(
         [sys.executable, "-c", RUN, tmp_path / "spec", tmp_path / "there"], check=True, cwd="/", env={**os.environ}
     )

@@ -32,6 +32,7 @@ TREES: dict[str, dict[str, Any]] = {
     },
     "plain": COMMON,
     "partial": {**COMMON, "rollout": {"mode": "partial", "mask_offpolicy_in_partial_rollout": True}},
+    "over-sampled": {**COMMON, "rollout": {"over_sampling_batch_size": 8}},
     "async": {**COMMON, "rollout": {"mode": "async"}},
     "own source": {"engine": {"context_length": 2048}, "plugins": {"prompt_source": "module:source"}},
     "directory": {**COMMON, "weights": {"source": "directory", "directory": "/weights"}},

@@ -12,13 +12,13 @@ import torch
 from tests.engines.servers import sglang_server, vllm_server
 
 import rollfeed
-from rollfeed.app.training.proving import rounding_of, weight_types
 from rollfeed.config.engine import OpenAISettings, SGLangSettings
 from rollfeed.config.train import TrainSettings
+from rollfeed.engine.native.weights import quantised
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.errors import EngineProtocolError
-from rollfeed.training.probe import score_texts
+from rollfeed.training.probe import rounding_of, score_texts, weight_types
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import WeightProbe
 from rollfeed.weights import EngineProof
@@ -53,7 +53,12 @@ class Publisher:
         return WeightProbe(
             texts=self.texts,
             logprobs={
-                name: score_texts(self.trainer.policy, self.texts, rounding=rounding_of(name), micro_batch_tokens=1024)
+                name: score_texts(
+                    self.trainer.policy,
+                    self.texts,
+                    rounding=rounding_of(name, to_int8=quantised),
+                    micro_batch_tokens=1024,
+                )
                 for name in types
             },
         )

@@ -5,9 +5,8 @@ a run, by error or by signal, leaves no task, thread, socket or half-written fil
 """
 
 from rollfeed.app.build import Functions, PreparedRun, load_functions, open_rollouts, prepare
-from rollfeed.app.calibration import Calibration, LevelResult, calibrate_environment
+from rollfeed.app.calibration import calibrate_environment
 from rollfeed.app.evaluation import (
-    EvalProgress,
     PreparedEvaluation,
     check_eval_output,
     evaluate,
@@ -20,22 +19,10 @@ from rollfeed.app.rewards import check_isolation, grade_rows, open_reward_hub, s
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import build_source, environment_source, overlaps, source_names
 from rollfeed.app.stored_run import stored_spec
-from rollfeed.app.training import (
-    TrainedStep,
-    check_trained_model,
-    check_trained_prompts,
-    check_training,
-    directory_problem,
-    prepare_warm_up,
-    tell_of_correction,
-    train,
-)
+from rollfeed.app.training import TrainedStep, directory_problem, prepare_warm_up, train
 
 __all__ = [
-    "Calibration",
-    "EvalProgress",
     "Functions",
-    "LevelResult",
     "Model",
     "PreparedEvaluation",
     "PreparedRun",
@@ -46,9 +33,6 @@ __all__ = [
     "calibrate_environment",
     "check_eval_output",
     "check_isolation",
-    "check_trained_model",
-    "check_trained_prompts",
-    "check_training",
     "directory_problem",
     "environment_source",
     "evaluate",
@@ -68,7 +52,6 @@ __all__ = [
     "score_file",
     "source_names",
     "stored_spec",
-    "tell_of_correction",
     "train",
     "write_evaluation",
 ]

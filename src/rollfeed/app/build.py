@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from rollfeed import plugins
-from rollfeed.app.checks import KeyedCut, check_combination, needs_keyed_cut
+from rollfeed.app.checks import check_combination, needs_keyed_cut
 from rollfeed.app.model import Model, build_engine, load_settings_model
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, build_source, no_images_of
@@ -30,7 +30,7 @@ from rollfeed.pipeline import (
     Scheduler,
     WeightFollower,
 )
-from rollfeed.prompts import DataLimit, data_limit
+from rollfeed.prompts import DataLimit, MixtureSource, data_limit
 from rollfeed.protocols import (
     AdvantageFn,
     BatchCutter,
@@ -49,7 +49,8 @@ from rollfeed.protocols import (
     Tracker,
 )
 from rollfeed.rewards import MarkerWatch, RewardHub
-from rollfeed.types import RunState, StepCommit
+from rollfeed.rewards.results import KeyedCut
+from rollfeed.types import Prompt, RunState, StepCommit
 from rollfeed.weights import EngineProof, WeightDirectory
 
 
@@ -89,6 +90,11 @@ class PreparedRun:
         return self.spec.settings
 
     @property
+    def dataset_prompts(self) -> Iterable[Prompt]:
+        """Prompts that are known before they are drawn."""
+        return self.source.dataset_prompts if isinstance(self.source, MixtureSource) else ()
+
+    @property
     def num_batches(self) -> int:
         """How many batches there will be, as far as it is known."""
         num_rollout = self.settings.rollout.num_rollout
@@ -115,14 +121,16 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     no_images = no_images_of(settings.engine, model)
     rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
     source = build_source(settings, model.tokenizer, folders=folders, rows=rows)
-    tracker = settings.plugins.tracker
+    tracker, given = None, settings.plugins.tracker
+    if given is not None:
+        tracker = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)
     return PreparedRun(
         spec=replace(spec, settings=settings),
         functions=functions,
         source=source,
         engine=engine,
         model=model,
-        tracker=tracker and plugins.load_factory(tracker, Tracker, key="plugins.tracker", folders=folders),
+        tracker=tracker,
         rows=rows,
         data_limit=data_limit(source, settings),
     )

@@ -5,16 +5,13 @@ A ``reward_key`` that no reward has is refused in the first step where what scor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
-from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.errors import ConfigError
 from rollfeed.rewards import BUILTIN_GRADERS
 from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
-from rollfeed.rewards.results import REWARD_KEY
-from rollfeed.types import BatchCut, ByAge, Group
 
 _OWN_NAMESPACE = "core/"
 
@@ -103,44 +100,9 @@ def reward_key_problem(reward_key: str | None, rm_type: str | None, *, is_of_oth
     return None if is_of_others else f"{about} are single numbers, without keys: remove it"
 
 
-class KeyedCut:
-    """Cuts batches; until a reward was named numbers, refuses a batch in which none is.
-
-    Args:
-        cut: Makes the batch.
-        reward_key: Which of named numbers counts.
-    """
-
-    def __init__(self, cut: Callable[..., BatchCut | ByAge], *, reward_key: str) -> None:
-        self._cut = cut
-        self._reward_key = reward_key
-        self._has_found = False
-
-    def __call__(self, groups: Sequence[Group], *, step: int, **about: Any) -> BatchCut | ByAge:
-        """Return the batch, or what is too old for it.
-
-        Raises:
-            RunFailedError: If no reward has entries.
-        """
-        if not self._has_found:
-            rewards = [sample.reward for group in groups if _takes_key_of_run(group) for sample in group.samples]
-            self._has_found = any(isinstance(reward, dict) for reward in rewards)
-            if rewards and not self._has_found:
-                raise RunFailedError(
-                    f"reward_key = {self._reward_key!r}: none of the {len(rewards)} rewards of step {step} has keys, "
-                    "each is a single number: remove it, or let what scores return named numbers"
-                )
-        return self._cut(groups, step=step, **about)
-
-
 def needs_keyed_cut(config: RolloutConfig) -> bool:
     """Whether what scores is known only once it has: a function or a server."""
     reward, plugins = config.reward, config.plugins
     if reward.reward_key is None or plugins.generate is not None:
         return False
     return plugins.has_reward or (reward.rm_type == REMOTE_RM_TYPE and reward.reward_key != reward.remote.reply_key)
-
-
-def _takes_key_of_run(group: Group) -> bool:
-    metadata = group.prompt.metadata
-    return not any(metadata.get(name) is not None for name in (REWARD_KEY, "reward_fn", "rm_type"))

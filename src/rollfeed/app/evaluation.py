@@ -23,23 +23,25 @@ from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, Rol
 from rollfeed.errors import ConfigError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
     AnswerGroup,
+    EvalProgress,
     EvalResult,
     EvalSet,
+    NamedEndpoint,
     SetPlan,
     TrainingDefaults,
     answer_sets,
     answers_table,
-    is_right,
+    policy_versions,
     summarise,
 )
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
-from rollfeed.protocols import Endpoint, Engine, GenerateFn, Grader, Isolation, SampleHook, Tokenizer
+from rollfeed.protocols import Engine, GenerateFn, Grader, Isolation, SampleHook, Tokenizer
 from rollfeed.rewards import RewardHub
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import to_json
-from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
+from rollfeed.types import GroupResult, PromptDraw
 
 RESULT_FILE = "eval.json"
 ANSWERS_FILE = "answers.parquet"
@@ -67,20 +69,6 @@ class PreparedEvaluation:
     def num_answers(self) -> int:
         """Answers of one evaluation."""
         return sum(each.num_answers for each in self.sets)
-
-
-@dataclass(slots=True)
-class EvalProgress:
-    """How far an evaluation is."""
-
-    num_answers: int
-    """To be made in all."""
-    num_answered: int = 0
-    num_scored: int = 0
-    num_right: int = 0
-    num_failed: int = 0
-    """Prompts with an answer that could not be made or scored."""
-    seconds: float = 0.0
 
 
 def prepare_evaluation(
@@ -131,7 +119,7 @@ def prepare_evaluation(
         folders=tuple(folders),
     )
     _answering(prepared)
-    services = _services(prepared)
+    services = _services(prepared, None)
     for each in sets:
         _check_scoring(each, _hub(each, prepared, services), config)
     return prepared
@@ -197,12 +185,11 @@ async def evaluate(
         tell()
 
     def completed(eval_set: EvalSet, result: GroupResult) -> None:
-        _count(progress, eval_set, result)
+        progress.add(eval_set, result)
         tell()
 
     before = engine.policy_version
-    services = _services(prepared)
-    services.on_isolation = on_isolation
+    services = _services(prepared, on_isolation)
     async with services:
         gate = EngineGate(engine, max_requests_in_flight=prepared.config.rollout.max_requests_in_flight)
         failures = FailureBudget(prepared.config.rollout)
@@ -220,7 +207,7 @@ async def evaluate(
     return EvalResult(
         sets=tuple(summarise(each, groups) for each, groups in zip(prepared.sets, found, strict=True)),
         seed=prepared.seed,
-        policy_versions=_versions([result for groups in found for result in groups], otherwise=before),
+        policy_versions=policy_versions([result for groups in found for result in groups], otherwise=before),
         seconds=time.monotonic() - started,
         num_tokens=sum(runner.num_generated_tokens for runner in runners),
     )
@@ -267,21 +254,6 @@ def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, An
         raise RunFailedError(f"{folder}: the results cannot be written: {error.strerror}") from error
 
 
-class _NamedEndpoint:
-    """An endpoint whose request ids say which set they are of, apart from those of other sets and of training."""
-
-    def __init__(self, endpoint: Endpoint, name: str) -> None:
-        self._endpoint = endpoint
-        self._name = name
-
-    @property
-    def policy_version(self) -> int:
-        return self._endpoint.policy_version
-
-    async def generate(self, *args: Any, request_id: str, **settings: Any) -> Completion:
-        return await self._endpoint.generate(*args, request_id=f"eval-{self._name}-{request_id}", **settings)
-
-
 def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | None]:
     """Return what answers, and what sees the answers."""
     own, load = prepared.config.plugins, partial(plugins.load_plugin, folders=prepared.folders)
@@ -289,8 +261,10 @@ def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | N
     return generate, load(own.sample_hook, SampleHook, key="plugins.sample_hook")
 
 
-def _services(prepared: PreparedEvaluation) -> RewardServices:
-    return RewardServices(prepared.config.reward, rm_types=[each.plan.rm_type for each in prepared.sets])
+def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], None] | None) -> RewardServices:
+    services = RewardServices(prepared.config.reward, rm_types=[each.plan.rm_type for each in prepared.sets])
+    services.on_isolation = on_isolation
+    return services
 
 
 def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServices) -> RewardHub:
@@ -352,7 +326,7 @@ def _runner(
             max_context_length=plan.max_context_length,
             evaluation=True,
         ),
-        endpoint=_NamedEndpoint(gate, eval_set.name),
+        endpoint=NamedEndpoint(gate, eval_set.name),
         tokenizer=prepared.tokenizer,
         generate_fn=generate,
         default_generate_fn=single_turn,
@@ -380,20 +354,3 @@ def _turns(prepared: PreparedEvaluation, engine: Engine) -> asyncio.Semaphore:
     fewest = min(each.plan.n_samples_per_prompt for each in prepared.sets)
     wanted = prepared.config.rollout.max_requests_in_flight or 2 * engine.max_running_requests
     return asyncio.Semaphore(max(len(prepared.sets), -(-wanted // fewest)))
-
-
-def _count(progress: EvalProgress, eval_set: EvalSet, result: GroupResult) -> None:
-    if result.status is not GroupStatus.FINISHED:
-        progress.num_failed += 1
-        return
-    plan = eval_set.plan
-    for rollout in result.group.rollouts:
-        progress.num_scored += 1
-        progress.num_right += is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
-
-
-def _versions(results: Sequence[GroupResult], *, otherwise: int) -> tuple[int, int]:
-    versions = {
-        span.policy_version for result in results for sample in result.group.samples for span in sample.version_spans
-    } or {otherwise}
-    return min(versions), max(versions)

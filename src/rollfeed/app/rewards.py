@@ -31,12 +31,11 @@ from rollfeed.rewards import (
     in_workers,
     runs_in_workers,
 )
-from rollfeed.rewards.code import CodeGrader
+from rollfeed.rewards.code import CodeGrader, InTurns
 from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.rows import as_grader
 from rollfeed.rewards.scoring import Graded, ResultFile, ScoreCounts, check_plain, grade_all, read_rows
 from rollfeed.sandbox import OnDemandSandboxes
-from rollfeed.types import Outcome, Verdict
 from rollfeed.workers import OnDemandPool, WorkerPool
 
 _WARM_UP = ("rollfeed.rewards.equality.numeric",)
@@ -79,7 +78,7 @@ class RewardServices:
             concurrency=remote.concurrency,
         )
         limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
-        self._code = _InTurns(
+        self._code = InTurns(
             CodeGrader(sandboxes=self.sandboxes, limits=limits),
             num_turns=code.concurrency or num_cores(),
             timeout_seconds=code.timeout_seconds,
@@ -124,26 +123,6 @@ async def check_isolation(code: CodeRewardSettings) -> None:
         ConfigError: If the level does not hold here, or none does.
     """
     await OnDemandSandboxes(level=code.isolation).start()
-
-
-class _InTurns:
-    """Calls an async grader a few times at once, each within a deadline from its turn."""
-
-    def __init__(self, grader: CodeGrader, *, num_turns: int, timeout_seconds: float) -> None:
-        self._grader = grader
-        self._turns = asyncio.Semaphore(num_turns)
-        self._timeout_seconds = timeout_seconds
-
-    async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-        async with self._turns:
-            try:
-                async with asyncio.timeout(self._timeout_seconds) as deadline:
-                    return await self._grader(response, label, metadata)
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                detail = f"the tests were not done within {self._timeout_seconds:g} s"
-                return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
 
 
 def reward_hub(

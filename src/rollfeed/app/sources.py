@@ -14,6 +14,7 @@ from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
 from rollfeed.config import DatasetSettings, EngineSettings, RolloutConfig, Settings
 from rollfeed.config.paths import expand_path
+from rollfeed.config.plugins import import_path_of
 from rollfeed.environments import (
     RLVE_RM_TYPE,
     EnvironmentRegistry,
@@ -156,7 +157,7 @@ def _tell_what_was_left_out(dataset: DatasetSource, settings: Settings) -> None:
 def source_names(settings: Settings) -> list[str]:
     """Return what a run draws its prompts from, for people."""
     if settings.plugins.prompt_source is not None:
-        return [settings.plugins.prompt_source]
+        return [import_path_of(settings.plugins.prompt_source)]
     environments = [f"{each.id}@{each.level}" for each in settings.prompts.environments]
     return environments + [dataset.name or dataset.path for dataset in settings.prompts.datasets]
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rollfeed import app
+from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, tell_of_correction
 from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
 from rollfeed.config import RunSpec, Settings
 from rollfeed.config.settings import flatten
@@ -133,13 +134,13 @@ def _check_run(spec: RunSpec) -> _Checked:
     if prepared.rows.runs_programs:
         asyncio.run(app.check_isolation(settings.reward.code))
     if settings.trains:
-        app.check_training(settings)
-        app.tell_of_correction(settings)
+        check_training(settings)
+        tell_of_correction(settings)
         warn_without_drawing()
         asyncio.run(app.prepare_warm_up(prepared))
     if _can_train(settings, prepared.model):
-        app.check_trained_model(settings, prepared.model.checkpoint)
-        app.check_trained_prompts(prepared)
+        check_trained_model(settings, prepared.model.checkpoint)
+        check_trained_prompts(settings, prepared.dataset_prompts, prepared.model.checkpoint)
     return _Checked(prepared.model, prepared.source, prepared.data_limit)
 
 

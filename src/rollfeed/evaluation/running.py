@@ -8,13 +8,56 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rollfeed.errors import RunFailedError
+from rollfeed.evaluation.results import is_right
 from rollfeed.evaluation.sets import EvalSet
-from rollfeed.types import GroupResult, GroupStatus, PromptDraw
+from rollfeed.protocols import Endpoint
+from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
 
 AnswerGroup = Callable[[PromptDraw], Awaitable[GroupResult]]
 """Answers a prompt as often as its set says, and scores the answers."""
+
+
+@dataclass(slots=True)
+class EvalProgress:
+    """How far an evaluation is."""
+
+    num_answers: int
+    """To be made in all."""
+    num_answered: int = 0
+    num_scored: int = 0
+    num_right: int = 0
+    num_failed: int = 0
+    """Prompts with an answer that could not be made or scored."""
+    seconds: float = 0.0
+
+    def add(self, eval_set: EvalSet, result: GroupResult) -> None:
+        """Count a prompt whose answers have been scored, or that failed."""
+        if result.status is not GroupStatus.FINISHED:
+            self.num_failed += 1
+            return
+        plan = eval_set.plan
+        for rollout in result.group.rollouts:
+            self.num_scored += 1
+            self.num_right += is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
+
+
+class NamedEndpoint:
+    """An endpoint whose request ids say which set they are of, apart from those of other sets and of training."""
+
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
+        self._endpoint = endpoint
+        self._name = name
+
+    @property
+    def policy_version(self) -> int:
+        return self._endpoint.policy_version
+
+    async def generate(self, *args: Any, request_id: str, **settings: Any) -> Completion:
+        return await self._endpoint.generate(*args, request_id=f"eval-{self._name}-{request_id}", **settings)
 
 
 async def answer_sets(
@@ -68,3 +111,11 @@ def _turns(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     error = errors.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def policy_versions(results: Sequence[GroupResult], *, otherwise: int) -> tuple[int, int]:
+    """Return the lowest and the highest policy version that answered; ``otherwise`` where nothing was sampled."""
+    versions = {
+        span.policy_version for result in results for sample in result.group.samples for span in sample.version_spans
+    } or {otherwise}
+    return min(versions), max(versions)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from rollfeed.errors import RewardError
-from rollfeed.types import Outcome, Verdict
+from rollfeed.errors import RewardError, RunFailedError
+from rollfeed.types import BatchCut, ByAge, Group, Outcome, Verdict
 
 REWARD_KEY = "reward_key"
 """Entry of the metadata that chooses among named rewards; where the prompt has none, the hub sets its own."""
@@ -72,3 +72,38 @@ def _check_key(reward: Mapping[str, float], reward_key: str | None) -> None:
         raise RewardError(f"the reward has the entries {sorted(reward)}: set reward_key to one of them")
     if reward_key not in reward:
         raise RewardError(f"reward_key = {reward_key!r} is not in the reward, which has {sorted(reward)}")
+
+
+class KeyedCut:
+    """Cuts batches; until a reward was named numbers, refuses a batch in which none is.
+
+    Args:
+        cut: Makes the batch.
+        reward_key: Which of named numbers counts.
+    """
+
+    def __init__(self, cut: Callable[..., BatchCut | ByAge], *, reward_key: str) -> None:
+        self._cut = cut
+        self._reward_key = reward_key
+        self._has_found = False
+
+    def __call__(self, groups: Sequence[Group], *, step: int, **about: Any) -> BatchCut | ByAge:
+        """Return the batch, or what is too old for it.
+
+        Raises:
+            RunFailedError: If no reward has entries.
+        """
+        if not self._has_found:
+            rewards = [sample.reward for group in groups if _takes_key_of_run(group) for sample in group.samples]
+            self._has_found = any(isinstance(reward, dict) for reward in rewards)
+            if rewards and not self._has_found:
+                raise RunFailedError(
+                    f"reward_key = {self._reward_key!r}: none of the {len(rewards)} rewards of step {step} has keys, "
+                    "each is a single number: remove it, or let what scores return named numbers"
+                )
+        return self._cut(groups, step=step, **about)
+
+
+def _takes_key_of_run(group: Group) -> bool:
+    metadata = group.prompt.metadata
+    return not any(metadata.get(name) is not None for name in (REWARD_KEY, "reward_fn", "rm_type"))

@@ -11,21 +11,39 @@ Axes: N tokens that have a log-probability: of each text all but the first, text
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollfeed.config.weights import ON_CPU, ON_GPU, ProofSettings
+from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
+from rollfeed.model_files import has_weights, read_headers
 from rollfeed.training.model import Policy
 from rollfeed.training.packing import pack_sequences
 from rollfeed.training.sequences import TrainSequence
-from rollfeed.types import TrainBatch
+from rollfeed.types import PUBLISHED, TrainBatch, WeightProbe
+
+if TYPE_CHECKING:
+    from rollfeed.training.trainer import Trainer
 
 Rounding = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 """Returns a module's weight as an engine holds it, in the type of the trainer's."""
+
+
+_COARSER = {"F64": ("float32", "bfloat16", "float16"), "F32": ("bfloat16", "float16"), "F16": ("bfloat16",)}
+"""What a server may hold weights in that are published in another type."""
+_NAMES = {"F16": "float16", "BF16": "bfloat16"}
+_INT8 = "int8"
+_EMBEDDED = {"fp32": PUBLISHED, "bf16": "bfloat16", "int8": _INT8}
+"""By the precision of the embedded engine."""
 
 
 def choose_texts(batch: TrainBatch, *, num_texts: int, num_tokens: int) -> tuple[NDArray[np.int32], ...]:
@@ -126,3 +144,105 @@ def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
         for parameters in kept.values():
             for parameter, exact in parameters:
                 parameter.data = exact
+
+
+class TrainerProbes:
+    """What the trainer says of a few texts of the first batch, version after version.
+
+    Args:
+        trainer: Whose weights they are.
+        settings: How many texts, and of what length.
+        types: How an engine may hold the weights, as :func:`weight_types` says.
+        micro_batch_tokens: Tokens that go through the model at once.
+        to_int8: Returns a matrix as the embedded engine holds it in 8 bits.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        settings: ProofSettings,
+        types: Sequence[str],
+        micro_batch_tokens: int,
+        to_int8: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._trainer = trainer
+        self._settings = settings
+        self._types = types
+        self._micro_batch_tokens = micro_batch_tokens
+        self._to_int8 = to_int8
+        self._texts: tuple[NDArray[np.int32], ...] = ()
+
+    async def begin(self, batch: TrainBatch) -> WeightProbe | None:
+        """Choose the texts, once, and return what is said of them before a batch is trained on; None at later calls."""
+        proof = self._settings
+        if self._texts or proof.num_texts == 0:
+            return None
+        num_texts = proof.num_texts or (ON_CPU if self._trainer.device.type == "cpu" else ON_GPU)
+        self._texts = choose_texts(batch, num_texts=num_texts, num_tokens=proof.num_tokens)
+        return await self.take()
+
+    async def take(self) -> WeightProbe | None:
+        """Return what the trainer says now; None before there are texts.
+
+        Raises:
+            RunFailedError: If it cannot be computed.
+        """
+        if not self._texts:
+            return None
+        scoring = asyncio.create_task(asyncio.to_thread(self._score))
+        try:
+            return await asyncio.shield(scoring)
+        except asyncio.CancelledError:
+            # Its weights are rounded meanwhile: whoever saves them has to wait.
+            await asyncio.wait([scoring])
+            if not scoring.cancelled():
+                scoring.exception()
+            raise
+
+    def _score(self) -> WeightProbe:
+        began = time.perf_counter()
+        try:
+            logprobs = {
+                name: score_texts(
+                    self._trainer.policy,
+                    self._texts,
+                    rounding=rounding_of(name, to_int8=self._to_int8),
+                    micro_batch_tokens=self._micro_batch_tokens,
+                )
+                for name in self._types
+            }
+            return WeightProbe(texts=self._texts, logprobs=logprobs, seconds=time.perf_counter() - began)
+        except (*COMPUTING_ERRORS, ValueError) as error:
+            raise RunFailedError(f"the trainer's log-probabilities cannot be computed: {in_one_line(error)}") from error
+
+
+def weight_types(checkpoint: Path, *, precision: str, is_embedded: bool) -> tuple[str, ...]:
+    """Return how an engine may hold the trainer's weights: ``published``, or as the type that they are rounded to.
+
+    Folders that servers read are in the checkpoint's type, and a server may have been started with a coarser one.
+
+    Args:
+        checkpoint: What the policy began as.
+        precision: The engine's.
+        is_embedded: Whether it is part of this process, and handed the trainer's own weights.
+    """
+    if is_embedded:
+        return (_EMBEDDED[precision],)
+    stored = Counter(header.dtype for header in read_headers(checkpoint).values()) if has_weights(checkpoint) else {}
+    kind = max(stored, key=lambda name: stored[name], default="F32")
+    return (_NAMES.get(kind, PUBLISHED), *_COARSER.get(kind, ()))
+
+
+def rounding_of(name: str, *, to_int8: Callable[[torch.Tensor], torch.Tensor]) -> Rounding | None:
+    """Return what becomes of weights that are held as a name of :func:`weight_types` says; None where nothing does."""
+
+    def to_type(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(getattr(torch, name)).to(weight.dtype)
+
+    def in_int8(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        return to_int8(weight) if isinstance(module, torch.nn.Linear) and weight.ndim == 2 else weight
+
+    if name == PUBLISHED:
+        return None
+    return in_int8 if name == _INT8 else to_type

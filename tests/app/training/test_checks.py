@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollfeed.app import PreparedRun, check_trained_prompts, check_training, prepare, tell_of_correction
-from rollfeed.app.training.checks import check_sampling_masks
+from rollfeed.app import PreparedRun, prepare
+from rollfeed.app.training.checks import (
+    check_sampling_masks,
+    check_trained_prompts,
+    check_training,
+    tell_of_correction,
+)
 from rollfeed.config import RunSpec, validate_settings
 from rollfeed.errors import ConfigError
 from rollfeed.testing.contracts import make_group
@@ -164,17 +169,21 @@ def prepared(checkpoint: Path, folder: Path, *, context_length: int = 256, **row
     return prepare(RunSpec(validate_settings(tree, where="test", overrides=()), (folder,)))
 
 
+def check_prompts(run: PreparedRun) -> None:
+    check_trained_prompts(run.settings, run.dataset_prompts, run.model.checkpoint)
+
+
 def test_prompts_with_images_are_for_other_trainers(tiny_checkpoint: Path, tmp_path: Path) -> None:
     run = prepared(tiny_checkpoint, tmp_path, image="a.png")
     with pytest.raises(ConfigError, match="a/0 has images, and the trainer takes text only"):
-        check_trained_prompts(run)
+        check_prompts(run)
 
 
 def test_samples_longer_than_the_trained_model_takes_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     run = prepared(tiny_checkpoint, tmp_path, context_length=600)
     with pytest.raises(ConfigError, match=r"samples of 600 tokens are allowed, .* takes at most 512"):
-        check_trained_prompts(run)
+        check_prompts(run)
 
 
 def test_what_the_trainer_takes_is_left_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    check_trained_prompts(prepared(tiny_checkpoint, tmp_path))
+    check_prompts(prepared(tiny_checkpoint, tmp_path))

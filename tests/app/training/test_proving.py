@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from rollfeed.app import prepare, train
-from rollfeed.app.training.proving import weight_types
 from rollfeed.config import RunSpec, load_settings
 from rollfeed.errors import EngineProtocolError
+from rollfeed.training.probe import weight_types
 from rollfeed.types import PUBLISHED
 
 SETTINGS = """

@@ -1,63 +1,29 @@
-"""What can be known of training before there is a batch."""
+"""What can be known of training before there is a batch, and why a batch has changed nothing."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from rollfeed.app.build import PreparedRun
-from rollfeed.app.training.checkpoints import has_steps, newest_checkpoint
-from rollfeed.config import RunSpec, Settings
+import numpy as np
+
+from rollfeed.config import RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
-from rollfeed.config.rollout import RolloutMode
 from rollfeed.config.train import Correction, OldLogprobs
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
-from rollfeed.prompts import MixtureSource
-from rollfeed.store import RunDirectory, RunReader, RunStatus
-from rollfeed.store.layout import holds_training
-from rollfeed.types import TrainBatch
+from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
 
 _log = logging.getLogger(__name__)
 
 _ONE_TOKEN = 1e-7
 """The likeliest token has more, in any vocabulary: nucleus sampling keeps it alone."""
-
-
-def directory_problem(spec: RunSpec, out: Path, *, overwrite: bool) -> str | None:
-    """Return why training can neither begin nor go on in a directory; None if it can. Nothing is changed.
-
-    A finished training goes on when ``rollout.num_rollout`` is larger than it was.
-    """
-    settings, newest = spec.settings, None if overwrite else newest_checkpoint(out)
-    if newest is not None and (problem := _finished_problem(settings, out, newest)):
-        return problem
-    step = newest if newest is not None and newest + 1 < settings.rollout.num_rollout else None
-    identity = settings.identity()
-    problem = RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=spec.chosen)
-    if problem is None and not overwrite and not holds_training(out) and has_steps(out):
-        return (
-            f"{out}: holds a run that was not trained on; go on with rollfeed run --resume {out}, choose another "
-            "--out, or replace it with --overwrite"
-        )
-    return problem
-
-
-def _finished_problem(settings: Settings, out: Path, newest: int) -> str | None:
-    """Return why a training whose newest checkpoint is that after batch ``newest`` has nothing left to do."""
-    with RunReader(out) as reader:
-        run = reader.run()
-    if run.status is not RunStatus.FINISHED:
-        return None
-    has, remedy = f"{out}: holds a finished training of {newest + 1} batches", "rollout.num_rollout"
-    if newest + 1 < settings.rollout.num_rollout:
-        # Of a prompt source of the user's nobody knows whether there is more by now.
-        stored = run.settings.get("prompts", {}).get("num_epoch")
-        if not run.cause or settings.plugins.prompt_source or stored != settings.prompts.num_epoch:
-            return None
-        has, remedy = f"{has} ({run.cause})", "prompts.num_epoch"
-    return f"{has}; raise {remedy} to train on, choose another --out, or replace it with --overwrite"
+EQUAL_REWARDS = "all groups had equal rewards"
+_FIRST_WARNING, _LATER_WARNINGS = 3, 10
+"""Batches in a row after which it is said, and how many lie between two later warnings."""
 
 
 def check_training(settings: Settings) -> None:
@@ -89,22 +55,25 @@ def check_training(settings: Settings) -> None:
         choose_device(train.device)
 
 
-def check_trained_prompts(prepared: PreparedRun) -> None:
+def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpoint: Path) -> None:
     """Refuse prompts of which no sample could be trained on, whatever engine answers them.
+
+    Args:
+        settings: The run's.
+        prompts: Those of its data sets.
+        checkpoint: The model that is trained.
 
     Raises:
         ConfigError: If one has images, or a sample of the longest may have more tokens than the model takes.
     """
-    settings, source = prepared.settings, prepared.source
     own = settings.plugins
-    prompts = source.dataset_prompts if isinstance(source, MixtureSource) else ()
     shown = next((prompt for prompt in prompts if prompt.images), None)
     if shown is not None and not (own.generate or own.rollout or own.sample_hook):
         raise ConfigError(
             f"prompts.datasets: {shown.prompt_id} has images, and the trainer takes text only: remove image_key, or "
             "use rollfeed run with a trainer of your own"
         )
-    limit = (find_config(prepared.model.checkpoint) or {}).get("max_position_embeddings")
+    limit = (find_config(checkpoint) or {}).get("max_position_embeddings")
     longest = settings.max_context_length
     if not (own.prompt_source or own.generate or own.rollout):
         longest = settings.max_prompt_length + settings.sampling.rollout_max_response_len
@@ -233,3 +202,42 @@ def _check_memory(settings: Settings) -> None:
             f"train.micro_batch_tokens = {budget}: {what} and would not fit; raise it to "
             f"{longest - 1}, or lower {remedy}"
         )
+
+
+def why_no_update(batch: TrainBatch, *, reward_key: str | None, otherwise: str) -> str:
+    """Return why a batch brought no update; ``otherwise`` where its rewards and masks do not say."""
+    if not any(sample.loss_mask.any() and not sample.remove_sample for sample in batch.samples):
+        return "no token of the batch is trained on"
+    if any(map(np.any, batch.advantages_S)):
+        return otherwise
+    is_equal = all(are_equal(group.reward_values(reward_key)) for group in batch.groups)
+    return EQUAL_REWARDS if is_equal else "every advantage is 0"
+
+
+def warn_of_equal_rewards(num_in_a_row: int, batch: TrainBatch, settings: Settings) -> None:
+    """Say what helps when several batches in a row had nothing but equal rewards."""
+    since = num_in_a_row - _FIRST_WARNING
+    if since < 0 or since % _LATER_WARNINGS:
+        return
+    remedies = []
+    if not any(each.name == "reward_std" for each in settings.filters.dynamic_sampling):
+        remedies.append('add the filter reward_std ([[filters.dynamic_sampling]] name = "reward_std")')
+    remedies.append(f"raise sampling.rollout_temperature = {settings.sampling.rollout_temperature:g}")
+    levels = [f"{each.id} at level {each.level}" for each in settings.prompts.environments]
+    what = f"level ({', '.join(levels)})" if levels else "kind of prompts"
+    remedies.append(f"choose {_direction(batch)} {what}")
+    reward = batch.metrics["rollout/reward_mean"]
+    _log.warning(
+        "%d batches in a row changed nothing: %s (mean reward %.3f): %s",
+        num_in_a_row,
+        EQUAL_REWARDS,
+        reward,
+        ", or ".join(remedies),
+    )
+
+
+def _direction(batch: TrainBatch) -> str:
+    judged = Counter(rollout.verdict.correct for group in batch.groups for rollout in group.rollouts if rollout.verdict)
+    if judged[Correct.NO] and not judged[Correct.YES]:
+        return "an easier"
+    return "a harder" if judged[Correct.YES] and not judged[Correct.NO] else "another"

@@ -17,26 +17,29 @@ from typing import TYPE_CHECKING, NamedTuple
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation
 from rollfeed.app.runs import RunSummary, early_end, make_steps
-from rollfeed.app.training.checkpoints import (
+from rollfeed.app.training.checks import (
+    EQUAL_REWARDS,
+    check_sampling_masks,
+    check_trained_model,
+    check_trained_prompts,
+    check_training,
+    tell_of_correction,
+    warn_of_equal_rewards,
+    why_no_update,
+)
+from rollfeed.app.training.directory import (
+    RecordLog,
+    directory_problem,
     export_model,
     has_steps,
     has_warm_up,
     newest_checkpoint,
     restore,
+    run_curves,
     save_step,
     save_warm_up,
     where_it_goes_on,
 )
-from rollfeed.app.training.checks import (
-    check_sampling_masks,
-    check_trained_model,
-    check_trained_prompts,
-    check_training,
-    directory_problem,
-    tell_of_correction,
-)
-from rollfeed.app.training.logs import RecordLog, run_curves
-from rollfeed.app.training.proving import TrainerProbes
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.errors import (
     COMPUTING_ERRORS,
@@ -54,10 +57,10 @@ from rollfeed.report import CurveFiles, warn_without_drawing
 from rollfeed.store import Rewind
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
-from rollfeed.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.types import TrainBatch
 
 if TYPE_CHECKING:
+    from rollfeed.training.probe import TrainerProbes
     from rollfeed.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
@@ -147,7 +150,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     check_training(settings)
     tell_of_correction(settings)
     check_trained_model(settings, prepared.model.checkpoint)
-    check_trained_prompts(prepared)
+    check_trained_prompts(settings, prepared.dataset_prompts, prepared.model.checkpoint)
     # PyTorch takes seconds to import.
     from rollfeed.training.trainer import Trainer
 
@@ -158,6 +161,21 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
         num_batches=prepared.num_batches,
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
+    )
+
+
+def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
+    # PyTorch takes seconds to import, and the trainer has.
+    from rollfeed.engine.native.weights import quantised
+    from rollfeed.training.probe import TrainerProbes, weight_types
+
+    settings, is_embedded = prepared.settings, prepared.settings.engine.is_embedded
+    return TrainerProbes(
+        trainer,
+        settings=settings.weights.proof,
+        types=weight_types(prepared.model.checkpoint, precision=prepared.engine.precision, is_embedded=is_embedded),
+        micro_batch_tokens=settings.train.micro_batch_tokens,
+        to_int8=quantised,
     )
 
 
@@ -182,7 +200,7 @@ class _Loop:
         self._out = out
         self._hooks = hooks
         self._is_restored = is_restored
-        self._probes = TrainerProbes(prepared, trainer)
+        self._probes = _probes_of(prepared, trainer)
         self._num_batches = prepared.num_batches
         self._curve_files = CurveFiles(
             out,

@@ -21,7 +21,6 @@ from rollfeed.app.sources import build_source
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import EvalSet, SetResult, TrainingDefaults, plan_set
-from rollfeed.prompts import MixtureSource
 from rollfeed.protocols import Engine, PromptSource, Tokenizer
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
@@ -126,9 +125,8 @@ async def prepare_warm_up(prepared: PreparedRun) -> WarmUp | None:
     tokenizer = prepared.model.tokenizer
     if not tokenizer.eos_token_ids:
         raise ConfigError("train.warm_up: the tokenizer names no token that ends a response; use another checkpoint")
-    if isinstance(prepared.source, MixtureSource):
-        for prompt in prepared.source.dataset_prompts:
-            _label(prompt)
+    for prompt in prepared.dataset_prompts:
+        _label(prompt)
     return WarmUp(
         settings=settings,
         source=_source(prepared, "demonstrations"),

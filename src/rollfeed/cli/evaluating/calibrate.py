@@ -17,6 +17,7 @@ from rollfeed.config import EngineSettings, SamplingSettings
 from rollfeed.engine import DEFAULT_MODEL
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.errors import ConfigError
+from rollfeed.evaluation import Calibration
 
 _DEFAULT_LEVELS = 6
 _EPILOG = """each problem is answered once, sampled as in training with sampling.rollout_skip_special_tokens = true;
@@ -141,7 +142,7 @@ def _value(text: str) -> Any:
     return value if isinstance(value, str | int | float | bool) else text
 
 
-def _record(arguments: argparse.Namespace, parameters: dict[str, Any], calibration: app.Calibration) -> dict[str, Any]:
+def _record(arguments: argparse.Namespace, parameters: dict[str, Any], calibration: Calibration) -> dict[str, Any]:
     return {
         "environment": arguments.id,
         "model": arguments.model,
@@ -156,7 +157,7 @@ def _record(arguments: argparse.Namespace, parameters: dict[str, Any], calibrati
     }
 
 
-def _print(environment_id: str, calibration: app.Calibration) -> None:
+def _print(environment_id: str, calibration: Calibration) -> None:
     print("level  accuracy (95 % interval)   reward  answer found  truncated")
     for each in calibration.levels:
         found = each.found

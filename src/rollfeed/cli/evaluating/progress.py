@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from rollfeed.app import EvalProgress
+from rollfeed.evaluation import EvalProgress
 
 _LINE_SECONDS = 5.0
 _LIVE_SECONDS = 0.2

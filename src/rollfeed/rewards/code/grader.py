@@ -5,6 +5,7 @@ Expected outputs never enter the sandbox, so a program can only earn its reward 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -89,6 +90,26 @@ class CodeGrader:
         expected = test.expected if isinstance(test.expected, str) else json.dumps(test.expected)
         room = max(self._limits.max_output_bytes, _OUTPUT_PER_EXPECTED * len(expected))
         return replace(self._limits, max_output_bytes=room)
+
+
+class InTurns:
+    """Calls the grader a few times at once, each within a deadline from its turn."""
+
+    def __init__(self, grader: CodeGrader, *, num_turns: int, timeout_seconds: float) -> None:
+        self._grader = grader
+        self._turns = asyncio.Semaphore(num_turns)
+        self._timeout_seconds = timeout_seconds
+
+    async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+        async with self._turns:
+            try:
+                async with asyncio.timeout(self._timeout_seconds) as deadline:
+                    return await self._grader(response, label, metadata)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                detail = f"the tests were not done within {self._timeout_seconds:g} s"
+                return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
 
 
 def _failure(result: ExecResult, limits: ExecLimits) -> str:

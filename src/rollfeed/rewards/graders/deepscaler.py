@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollfeed.answers import MAX_CHARS, find_box, normalize
-from rollfeed.protocols import RolloutObserver
 from rollfeed.rewards.isolation import IsolatedCall
 from rollfeed.rewards.labels import undecidable
 from rollfeed.rewards.mathematics import grade_equality, math_labels, no_answer, one_or_zero
-from rollfeed.types import FilterDecision, Group, StepCommit, Verdict
+from rollfeed.types import FilterDecision, Group, PromptDraw, Rollout, StepCommit, Verdict
 
 _RM_TYPES = ("deepscaler", "boxed_deepscaler")
 _THINK_END = "</think>"
@@ -47,8 +46,8 @@ def _answer_part(response: str) -> str | None:
     return after if marker else None
 
 
-class MarkerWatch(RolloutObserver):
-    """Warns once a step in which no response had a marker.
+class MarkerWatch:
+    """Fits :class:`rollfeed.protocols.RolloutObserver`; warns once a step in which no response had a marker.
 
     Args:
         rm_type: Grader of prompts that name none.
@@ -60,6 +59,15 @@ class MarkerWatch(RolloutObserver):
 
     def step_started(self, step: int) -> None:
         self._num_graded = self._num_unmarked = 0
+
+    def group_submitted(self, draw: PromptDraw) -> None:
+        """Nothing is graded yet."""
+
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """Nothing is graded yet."""
+
+    def waiting(self, message: str) -> None:
+        """Not of interest here."""
 
     def group_decided(self, group: Group, decision: FilterDecision) -> None:
         if group.prompt.metadata.get("rm_type", self._rm_type) not in _RM_TYPES:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from rollfeed.app.training.checkpoints import export_model
+from rollfeed.app.training.directory import export_model
 from rollfeed.config.train import TrainSettings
 from rollfeed.errors import RunFailedError
 from rollfeed.prompts import load_tokenizer

@@ -1,19 +1,34 @@
-"""The trainer's states in a run directory, and the model that it leaves.
+"""What a training has in a run directory: the trainer's states, its logs and the model; and whether it can go on there.
 
 Invariant: what has its name is whole; a process that is killed leaves at most a folder with a temporary one.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rollfeed.config import RunSpec, Settings
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import RunFailedError
-from rollfeed.store import RunReader
-from rollfeed.store.layout import CHECKPOINTS, JOURNAL, MODEL, WARM_UP, holds_training
+from rollfeed.report import Curves, curves_of
+from rollfeed.store import RunDirectory, RunReader, RunStatus
+from rollfeed.store.atomic import replace_file
+from rollfeed.store.json_text import read_records
+from rollfeed.store.layout import (
+    CHECKPOINTS,
+    EVAL_LOG,
+    JOURNAL,
+    METRICS,
+    MODEL,
+    TRAIN_LOG,
+    WARM_UP,
+    holds_training,
+)
 
 if TYPE_CHECKING:
     from rollfeed.training.trainer import Trainer
@@ -102,3 +117,67 @@ def export_model(trainer: Trainer, out: Path, *, checkpoint: Path) -> None:
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunFailedError(f"{out / MODEL}: the trained model cannot be written: {error}") from error
+
+
+def directory_problem(spec: RunSpec, out: Path, *, overwrite: bool) -> str | None:
+    """Return why training can neither begin nor go on in a directory; None if it can. Nothing is changed.
+
+    A finished training goes on when ``rollout.num_rollout`` is larger than it was.
+    """
+    settings, newest = spec.settings, None if overwrite else newest_checkpoint(out)
+    if newest is not None and (problem := _finished_problem(settings, out, newest)):
+        return problem
+    step = newest if newest is not None and newest + 1 < settings.rollout.num_rollout else None
+    identity = settings.identity()
+    problem = RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=spec.chosen)
+    if problem is None and not overwrite and not holds_training(out) and has_steps(out):
+        return (
+            f"{out}: holds a run that was not trained on; go on with rollfeed run --resume {out}, choose another "
+            "--out, or replace it with --overwrite"
+        )
+    return problem
+
+
+def _finished_problem(settings: Settings, out: Path, newest: int) -> str | None:
+    """Return why a training whose newest checkpoint is that after batch ``newest`` has nothing left to do."""
+    with RunReader(out) as reader:
+        run = reader.run()
+    if run.status is not RunStatus.FINISHED:
+        return None
+    has, remedy = f"{out}: holds a finished training of {newest + 1} batches", "rollout.num_rollout"
+    if newest + 1 < settings.rollout.num_rollout:
+        # Of a prompt source of the user's nobody knows whether there is more by now.
+        stored = run.settings.get("prompts", {}).get("num_epoch")
+        if not run.cause or settings.plugins.prompt_source or stored != settings.prompts.num_epoch:
+            return None
+        has, remedy = f"{has} ({run.cause})", "prompts.num_epoch"
+    return f"{has}; raise {remedy} to train on, choose another --out, or replace it with --overwrite"
+
+
+def run_curves(out: Path) -> Curves:
+    """Return the curves of a run directory as its logs have them now; empty ones where nothing was trained."""
+    return curves_of(
+        evaluations=read_records(out / EVAL_LOG),
+        trained=read_records(out / TRAIN_LOG),
+        metrics=read_records(out / METRICS),
+    )
+
+
+class RecordLog:
+    """One line of JSON a record; those that a process which goes on will make again are taken out."""
+
+    def __init__(self, path: Path, *, keep: Callable[[dict[str, Any]], bool]) -> None:
+        self._path = path
+        kept = [record for record in read_records(path) if keep(record)]
+        replace_file(path, lambda file: file.write("".join(map(_line, kept)).encode()))
+        self.records: list[Mapping[str, Any]] = list(kept)
+        """Those of earlier processes included."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.records.append(record)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record) + "\n"
