@@ -36,7 +36,7 @@ from rollfeed.app import prepare_run_evaluation
 from rollfeed.app.training import make_trainer
 from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
 from rollfeed.cli.benching.machine import machine
-from rollfeed.config import RunSpec, Settings, load_settings
+from rollfeed.config import RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "examples" / "reverse" / "train.toml"
@@ -124,16 +124,15 @@ def is_within(curve: list[dict[str, float]]) -> bool:
     return curve[0]["accuracy_low"] <= curve[-1]["accuracy"] <= curve[0]["accuracy_high"]
 
 
-def settings_of(seed: int) -> Settings:
-    return load_settings(SETTINGS, [f"seed={seed}"])
+def spec_of(seed: int) -> RunSpec:
+    return RunSpec.load(SETTINGS, [f"seed={seed}"])
 
 
 async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
     """Go on from the state after the warm-up with right labels only."""
     from rollfeed.training.supervised import SupervisedUpdates
 
-    settings = settings_of(seed)
-    prepared = app.prepare(RunSpec(settings))
+    prepared = app.prepare(spec_of(seed))
     warm_up = await prepare_warm_up(prepared)
     assert warm_up is not None
     evaluation, trainer = prepare_run_evaluation(prepared.spec, prepared.model), make_trainer(prepared)
@@ -142,14 +141,14 @@ async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
     updates = SupervisedUpdates(
         trainer.policy,
         learning_rate=warm_up.settings.learning_rate,
-        micro_batch_tokens=settings.train.micro_batch_tokens,
+        micro_batch_tokens=prepared.settings.train.micro_batch_tokens,
     )
-    rollout, batch_size = settings.rollout, warm_up.settings.batch_size
+    rollout, batch_size = prepared.settings.rollout, warm_up.settings.batch_size
     num_updates = rollout.num_rollout * rollout.rollout_batch_size * rollout.n_samples_per_prompt // batch_size
     random = Random(seed)
     for _ in range(num_updates):
         prompts = await warm_up.source.draw(batch_size)
-        demonstrations = demonstrations_of(prompts, tokenizer=warm_up.tokenizer, wrong_share=0.0, random=random)
+        demonstrations = demonstrations_of(prompts, tokenizer=prepared.model.tokenizer, wrong_share=0.0, random=random)
         await asyncio.to_thread(updates.update, demonstrations)
     async with prepared.engine:
         await prepared.engine.update_weights(trainer.weights(), policy_version=1)
@@ -166,8 +165,7 @@ async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
 
 def compare_words(seed: int, out: Path) -> dict[str, Any]:
     """Return how many words the warm-up, training and the evaluation have, and how many of the last came up before."""
-    settings = settings_of(seed)
-    prepared = app.prepare(RunSpec(settings))
+    prepared = app.prepare(spec_of(seed))
     updates = records(out / "warm-up.jsonl")[-1]["updates"]
 
     async def of_warm_up() -> set[str]:

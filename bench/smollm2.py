@@ -24,7 +24,7 @@ from training_runs import tell, train
 
 from rollfeed import app
 from rollfeed.cli.benching.machine import machine
-from rollfeed.config import Settings, load_settings
+from rollfeed.config import RunSpec, Settings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
 from rollfeed.evaluation.calibration import HIGHEST_ACCURACY, LOWEST_ACCURACY
 from rollfeed.prompts import ChatRenderer
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="as for rollfeed train")
     parser.add_argument("--busy", action="store_true", help="the machine does other work")
     arguments = parser.parse_args()
-    settings = load_settings(SETTINGS, [])
+    settings = RunSpec.load(SETTINGS).settings
     tokenizer = app.load_settings_model(settings).tokenizer
     levels = [with_problems(level, settings, tokenizer) for level in json.loads(CALIBRATION.read_text())["levels"]]
     chosen = choose(levels)

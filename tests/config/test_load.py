@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.config import Settings, load_settings, read_stored, stored_identity, stored_values
+from rollfeed.config import RunSpec, Settings, read_stored, stored_identity, stored_values
 from rollfeed.errors import ConfigError
 
 MINIMAL = '[[prompts.environments]]\nid = "core/copy_text"\n'
@@ -12,7 +12,7 @@ MINIMAL = '[[prompts.environments]]\nid = "core/copy_text"\n'
 def load(tmp_path: Path, text: str, *overrides: str) -> Settings:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    return load_settings(path, overrides)
+    return RunSpec.load(path, overrides).settings
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
@@ -20,13 +20,13 @@ def load(tmp_path: Path, text: str, *overrides: str) -> Settings:
 def test_a_byte_order_mark_and_line_ends_of_windows_are_taken(tmp_path: Path, encoding: str, newline: str) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(MINIMAL.replace("\n", newline).encode(encoding))
-    assert load_settings(path).prompts.environments[0].id == "core/copy_text"
+    assert RunSpec.load(path).settings.prompts.environments[0].id == "core/copy_text"
 
 
 def test_a_file_in_utf16_is_told_to_be_saved_as_utf8(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(MINIMAL.encode("utf-16"))
     with pytest.raises(ConfigError, match=r"not UTF-8 text .*; save it as UTF-8"):
-        load_settings(tmp_path / "run.toml")
+        RunSpec.load(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize("written", ["2026-01-31", '"2026-01-31"', "2026-01-31T12:00:00", '"2026-01-31 12:00:00"'])
@@ -139,12 +139,12 @@ def test_every_mistake_of_a_file_gets_its_own_line(tmp_path: Path) -> None:
 
 def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: no such settings file"):
-        load_settings(tmp_path / "none.toml")
+        RunSpec.load(tmp_path / "none.toml")
 
 
 def test_a_folder_as_settings_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder"):
-        load_settings(tmp_path)
+        RunSpec.load(tmp_path)
 
 
 def test_text_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(b"seed = \xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        load_settings(path)
+        RunSpec.load(path)
 
 
 def test_overrides_reach_nested_keys_and_lists(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rollfeed import app
 from rollfeed.cli.main import main as rollfeed
-from rollfeed.config import load_settings
+from rollfeed.config import RunSpec
 from rollfeed.config.train import TrainSettings
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.training.trainer import Trainer
@@ -325,7 +325,7 @@ def difference(trainer: Trainer, groups: list[Group]) -> float:
 
 async def compare(folder: Path) -> dict[str, Any]:
     """Return the largest differences, by what is compared."""
-    settings = load_settings(folder / "run.toml")
+    settings = RunSpec.load(folder / "run.toml").settings
     model = app.load_model(str(folder / "model"))
     shared, apart = (
         Trainer(

@@ -181,7 +181,7 @@ def test_check_shows_what_a_method_and_single_keys_come_to(rollfeed, settings_fi
 
 def test_what_is_stored_is_what_is_trained(rollfeed, settings_file, tmp_path, tiny_checkpoint) -> None:
     """An estimator over the batch, a penalty and masked answers are in the file; another trainer repeats the step."""
-    from rollfeed.config import load_settings
+    from rollfeed.config import RunSpec
     from rollfeed.store import RunReader
     from rollfeed.training.trainer import Trainer
 
@@ -207,7 +207,7 @@ def test_what_is_stored_is_what_is_trained(rollfeed, settings_file, tmp_path, ti
     np.testing.assert_allclose(batch.advantages_S, expected, rtol=1e-4)
     trainer = Trainer(
         tiny_checkpoint,
-        settings=load_settings(settings, overrides).train,
+        settings=RunSpec.load(settings, overrides).settings.train,
         temperature=1.0,
         num_batches=1,
         max_response_length=12,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rollfeed.app.rewards import RewardServices
-from rollfeed.config import RewardSettings
+from rollfeed.config import RemoteRewardSettings, RewardSettings
 from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
 from rollfeed.types import Outcome, Verdict
 
@@ -124,7 +124,7 @@ async def test_program_gets_its_verdict(
 async def test_server_gets_the_reward_through(
     case: dict[str, Any], serve_script: Callable[..., AbstractAsyncContextManager[Any]]
 ) -> None:
-    async with serve_script(case["server"]) as server, RemoteGrader(url=server.url) as grader:
+    async with serve_script(case["server"]) as server, RemoteGrader(RemoteRewardSettings(url=server.url)) as grader:
         hub = RewardHub(graders={"remote_rm": OwnPace(grader)}, timeout_seconds=1.0)
 
         async def grade() -> Verdict:

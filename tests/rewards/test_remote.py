@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rollfeed.app.rewards import open_reward_hub
-from rollfeed.config import RewardSettings
+from rollfeed.config import RemoteForm, RemoteRewardSettings, RewardSettings
 from rollfeed.config.api_key import ApiKey
 from rollfeed.errors import ConfigError
-from rollfeed.rewards import Form, RemoteGrader
+from rollfeed.rewards import RemoteGrader
 from rollfeed.types import Outcome
 
 Serve = Callable[..., Any]
@@ -20,7 +20,8 @@ KEY = ApiKey("reward.remote.api_key_env", "REWARD_KEY", "secret-7")
 
 
 async def grade(url: str | None, *, response: str = "r", label: Any = "l", **settings: Any) -> Any:
-    async with RemoteGrader(url=url, **settings) as grader:
+    api_key = settings.pop("api_key", None)
+    async with RemoteGrader(RemoteRewardSettings(url=url, **settings), api_key=api_key) as grader:
         verdict = await grader(response, label, {"prompt_text": "p"})
         assert grader.num_in_flight == 0
         return verdict
@@ -56,7 +57,7 @@ async def test_predictions_form_sends_one_response_as_it_is_and_its_label_as_tex
     serve_script: Serve, label: Any, sent: str
 ) -> None:
     async with serve_script([{"json": {"score": 0.5}}]) as server:
-        assert (await grade(server.url, form=Form.PREDICTIONS, reply_key="score", label=label)).reward == 0.5
+        assert (await grade(server.url, form=RemoteForm.PREDICTIONS, reply_key="score", label=label)).reward == 0.5
         assert server.bodies == [{"predictions": "r", "answers": sent}]
 
 
@@ -247,14 +248,20 @@ async def test_failed_verdict_of_a_reward_server_stays_one(serve_script: Serve) 
 
 async def test_requests_at_once_are_bounded_and_share_a_session(serve_script: Serve) -> None:
     reply = {"json": 1.0, "seconds": 0.02, "repeat": True}
-    async with serve_script([reply]) as server, RemoteGrader(url=server.url, concurrency=4) as grader:
+    async with (
+        serve_script([reply]) as server,
+        RemoteGrader(RemoteRewardSettings(url=server.url, concurrency=4)) as grader,
+    ):
         verdicts = await asyncio.gather(*(grader("r", "l", {}) for _ in range(32)))
         assert [verdict.reward for verdict in verdicts] == [1.0] * 32
         assert server.most_running <= 4
 
 
 async def test_cancelled_grading_leaves_nothing_in_flight(serve_script: Serve) -> None:
-    async with serve_script([{"hang": True, "repeat": True}]) as server, RemoteGrader(url=server.url) as grader:
+    async with (
+        serve_script([{"hang": True, "repeat": True}]) as server,
+        RemoteGrader(RemoteRewardSettings(url=server.url)) as grader,
+    ):
         grading = asyncio.create_task(grader("r", "l", {}))
         await server.asked.wait()
         grading.cancel()

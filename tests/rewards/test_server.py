@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rollfeed.config import RemoteRewardSettings
 from rollfeed.errors import ConfigError
-from rollfeed.rewards import BUILTIN_GRADERS, Form, OwnPace, RemoteGrader, RewardHub
+from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
 from rollfeed.rewards.server import RewardServer, serve_rewards
 from rollfeed.types import Verdict
 
@@ -243,13 +244,16 @@ async def test_client_that_goes_away_gives_its_room_back() -> None:
 
 
 async def test_our_remote_grader_understands_our_server() -> None:
-    async with serving() as client, RemoteGrader(url=f"{client.address}/get_reward") as grader:
+    async with serving() as client, RemoteGrader(RemoteRewardSettings(url=f"{client.address}/get_reward")) as grader:
         assert (await grader(r"\boxed{4}", "4", {})).reward == 1.0
         assert (await grader(r"\boxed{4}", {"a": 1}, {})).reward is None
 
 
 async def test_our_remote_grader_understands_our_server_in_the_form_of_predictions() -> None:
-    async with serving() as client, RemoteGrader(url=client.address, form=Form.PREDICTIONS) as grader:
+    async with (
+        serving() as client,
+        RemoteGrader(RemoteRewardSettings(url=client.address, form="predictions")) as grader,
+    ):
         assert (await grader(r"\boxed{4}", 4, {})).reward == 1.0
         assert (await grader(r"\boxed{5}", "4", {})).reward == 0.0
 
@@ -264,7 +268,7 @@ async def test_our_remote_grader_waits_for_room_in_our_server() -> None:
 
     async with (
         serving(max_in_progress=1, rm_type="slow", slow=OwnPace(slow)) as client,
-        RemoteGrader(url=client.address, concurrency=1) as grader,
+        RemoteGrader(RemoteRewardSettings(url=client.address, concurrency=1)) as grader,
     ):
         first = asyncio.create_task(client.post(RIGHT))
         await started.wait()

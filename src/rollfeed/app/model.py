@@ -119,11 +119,6 @@ def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: b
     return create_local_engine(
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
-        threads=settings.threads,
-        num_slots=settings.num_slots,
-        context_length=settings.context_length,
         deterministic=deterministic,
-        device=settings.device,
-        kernels=settings.kernels.value,
-        precision=settings.precision.value,
+        **settings.model_dump(mode="json", exclude={"sglang", "openai"}),
     )

@@ -15,7 +15,6 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings
-from rollfeed.config.api_key import ApiKey
 from rollfeed.config.plugins import import_path_of
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
@@ -23,7 +22,6 @@ from rollfeed.errors import ConfigError
 from rollfeed.protocols import BatchedRewardFn, ExecLimits, Grader, GroupRewardFn, Isolation, RewardFn
 from rollfeed.rewards import (
     BUILTIN_GRADERS,
-    Form,
     OwnPace,
     RemoteGrader,
     RewardHub,
@@ -57,7 +55,7 @@ class RewardServices:
         self.on_isolation: Callable[[Isolation], None] | None = None
         """Told once at which isolation level programs of the policy run, when the first one does."""
         self._runs_programs = any(name is not None and grader_name(name) == CODE_RM_TYPE for name in rm_types)
-        workers, code, remote = settings.workers, settings.code, settings.remote
+        workers, code = settings.workers, settings.code
         pool = WorkerPool(
             num_workers=workers.num_workers or num_cores(),
             warm_up=_WARM_UP,
@@ -68,15 +66,7 @@ class RewardServices:
         self.sandboxes = OnDemandSandboxes(
             level=code.isolation, max_running=code.concurrency, on_isolation=self._tell_isolation
         )
-        self.remote = RemoteGrader(
-            url=remote.url,
-            api_key=ApiKey.read(remote.api_key_env, setting="reward.remote.api_key_env"),
-            form=Form(remote.form.value),
-            reply_key=remote.reply_key,
-            timeout_seconds=remote.timeout_seconds,
-            max_tries=remote.max_tries,
-            concurrency=remote.concurrency,
-        )
+        self.remote = RemoteGrader(settings.remote)
         limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
         self._code = InTurns(
             CodeGrader(sandboxes=self.sandboxes, limits=limits),

@@ -5,7 +5,6 @@ from rollfeed.config.buffer import BufferPolicyName, BufferSettings, PlacementSe
 from rollfeed.config.engine import (
     EngineSettings,
     Kernels,
-    OpenAISettings,
     Precision,
     Purpose,
     SGLangSettings,
@@ -13,13 +12,14 @@ from rollfeed.config.engine import (
 )
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
-from rollfeed.config.load import chosen_keys, load_scoring_settings, load_settings, validate_settings
+from rollfeed.config.load import chosen_keys, load_scoring_settings, validate_settings
 from rollfeed.config.model import TinyModelSettings
 from rollfeed.config.plugins import PluginSettings
 from rollfeed.config.prompts import DatasetSettings
 from rollfeed.config.resuming import read_stored, stored_identity, stored_values
 from rollfeed.config.reward import (
     CodeRewardSettings,
+    RemoteForm,
     RemoteRewardSettings,
     RewardSettings,
     ScoringSettings,
@@ -54,13 +54,13 @@ __all__ = [
     "FiltersSettings",
     "GroupFailurePolicy",
     "Kernels",
-    "OpenAISettings",
     "OverSamplingSettings",
     "PlacementSettings",
     "PluginSettings",
     "Precision",
     "Purpose",
     "Refill",
+    "RemoteForm",
     "RemoteRewardSettings",
     "RewardSettings",
     "RolloutConfig",
@@ -81,7 +81,6 @@ __all__ = [
     "chosen_keys",
     "is_device",
     "load_scoring_settings",
-    "load_settings",
     "read_stored",
     "stored_identity",
     "stored_values",

@@ -19,16 +19,6 @@ from rollfeed.errors import ConfigError, suggestion
 S = TypeVar("S", bound=Section)
 
 
-def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
-    """Read a settings file and apply ``key=value`` overrides.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not TOML, or a setting is unknown, of the wrong
-            type, out of bounds or does not fit the others; one line a mistake.
-    """
-    return validate_settings(read_toml(path), where=str(path), overrides=overrides)
-
-
 def chosen_keys(tree: Mapping[str, Any], overrides: Sequence[str], settings: Settings) -> frozenset[str]:
     """Return the keys that overrides decide: those that they name, and those whose values follow from them.
 
@@ -55,7 +45,7 @@ def load_scoring_settings(path: Path) -> ScoringSettings:
     """Read what says how responses are scored from a settings file, in which all else may be missing.
 
     Raises:
-        ConfigError: As :func:`load_settings`; other tables are not looked into.
+        ConfigError: As :func:`validate_settings`; other tables are not looked into.
     """
     tree = read_toml(path)
     unknown = [name for name in tree if name not in Settings.model_fields]
@@ -70,7 +60,8 @@ def validate_settings(tree: Mapping[str, Any], *, where: str, overrides: Sequenc
     """Build the settings from nested dictionaries and ``key=value`` overrides; ``where`` names their origin in errors.
 
     Raises:
-        ConfigError: As :func:`load_settings`.
+        ConfigError: If a setting is unknown, of the wrong type, out of bounds or does not fit the others; one line a
+            mistake.
     """
     changed = deepcopy(dict(tree))
     for override in overrides:

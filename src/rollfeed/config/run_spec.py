@@ -28,7 +28,7 @@ class RunSpec:
         """Read a settings file and apply ``key=value`` overrides; it looks for files beside that, and in this folder.
 
         Raises:
-            ConfigError: As :func:`rollfeed.config.load_settings`.
+            ConfigError: If the file cannot be read, is not TOML, or has a setting that is wrong.
         """
         tree = read_toml(file)
         settings = validate_settings(tree, where=str(file), overrides=overrides)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rollfeed.rewards.hub import RewardHub
     from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
     from rollfeed.rewards.registry import BUILTIN_GRADERS, BuiltinGrader
-    from rollfeed.rewards.remote import Form, RemoteGrader
+    from rollfeed.rewards.remote import RemoteGrader
 
 _HOMES = {
     "calls": ("OwnPace",),
@@ -22,13 +22,12 @@ _HOMES = {
     "hub": ("RewardHub",),
     "isolation": ("InProcessWorkers", "IsolatedCall"),
     "registry": ("BUILTIN_GRADERS", "BuiltinGrader"),
-    "remote": ("Form", "RemoteGrader"),
+    "remote": ("RemoteGrader",),
 }
 
 __all__ = [
     "BUILTIN_GRADERS",
     "BuiltinGrader",
-    "Form",
     "InProcessWorkers",
     "IsolatedCall",
     "MarkerWatch",

@@ -12,11 +12,11 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import aiohttp
 
+from rollfeed.config import RemoteForm, RemoteRewardSettings
 from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
 from rollfeed.errors import RewardError
 from rollfeed.rewards.hub import PROMPT_KEY
@@ -27,16 +27,6 @@ _MAX_REPLY_BYTES = 1024**2
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 _RETRYABLE = (408, 429)
-_NO_KEY = ApiKey("reward.remote.api_key_env")
-
-
-class Form(StrEnum):
-    """What the server is sent."""
-
-    RESPONSE = "response"
-    """``{"prompt", "response", "label"}``."""
-    PREDICTIONS = "predictions"
-    """``{"predictions": response, "answers": str(label)}``: what verifiers of this form take for one response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +42,17 @@ class RemoteGrader:
     """Asks a server for the reward of a response. Entered with ``async with``, which closes its connections.
 
     Args:
-        url: Of the server; None makes every grading an ERROR.
-        api_key: What it is to be sent as a key.
-        form: What it is sent.
-        reply_key: Which entry of the reply is the reward.
-        timeout_seconds: For one try.
-        max_tries: When connections fail, time runs out, or the status says that later may be better.
-        concurrency: Requests at once; more wait, outside of their time.
+        settings: Of the server; without a url, every grading is an ERROR.
+        api_key: What it is to be sent as a key; by default what the environment has of it.
+
+    Raises:
+        ConfigError: If the variable that should hold the key does not.
     """
 
-    def __init__(
-        self,
-        *,
-        url: str | None,
-        api_key: ApiKey = _NO_KEY,
-        form: Form = Form.RESPONSE,
-        reply_key: str = "reward",
-        timeout_seconds: float = 10.0,
-        max_tries: int = 3,
-        concurrency: int = 64,
-    ) -> None:
-        self._url = url
-        self._api_key = api_key
-        self._form = form
-        self._reply_key = reply_key
-        self._timeout_seconds = timeout_seconds
-        self._max_tries = max_tries
-        self._concurrency = concurrency
-        self._turns = asyncio.Semaphore(concurrency)
+    def __init__(self, settings: RemoteRewardSettings, *, api_key: ApiKey | None = None) -> None:
+        self._settings = settings
+        self._api_key = api_key or ApiKey.read(settings.api_key_env, setting="reward.remote.api_key_env")
+        self._turns = asyncio.Semaphore(settings.concurrency)
         self._session: aiohttp.ClientSession | None = None
         self.num_in_flight = 0
         """Requests that the server is working on."""
@@ -94,36 +67,37 @@ class RemoteGrader:
 
     async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
         """Return the server's verdict; ERROR, or TIMEOUT when it did not answer in time, with the cause."""
-        if self._url is None:
+        url, max_tries = self._settings.url, self._settings.max_tries
+        if url is None:
             return _error("rm_type remote_rm: no server: set reward.remote.url")
         try:
             body = json.dumps(self._body(response, label, metadata), allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             return _error(f"the label or the prompt is not JSON: {error}")
         failed = _Failed(Outcome.ERROR, "not asked")
-        for attempt in range(self._max_tries):
+        for attempt in range(max_tries):
             if attempt:
                 await asyncio.sleep(_pause(attempt, failed))
             async with self._turns:
-                result = await self._try(self._url, body)
+                result = await self._try(url, body)
             if isinstance(result, Verdict):
                 return result
             failed = result
-        tries = f"{self._max_tries} tries" if self._max_tries > 1 else "1 try"
-        return Verdict(reward=None, outcome=failed.outcome, detail=f"{self._url}: {failed.detail} ({tries})")
+        tries = f"{max_tries} tries" if max_tries > 1 else "1 try"
+        return Verdict(reward=None, outcome=failed.outcome, detail=f"{url}: {failed.detail} ({tries})")
 
     def _body(self, response: str, label: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        if self._form is Form.PREDICTIONS:
+        if self._settings.form is RemoteForm.PREDICTIONS:
             return {"predictions": response, "answers": "" if label is None else str(label)}
         return {"prompt": metadata.get(PROMPT_KEY), "response": response, "label": label}
 
     async def _try(self, url: str, body: bytes) -> Verdict | _Failed:
         self.num_in_flight += 1
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(self._settings.timeout_seconds):
                 return await self._ask(url, body)
         except TimeoutError:
-            return _Failed(Outcome.TIMEOUT, f"no reply within {self._timeout_seconds:g} s")
+            return _Failed(Outcome.TIMEOUT, f"no reply within {self._settings.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
             return _Failed(Outcome.ERROR, str(error) or type(error).__name__)
         finally:
@@ -152,9 +126,9 @@ class RemoteGrader:
             return _error(f"{url}: {error}")
 
     def _verdict(self, reply: Any) -> Verdict:
-        value, details = reply, {}
-        if isinstance(reply, dict) and self._reply_key in reply:
-            value, details = reply[self._reply_key], reply
+        value, details, key = reply, {}, self._settings.reply_key
+        if isinstance(reply, dict) and key in reply:
+            value, details = reply[key], reply
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if value is None and details.get("outcome") in (Outcome.TIMEOUT.value, Outcome.ERROR.value):
@@ -165,13 +139,13 @@ class RemoteGrader:
             if verdict.outcome is Outcome.OK:
                 return verdict
         if not _is_number(value):
-            raise RewardError(f"the reply has no finite number under {self._reply_key!r}: {json.dumps(reply):.200}")
+            raise RewardError(f"the reply has no finite number under {key!r}: {json.dumps(reply):.200}")
         return to_verdict(value, reward_key=None)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._concurrency),
+                connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
                 trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),

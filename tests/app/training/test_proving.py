@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from rollfeed.app import prepare, train
-from rollfeed.config import RunSpec, load_settings
+from rollfeed.config import RunSpec
 from rollfeed.errors import EngineProtocolError
 from rollfeed.training.probe import weight_types
 from rollfeed.types import PUBLISHED
@@ -65,7 +65,7 @@ def run(tiny_checkpoint: Path, tmp_path: Path) -> Run:
         (tmp_path / "made_reward.py").write_text(REWARD)
         file = tmp_path / "train.toml"
         file.write_text(SETTINGS.format(checkpoint=tiny_checkpoint))
-        prepared = prepare(RunSpec(load_settings(file, list(overrides)), (tmp_path,)))
+        prepared = prepare(RunSpec.load(file, overrides))
         change(prepared.engine)
         asyncio.run(train(prepared, out=tmp_path / out))
         return [json.loads(line) for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]

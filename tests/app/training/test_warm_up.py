@@ -15,7 +15,7 @@ from rollfeed import app
 from rollfeed.app.training import WarmUp, prepare_warm_up
 from rollfeed.app.training.warm_up import demonstrations_of
 from rollfeed.cli.main import main
-from rollfeed.config import RunSpec, load_settings
+from rollfeed.config import RunSpec
 from rollfeed.environments.builtin import ReverseText
 from rollfeed.errors import ConfigError
 from rollfeed.testing import END_OF_TURN, CharTokenizer
@@ -95,8 +95,8 @@ def write(tmp_path: Path, tiny_checkpoint: Path) -> Callable[..., Path]:
 
 
 async def warm_up_of(file: Path, **changes: Any) -> WarmUp:
-    settings = load_settings(file, overrides=[f"{key}={value}" for key, value in changes.items()])
-    made = await prepare_warm_up(app.prepare(RunSpec(settings, (file.parent,))))
+    spec = RunSpec.load(file, [f"{key}={value}" for key, value in changes.items()])
+    made = await prepare_warm_up(app.prepare(spec))
     assert made is not None
     return made
 
@@ -139,7 +139,7 @@ def test_a_share_of_prompts_is_taught_the_label_of_another() -> None:
 async def test_no_section_no_warm_up(write) -> None:
     path = write()
     path.write_text(path.read_text().partition("[train.warm_up]")[0])
-    assert await prepare_warm_up(app.prepare(RunSpec(load_settings(path)))) is None
+    assert await prepare_warm_up(app.prepare(RunSpec.load(path))) is None
 
 
 async def test_every_label_of_a_file_can_be_taught(write, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_its_prompts_are_the_same_for_the_same_seed_and_not_those_of_the_f
     assert texts[0] == texts[1] != texts[2]
     assert probes[0] == probes[1] != probes[2]
     assert probes[0][:30] != texts[0]
-    batch = [prompt.text for prompt in await app.prepare(RunSpec(load_settings(write()))).source.draw(30)]
+    batch = [prompt.text for prompt in await app.prepare(RunSpec.load(write())).source.draw(30)]
     assert batch not in (texts[0], probes[0][:30])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation
@@ -82,14 +82,6 @@ OnEvaluation = Callable[[int, EvalResult], None]
 """Called with the number of batches trained on, and what was found."""
 
 
-class _Hooks(NamedTuple):
-    """Who is told; None is nobody."""
-
-    on_step: Callable[[TrainedStep], None] | None
-    on_evaluation: OnEvaluation | None
-    on_warm_up: Callable[[WarmUpProbe], None] | None
-
-
 async def train(
     prepared: PreparedRun,
     *,
@@ -132,8 +124,17 @@ async def train(
     step = Rewind.START if newest is None and not overwrite and has_steps(out) else newest
 
     async def make_batches(rollouts: Rollouts) -> str | None:
-        hooks = _Hooks(on_step, on_evaluation, on_warm_up)
-        loop = _Loop(prepared, trainer, evaluation, warm_up, out, hooks, is_restored=is_warm or newest is not None)
+        loop = _Loop(
+            prepared=prepared,
+            trainer=trainer,
+            out=out,
+            evaluation=evaluation,
+            warm_up=warm_up,
+            is_restored=is_warm or newest is not None,
+            on_step=on_step,
+            on_evaluation=on_evaluation,
+            on_warm_up=on_warm_up,
+        )
         return await loop.run(rollouts)
 
     return await make_steps(prepared, make_batches, out=out, overwrite=overwrite, step=step, observers=observers)
@@ -179,60 +180,54 @@ def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
     )
 
 
+@dataclass(kw_only=True)
 class _Loop:
     """Batch, update, weights, checkpoint, evaluation; again and again."""
 
-    def __init__(
-        self,
-        prepared: PreparedRun,
-        trainer: Trainer,
-        evaluation: PreparedEvaluation | None,
-        warm_up: WarmUp | None,
-        out: Path,
-        hooks: _Hooks,
-        *,
-        is_restored: bool,
-    ) -> None:
-        self._prepared = prepared
-        self._trainer = trainer
-        self._evaluation = evaluation
-        self._warm_up = warm_up
-        self._out = out
-        self._hooks = hooks
-        self._is_restored = is_restored
-        self._probes = _probes_of(prepared, trainer)
-        self._num_batches = prepared.num_batches
+    prepared: PreparedRun
+    trainer: Trainer
+    out: Path
+    evaluation: PreparedEvaluation | None
+    warm_up: WarmUp | None
+    is_restored: bool
+    on_step: Callable[[TrainedStep], None] | None
+    on_evaluation: OnEvaluation | None
+    on_warm_up: Callable[[WarmUpProbe], None] | None
+    _update: asyncio.Task[TrainedStep] | None = None
+    """The newest one; its thread goes on when everybody else has been stopped."""
+
+    def __post_init__(self) -> None:
+        out, trainer, self._num_batches = self.out, self.trainer, self.prepared.num_batches
+        self._probes = _probes_of(self.prepared, trainer)
         self._curve_files = CurveFiles(
             out,
-            settings=prepared.settings.model_dump(mode="json"),
+            settings=self.prepared.settings.model_dump(mode="json"),
             read=lambda: run_curves(out),
             replace_file=replace_file,
         )
-        self._update: asyncio.Task[TrainedStep] | None = None
-        """The newest one; its thread goes on when everybody else has been stopped."""
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
     async def run(self, rollouts: Rollouts) -> str | None:
         """Make all batches that are left, and the trained model; return why there are fewer than were asked for."""
-        if self._is_restored:
+        if self.is_restored:
             await self._publish(rollouts)
-        elif self._warm_up is not None:
-            await self._run_warm_up(self._warm_up, rollouts)
+        elif self.warm_up is not None:
+            await self._run_warm_up(self.warm_up, rollouts)
         try:
             ended = await self._make_batches(rollouts)
         except (asyncio.CancelledError, Exception):
             # Whatever stops a training: what was trained on need not be trained on again.
             await self._save_stopped()
             raise
-        await asyncio.to_thread(export_model, self._trainer, self._out, checkpoint=self._prepared.model.checkpoint)
+        await asyncio.to_thread(export_model, self.trainer, self.out, checkpoint=self.prepared.model.checkpoint)
         return ended
 
     async def _make_batches(self, rollouts: Rollouts) -> str | None:
         # An evaluation that an earlier process was stopped before, or the first one.
         if not self._eval_log.records or (self._is_evaluation_due() and not self._is_evaluated()):
             await self._evaluate()
-        num_rollout = self._prepared.settings.rollout.num_rollout
+        num_rollout = self.prepared.settings.rollout.num_rollout
         while rollouts.next_step < num_rollout:
             try:
                 batch = await rollouts.generate_batch()
@@ -240,61 +235,61 @@ class _Loop:
                 ended = early_end(error, rollouts, num_rollout=num_rollout)
                 if not self._is_evaluated():
                     await self._evaluate()
-                await asyncio.to_thread(save_step, self._trainer, self._out, self._trainer.step - 1)
+                await asyncio.to_thread(save_step, self.trainer, self.out, self.trainer.step - 1)
                 return ended
             await self._train_once(batch, rollouts)
         return None
 
     async def _save_stopped(self) -> None:
         """Write the state after the last batch, where there is one that is whole."""
-        trainer = self._trainer
+        trainer = self.trainer
         if trainer.step == 0 or trainer.is_mid_batch or (self._update is not None and not self._update.done()):
             return
         try:
-            await asyncio.to_thread(save_step, trainer, self._out, trainer.step - 1)
+            await asyncio.to_thread(save_step, trainer, self.out, trainer.step - 1)
         except CheckpointError as error:
             _log.warning("the training goes on from an earlier checkpoint: %s", error)
 
     def _is_evaluation_due(self) -> bool:
-        interval, step = self._prepared.settings.train.eval_interval, self._trainer.step
+        interval, step = self.prepared.settings.train.eval_interval, self.trainer.step
         return step == self._num_batches or (interval is not None and step > 0 and step % interval == 0)
 
     def _is_evaluated(self) -> bool:
         records = self._eval_log.records
-        return bool(records) and records[-1]["step"] == self._trainer.step
+        return bool(records) and records[-1]["step"] == self.trainer.step
 
     async def _run_warm_up(self, warm_up: WarmUp, rollouts: Rollouts) -> None:
         """Do what comes before the first batch; the engine has the weights then."""
-        log = RecordLog(self._out / WARM_UP_LOG, keep=lambda record: False)
+        log = RecordLog(self.out / WARM_UP_LOG, keep=lambda record: False)
 
         def tell(probe: WarmUpProbe) -> None:
             log.add({"updates": probe.num_updates, "loss": probe.loss, **probe.result.summary()})
-            if self._hooks.on_warm_up is not None:
-                self._hooks.on_warm_up(probe)
+            if self.on_warm_up is not None:
+                self.on_warm_up(probe)
 
         await warm_up.run(
-            self._trainer,
-            engine=self._prepared.engine,
+            self.trainer,
+            engine=self.prepared.engine,
             publish=lambda: self._publish(rollouts),
             on_probe=tell,
         )
-        self._trainer.take_as_reference()
-        await asyncio.to_thread(save_warm_up, self._trainer, self._out)
+        self.trainer.take_as_reference()
+        await asyncio.to_thread(save_warm_up, self.trainer, self.out)
 
     async def _train_once(self, batch: TrainBatch, rollouts: Rollouts) -> None:
-        trainer = self._trainer
+        trainer = self.trainer
         if (probe := await self._probes.begin(batch)) is not None:
             await rollouts.prove_weights(probe)
         step = await self._train_on(batch)
         await self._publish(rollouts)
-        if self._hooks.on_step is not None:
-            self._hooks.on_step(step)
+        if self.on_step is not None:
+            self.on_step(step)
         if self._is_evaluation_due():
             await self._evaluate()
         # Last, so that what is before it is done again when it is not there.
-        interval = self._prepared.settings.train.checkpoint_interval
+        interval = self.prepared.settings.train.checkpoint_interval
         if trainer.step == self._num_batches or trainer.step % interval == 0:
-            await asyncio.to_thread(save_step, trainer, self._out, batch.step)
+            await asyncio.to_thread(save_step, trainer, self.out, batch.step)
 
     async def _train_on(self, batch: TrainBatch) -> TrainedStep:
         """Train on a batch in a thread; a cancellation waits for its end, so that the trainer's state is whole."""
@@ -308,11 +303,11 @@ class _Loop:
             raise
 
     def _train_and_log(self, batch: TrainBatch) -> TrainedStep:
-        settings = self._prepared.settings
+        settings = self.prepared.settings
         try:
             if settings.sampling.return_sampling_mask:
                 check_sampling_masks(batch)
-            report = self._trainer.train_step(batch)
+            report = self.trainer.train_step(batch)
         except RunFailedError as error:
             raise RunFailedError(f"{error}{self._where_half_a_batch_goes_on()}") from error
         except ConfigError as error:
@@ -341,7 +336,7 @@ class _Loop:
 
     def _where_half_a_batch_goes_on(self) -> str:
         """Return what a message ends with where a batch failed between two of its updates."""
-        return f"; the training {where_it_goes_on(self._out)}" if self._trainer.is_mid_batch else ""
+        return f"; the training {where_it_goes_on(self.out)}" if self.trainer.is_mid_batch else ""
 
     def _num_equal_in_a_row(self) -> int:
         newest_first = reversed(self._train_log.records)
@@ -349,19 +344,19 @@ class _Loop:
 
     async def _publish(self, rollouts: Rollouts) -> None:
         """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""
-        tensors, version = self._trainer.weights(), self._trainer.step
+        tensors, version = self.trainer.weights(), self.trainer.step
         probe = await self._probes.take()
         if probe is None:  # before the first batch there is nothing to prove them by
-            await self._prepared.engine.update_weights(tensors, policy_version=version)
+            await self.prepared.engine.update_weights(tensors, policy_version=version)
         else:
             await rollouts.update_weights(tensors, policy_version=version, probe=probe)
 
     async def _evaluate(self) -> None:
         """Evaluate, where there are sets to evaluate on, and draw the curves so far."""
-        if self._evaluation is not None:
-            result = await evaluate(self._evaluation, engine=self._prepared.engine)
+        if self.evaluation is not None:
+            result = await evaluate(self.evaluation, engine=self.prepared.engine)
             first = next(iter(self._eval_log.records), None)
-            self._eval_log.add(log_record(result, step=self._trainer.step, first=first))
-            if self._hooks.on_evaluation is not None:
-                self._hooks.on_evaluation(self._trainer.step, result)
+            self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
+            if self.on_evaluation is not None:
+                self.on_evaluation(self.trainer.step, result)
         await asyncio.to_thread(self._curve_files.write)

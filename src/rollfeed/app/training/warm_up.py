@@ -53,12 +53,10 @@ class WarmUpProbe:
 class WarmUp:
     """A warm-up, checked and not yet begun."""
 
+    prepared: PreparedRun
     settings: WarmUpSettings
     source: PromptSource
     evaluation: PreparedEvaluation
-    tokenizer: Tokenizer
-    seed: int
-    micro_batch_tokens: int
 
     async def run(
         self,
@@ -82,11 +80,11 @@ class WarmUp:
         """
         from rollfeed.training.supervised import SupervisedUpdates
 
-        settings = self.settings
+        settings, run = self.settings, self.prepared.settings
         updates = SupervisedUpdates(
-            trainer.policy, learning_rate=settings.learning_rate, micro_batch_tokens=self.micro_batch_tokens
+            trainer.policy, learning_rate=settings.learning_rate, micro_batch_tokens=run.train.micro_batch_tokens
         )
-        random = Random(derive_seed(self.seed, _NAME, "labels"))
+        random = Random(derive_seed(run.seed, _NAME, "labels"))
         num_updates, loss = 0, None
         while True:
             await publish()
@@ -105,7 +103,10 @@ class WarmUp:
                 prompts = await self.source.draw(settings.batch_size)
                 try:
                     demonstrations = demonstrations_of(
-                        prompts, tokenizer=self.tokenizer, wrong_share=settings.wrong_share, random=random
+                        prompts,
+                        tokenizer=self.prepared.model.tokenizer,
+                        wrong_share=settings.wrong_share,
+                        random=random,
                     )
                     loss = await asyncio.to_thread(updates.update, demonstrations)
                 except ConfigError as error:
@@ -122,18 +123,15 @@ async def prepare_warm_up(prepared: PreparedRun) -> WarmUp | None:
     settings = prepared.settings.train.warm_up
     if settings is None:
         return None
-    tokenizer = prepared.model.tokenizer
-    if not tokenizer.eos_token_ids:
+    if not prepared.model.tokenizer.eos_token_ids:
         raise ConfigError("train.warm_up: the tokenizer names no token that ends a response; use another checkpoint")
     for prompt in prepared.dataset_prompts:
         _label(prompt)
     return WarmUp(
+        prepared=prepared,
         settings=settings,
         source=_source(prepared, "demonstrations"),
         evaluation=await _evaluation(prepared, settings),
-        tokenizer=tokenizer,
-        seed=prepared.settings.seed,
-        micro_batch_tokens=prepared.settings.train.micro_batch_tokens,
     )
 
 
