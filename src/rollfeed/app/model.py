@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rollfeed.config import EngineSettings, Purpose, Settings
+from rollfeed.config.model import ModelSettings
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine
@@ -29,32 +27,25 @@ class Model:
 
 
 def load_model(
-    checkpoint: str = DEFAULT_MODEL,
-    *,
-    trust_remote_code: bool = False,
-    with_weights: bool = True,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    template_date: datetime | None = None,
+    checkpoint: str = DEFAULT_MODEL, settings: ModelSettings | None = None, *, with_weights: bool = True
 ) -> Model:
     """Find a checkpoint and load its tokenizer; the default model is converted on first use.
 
     Args:
         checkpoint: As ``model.checkpoint`` in a settings file.
-        trust_remote_code: Let the tokenizer run code that comes with the checkpoint.
+        settings: What else there is in ``[model]``.
         with_weights: Whether they are needed here; servers have their own.
-        chat_template_kwargs: Variables of the chat template.
-        template_date: What a chat template is told that asks for the date; by default now.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.
         ConfigError: If a variable of the chat template is not to be set.
     """
-    folder = resolve_checkpoint(checkpoint, with_weights=with_weights)
+    folder, settings = resolve_checkpoint(checkpoint, with_weights=with_weights), settings or ModelSettings()
     tokenizer = load_tokenizer(
         folder,
-        trust_remote_code=trust_remote_code,
-        chat_template_kwargs=chat_template_kwargs,
-        template_date=template_date,
+        trust_remote_code=settings.trust_remote_code,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        template_date=settings.template_datetime,
     )
     told = tokenizer.template_date
     return Model(checkpoint=folder, tokenizer=tokenizer, template_date=None if told is None else told.isoformat())
@@ -74,13 +65,7 @@ def load_settings_model(settings: Settings) -> Model:
         checkpoint = str(tiny_checkpoint(settings.model.tiny, seed=settings.seed))
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
-    return load_model(
-        checkpoint,
-        trust_remote_code=settings.model.trust_remote_code,
-        with_weights=settings.engine.is_embedded or is_fetched,
-        chat_template_kwargs=settings.model.chat_template_kwargs,
-        template_date=settings.model.template_datetime,
-    )
+    return load_model(checkpoint, settings.model, with_weights=settings.engine.is_embedded or is_fetched)
 
 
 def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:
