@@ -35,7 +35,7 @@ def data(tmp_path: Path) -> Path:
 def prepare(data: Path) -> Prepare:
     """Return a factory of evaluations on the digits; keyword arguments are settings of ``[eval]``."""
 
-    def make(config: RolloutConfig | None = None, graders: Any = None, **keys: Any) -> app.PreparedEvaluation:
+    def make(config: RolloutConfig | None = None, **keys: Any) -> app.PreparedEvaluation:
         dataset = {"path": data.name, "input_key": "question", "label_key": "answer"}
         return app.prepare_evaluation(
             EvalSettings(**{"datasets": [dataset], "rm_type": "exact", **keys}),
@@ -43,7 +43,6 @@ def prepare(data: Path) -> Prepare:
             tokenizer=CharTokenizer(),
             context_length=1_000,
             folders=[data.parent],
-            graders=graders,
         )
 
     return make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from rollfeed.protocols import (
     BufferPolicy,
     Engine,
     GenerateFn,
-    Grader,
     GroupFilter,
     Isolation,
     PromptSource,
@@ -144,9 +143,7 @@ def _with_template_date(settings: Settings, date: str | None) -> Settings:
     return settings.model_copy(update={"model": model})
 
 
-def load_functions(
-    config: RolloutConfig, *, graders: Mapping[str, Grader] | None = None, folders: Sequence[Path] = ()
-) -> Functions:
+def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Functions:
     """Import the functions of the settings, and make those that these describe.
 
     Raises:
@@ -166,7 +163,7 @@ def load_functions(
         buffer_policy=load(own.buffer_policy, BufferPolicy, key="plugins.buffer_policy")
         or built_in_policy(config.buffer.policy, staleness_limit=config.rollout.max_staleness),
         services=services,
-        scorer=reward_hub(config.reward, own, services, graders=graders, seed=config.seed, folders=folders),
+        scorer=reward_hub(config.reward, own, services, seed=config.seed, folders=folders),
     )
 
 
@@ -176,7 +173,6 @@ def open_rollouts(
     source: PromptSource,
     engine: Engine,
     tokenizer: Tokenizer,
-    graders: Mapping[str, Grader] | None = None,
     functions: Functions | None = None,
     folders: Sequence[Path] = (),
     state: RunState | None = None,
@@ -192,7 +188,6 @@ def open_rollouts(
         source: Where prompts come from.
         engine: Started and ended by the manager.
         tokenizer: The policy's.
-        graders: Further graders by ``rm_type``.
         functions: What :func:`load_functions` has made of ``config``, if it has been asked before.
         folders: Where modules of functions are looked for that ``config`` names.
         state: Where an earlier run stopped; by default the beginning.
@@ -204,7 +199,7 @@ def open_rollouts(
     Raises:
         ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
     """
-    made = functions or load_functions(config, graders=graders, folders=folders)
+    made = functions or load_functions(config, folders=folders)
     made.services.on_isolation = on_isolation
     plugins.check_methods(source, PromptSource, key="source")
     max_context_length = config.sampling.rollout_max_context_len or engine.context_length

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from rollfeed.evaluation import (
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
-from rollfeed.protocols import Engine, GenerateFn, Grader, Isolation, SampleHook, Tokenizer
+from rollfeed.protocols import Engine, GenerateFn, Isolation, SampleHook, Tokenizer
 from rollfeed.rewards import RewardHub
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import to_json
@@ -61,7 +61,6 @@ class PreparedEvaluation:
     seed: int
     config: RolloutConfig
     tokenizer: Tokenizer
-    graders: Mapping[str, Grader] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
     """Where modules of functions are looked for."""
 
@@ -78,7 +77,6 @@ def prepare_evaluation(
     tokenizer: Tokenizer,
     context_length: int,
     folders: Sequence[Path] = (),
-    graders: Mapping[str, Grader] | None = None,
     no_images: str | None = None,
 ) -> PreparedEvaluation:
     """Read and check all sets, without starting anything.
@@ -89,7 +87,6 @@ def prepare_evaluation(
         tokenizer: The policy's.
         context_length: Tokens that the engine takes.
         folders: Where data files are looked for, in this order.
-        graders: Further graders by ``rm_type``.
         no_images: Why the engine takes no images; None where it does, or nobody knows.
 
     Raises:
@@ -107,7 +104,7 @@ def prepare_evaluation(
     )
 
     def rows_of(plan: SetPlan) -> RowChecks:
-        return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images, graders=graders)
+        return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images)
 
     sets = load_sets(settings, training=training, tokenizer=tokenizer, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
@@ -115,7 +112,6 @@ def prepare_evaluation(
         seed=settings.seed,
         config=config,
         tokenizer=tokenizer,
-        graders=graders or {},
         folders=tuple(folders),
     )
     _answering(prepared)
@@ -274,7 +270,6 @@ def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServic
             config.reward,
             config.plugins,
             services,
-            graders=prepared.graders,
             seed=eval_set.seed(prepared.seed),
             folders=prepared.folders,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
 from rollfeed.prompts.loader import RowCheck
-from rollfeed.protocols import Grader, PromptSource, Tokenizer
+from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.rewards import BUILTIN_GRADERS
 from rollfeed.rewards.code import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
-from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name, no_problem
+from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.store import question_of
 from rollfeed.types import Prompt
@@ -171,7 +171,6 @@ class RowChecks:
         config: What scores.
         unscored: What to do about a row that nothing scores; None leaves it to somebody else.
         no_images: Why what answers takes no images; None where it does, or nobody knows.
-        graders: Further ones by ``rm_type``.
     """
 
     def __init__(
@@ -180,7 +179,6 @@ class RowChecks:
         *,
         unscored: str | None,
         no_images: str | None,
-        graders: Mapping[str, Grader] | None = None,
     ) -> None:
         self.runs_programs = False
         """Whether a row was seen whose answers are programs, to be run in a sandbox."""
@@ -197,7 +195,6 @@ class RowChecks:
             ENVIRONMENT_RM_TYPE: lambda label, metadata: environment_problem(registry, metadata),
             RLVE_RM_TYPE: lambda label, metadata: rlve_problem(registry, metadata),
             REMOTE_RM_TYPE: lambda label, metadata: "no server: set reward.remote.url" if url is None else None,
-            **dict.fromkeys(graders or {}, no_problem),
         }
 
     def of(self, path: str, *, label_key: str | None, unlabelled: Callable[[Prompt, str], str | None]) -> RowCheck:
