@@ -173,10 +173,15 @@ async def test_proxies_of_the_environment_are_ignored(
         assert (await grade(server.url, max_tries=1)).reward == 1.0
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://[broken/", "http://user@:0/", "ftp://127.0.0.1/"])
-async def test_address_that_leads_nowhere_is_an_error(url: str) -> None:
-    verdict = await grade(url, max_tries=1)
+async def test_address_that_leads_nowhere_is_an_error() -> None:
+    verdict = await grade("http://127.0.0.1:1/", max_tries=1)
     assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
+
+
+@pytest.mark.parametrize("url", ["http://[broken/", "http://user@:0/", "ftp://127.0.0.1/"])
+def test_what_is_no_address_is_refused_beforehand(url: str) -> None:
+    with pytest.raises(ValueError, match=r"no address|Invalid IPv6"):
+        RemoteRewardSettings(url=url)
 
 
 @pytest.mark.parametrize(
