@@ -1,38 +1,33 @@
 """Which groups teach something: the dynamic-sampling filters, by name and as classes."""
 
-from rollfeed.filters.batch import BATCH_FILTERS, BalancedLength, MostRewardStd, build_batch_filter
-from rollfeed.filters.compose import ComposedFilter, compose
-from rollfeed.filters.group_rule import GroupRule, Member, ResponseRule, RewardRule, members_of
-from rollfeed.filters.registry import FILTERS, build_filter, filter_names, filter_parameters
-from rollfeed.filters.responses import (
+from rollfeed.filters.batch import build_batch_filter
+from rollfeed.filters.registry import build_filter, compose, filter_names, filter_parameters
+from rollfeed.filters.rules import (
+    AllCorrect,
+    AllWrong,
     AnySuccess,
+    AtLeastHalfCorrect,
     CompleteGroup,
+    GroupRule,
+    MinimumReward,
     QualityAndDiversity,
     ResponseDiversity,
     ResponseLength,
+    RewardStd,
     TruncatedFraction,
 )
-from rollfeed.filters.rewards import AllCorrect, AllWrong, AtLeastHalfCorrect, MinimumReward, RewardStd
 
 __all__ = [
-    "BATCH_FILTERS",
-    "FILTERS",
     "AllCorrect",
     "AllWrong",
     "AnySuccess",
     "AtLeastHalfCorrect",
-    "BalancedLength",
     "CompleteGroup",
-    "ComposedFilter",
     "GroupRule",
-    "Member",
     "MinimumReward",
-    "MostRewardStd",
     "QualityAndDiversity",
     "ResponseDiversity",
     "ResponseLength",
-    "ResponseRule",
-    "RewardRule",
     "RewardStd",
     "TruncatedFraction",
     "build_batch_filter",
@@ -40,5 +35,4 @@ __all__ = [
     "compose",
     "filter_names",
     "filter_parameters",
-    "members_of",
 ]

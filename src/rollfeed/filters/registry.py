@@ -1,38 +1,32 @@
-"""The built-in filters by name, and their parameters."""
+"""The built-in filters by name, their parameters, and several filters as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_type_hints
 
 from rollfeed.errors import ConfigError, suggestion
-from rollfeed.filters.group_rule import GroupRule
-from rollfeed.filters.responses import (
-    AnySuccess,
-    CompleteGroup,
-    QualityAndDiversity,
-    ResponseDiversity,
-    ResponseLength,
-    TruncatedFraction,
-)
-from rollfeed.filters.rewards import AllCorrect, AllWrong, AtLeastHalfCorrect, MinimumReward, RewardStd
+from rollfeed.faults import blaming, complaint, is_own
+from rollfeed.filters import rules
+from rollfeed.filters.rules import GroupRule
 from rollfeed.protocols import GroupFilter
+from rollfeed.types import Drop, FilterDecision, Keep, Sample
 
 FILTERS: Mapping[str, type[GroupRule]] = MappingProxyType(
     {
-        "all_correct": AllCorrect,
-        "all_wrong": AllWrong,
-        "any_success": AnySuccess,
-        "at_least_half_correct": AtLeastHalfCorrect,
-        "complete_group": CompleteGroup,
-        "minimum_reward": MinimumReward,
-        "quality_and_diversity": QualityAndDiversity,
-        "response_diversity": ResponseDiversity,
-        "response_length": ResponseLength,
-        "reward_std": RewardStd,
-        "truncated_fraction": TruncatedFraction,
+        "all_correct": rules.AllCorrect,
+        "all_wrong": rules.AllWrong,
+        "any_success": rules.AnySuccess,
+        "at_least_half_correct": rules.AtLeastHalfCorrect,
+        "complete_group": rules.CompleteGroup,
+        "minimum_reward": rules.MinimumReward,
+        "quality_and_diversity": rules.QualityAndDiversity,
+        "response_diversity": rules.ResponseDiversity,
+        "response_length": rules.ResponseLength,
+        "reward_std": rules.RewardStd,
+        "truncated_fraction": rules.TruncatedFraction,
     }
 )
 
@@ -95,3 +89,34 @@ def _check_type(name: str, key: str, value: object, hint: Any) -> None:
     fits = isinstance(value, accepted) and (expected is bool or not isinstance(value, bool))
     if not fits and not (value is None and NoneType in get_args(hint)):
         raise ConfigError(f"filter {name}: {key} = {value!r}: must be {_KIND_NAMES[expected]}")
+
+
+@dataclass(frozen=True)
+class ComposedFilter:
+    """Ask filters in order; keep what all of them keep."""
+
+    filters: tuple[GroupFilter, ...]
+
+    def __call__(self, samples: Sequence[Sample]) -> FilterDecision:
+        """Return the first final Drop; else the first Drop that is still usable; else Keep.
+
+        Raises:
+            RunFailedError: If a filter raises, or returns anything but Keep or Drop.
+        """
+        usable: Drop | None = None
+        for group_filter in self.filters:
+            setting = "filters.dynamic_sampling" if is_own(group_filter) else "plugins.group_filters"
+            with blaming(setting, group_filter):
+                decision: object = group_filter(samples)
+            if isinstance(decision, Drop) and not decision.usable:
+                return decision
+            if isinstance(decision, Drop):
+                usable = decision if usable is None else usable
+            elif not isinstance(decision, Keep):
+                raise complaint(setting, group_filter, f"returned {decision!r:.80}; return Keep() or Drop(reason)")
+        return Keep() if usable is None else usable
+
+
+def compose(filters: Sequence[GroupFilter]) -> GroupFilter:
+    """Return one filter that drops what any of ``filters`` drops; without filters it keeps everything."""
+    return ComposedFilter(tuple(filters))
