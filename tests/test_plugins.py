@@ -16,7 +16,7 @@ def folder(tmp_path: Path) -> Path:
         "def reward(sample, prompt): return 1.0\n"
         "def too_few(sample): return 1.0\n"
         "def too_many(sample, prompt, extra): return 1.0\n"
-        "def not_async(request, *, default, endpoint, tokenizer): return []\n"
+        "def not_async(request, *, services): return []\n"
         "class Holder:\n"
         "    @staticmethod\n"
         "    def reward(sample, prompt): return 2.0\n"

@@ -10,52 +10,66 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.protocols import Endpoint, GenerateFn, RolloutContext, RolloutRequest, Tokenizer
-from rollfeed.types import Drop, Group, GroupStatus, Keep, Prompt, PromptDraw, RolloutOutput, Sample
+from rollfeed.protocols import PromptSource, RolloutContext, RolloutRequest, Services, Tokenizer
+from rollfeed.types import Drop, Ending, Group, Keep, Prompt, Sample, Trained
 
 COUNTRIES = ("France", "Italy", "Japan", "Egypt", "Peru", "Kenya")
 
 
-class CountrySource:
-    """A prompt source: endless, its state one number. It is made with the tokenizer of the run's model."""
+class CountrySource(PromptSource):
+    """A prompt source: endless, and it asks no more for what was always right. It is made with the run's tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._next = 0
+        self._known: set[str] = set()
 
     async def draw(self, count: int) -> Sequence[Prompt]:
-        numbers = range(self._next, self._next + count)
-        self._next += count
-        return [self._prompt(number) for number in numbers]
+        prompts: list[Prompt] = []
+        while len(prompts) < count:
+            if COUNTRIES[self._next % len(COUNTRIES)] not in self._known:
+                prompts.append(self._prompt(self._next))
+            self._next += 1
+        return prompts
+
+    def learn(self, group: Group) -> None:
+        country = str(group.prompt.metadata["country"])
+        if group.reward_values().min() == 1.0 and len(self._known) < len(COUNTRIES) - 1:
+            self._known.add(country)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next}
+        return {"next": self._next, "known": sorted(self._known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._next = state["next"]
+        self._next, self._known = state["next"], set(state["known"])
 
     def _prompt(self, number: int) -> Prompt:
-        question = f"Name the capital of {COUNTRIES[number % len(COUNTRIES)]}."
+        country = COUNTRIES[number % len(COUNTRIES)]
+        question = f"Name the capital of {country}."
         text = self._tokenizer.render_chat([{"role": "user", "content": question}])
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(prompt_id=f"country/{number}", source="country", text=text, token_ids=token_ids, label=question)
+        return Prompt(
+            prompt_id=f"country/{number}",
+            source="country",
+            text=text,
+            token_ids=token_ids,
+            label=question,
+            metadata={"country": country},
+        )
 
 
-async def shorter_for_later_members(
-    request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
-) -> Sequence[Sample]:
+async def shorter_for_later_members(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
     """A generate function: changes the parameters, then lets the built-in one do the work."""
     budget = max(1, request.params.max_new_tokens // (1 + request.index % 2))
     request = replace(request, params=replace(request.params, max_new_tokens=budget))
-    return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    return await services.default(request, services=services)
 
 
-async def one_wave(context: RolloutContext) -> RolloutOutput:
+async def one_wave(context: RolloutContext) -> list[Ending]:
     """A whole rollout function: as many prompts as the batch has groups, and no filter."""
-    draws = await context.draw(context.rollout_batch_size)
-    results = await asyncio.gather(*(context.submit(draw) for draw in draws))
-    finished = [result.group for result in results if result.status is GroupStatus.FINISHED]
-    return RolloutOutput(groups=tuple(finished))
+    drawn = await context.draw(context.rollout_batch_size)
+    groups = await asyncio.gather(*(context.submit(group) for group in drawn))
+    return [Trained(group) for group in groups if group.is_finished]
 
 
 def brevity(sample: Sample, prompt: Prompt) -> float:
@@ -85,7 +99,7 @@ def least_alike(groups: Sequence[Group]) -> list[int]:
     return sorted(range(len(groups)), key=lambda index: -num_different[index])
 
 
-def longest_first(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> list[int]:
+def longest_first(entries: Sequence[Group], count: int, *, policy_version: int) -> list[int]:
     """A buffer policy: those prompts leave first that have the most tokens already; equal ones in their order."""
     return sorted(range(len(entries)), key=lambda index: -entries[index].response_tokens)[:count]
 

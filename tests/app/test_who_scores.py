@@ -41,8 +41,8 @@ async def batch_of(config: RolloutConfig, source: Any = None, **settings: Any) -
 def forking(*rewards: Any) -> Any:
     """Return a generate function whose rollouts have a sample for each reward; those of odd ones 1 each."""
 
-    async def generate(request: Any, *, default: Any, endpoint: Any, tokenizer: Any) -> list[Sample]:
-        (sample,) = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    async def generate(request: Any, *, services: Any) -> list[Sample]:
+        (sample,) = await services.default(request, services=services)
         own = rewards if request.index % 2 == 0 else [1.0 if reward is not None else None for reward in rewards]
         return [replace(sample, index=10 * sample.index + i, reward=reward) for i, reward in enumerate(own)]
 
@@ -146,9 +146,9 @@ async def test_environments_verify_their_own_in_evaluation_too(overrides: bool) 
 async def test_generate_functions_are_told_whether_they_are_evaluated() -> None:
     told: set[bool] = set()
 
-    async def generate(request: Any, **parts: Any) -> Any:
+    async def generate(request: Any, *, services: Any) -> Any:
         told.add(request.evaluation)
-        return await parts["default"](request, **parts)
+        return await services.default(request, services=services)
 
     config = RolloutConfig(
         rollout={"n_samples_per_prompt": 2, "rollout_batch_size": 2}, plugins={"generate": generate, "reward": digit}

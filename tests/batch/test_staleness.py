@@ -6,7 +6,7 @@ import pytest
 from rollfeed.batch import AgeLimit, cut_batch
 from rollfeed.config import AdvantageSettings, StalenessPolicy
 from rollfeed.testing.contracts import make_group, make_sample
-from rollfeed.types import STALE, ByAge, Group, Rollout, VersionSpan
+from rollfeed.types import STALE, ByAge, Dropped, Group, Requeued, Rollout, VersionSpan
 
 
 def group_of(group_index: int, *versions: tuple[int, ...]) -> Group:
@@ -36,18 +36,19 @@ def sort(policy: StalenessPolicy, max_staleness: int | None = 2) -> ByAge:
 
 
 def test_groups_with_a_token_that_is_too_old_are_answered_again() -> None:
-    assert sort(StalenessPolicy.REQUEUE) == ByAge(fresh=(NEW, EMPTY), requeued=(OLD, MIXED))
+    assert sort(StalenessPolicy.REQUEUE) == ByAge(
+        fresh=(NEW, EMPTY), old=(Requeued(OLD, STALE), Requeued(MIXED, STALE))
+    )
 
 
 def test_they_are_dropped_as_stale_where_policy_says_so() -> None:
     by_age = sort(StalenessPolicy.DROP)
-    assert (by_age.fresh, by_age.requeued) == ((NEW, EMPTY), ())
-    assert [(each.group, each.reason) for each in by_age.dropped] == [(OLD, STALE), (MIXED, STALE)]
+    assert by_age == ByAge(fresh=(NEW, EMPTY), old=(Dropped(OLD, STALE), Dropped(MIXED, STALE)))
 
 
 def test_masking_takes_the_old_tokens_and_answers_again_what_would_have_none_left() -> None:
     by_age = sort(StalenessPolicy.MASK)
-    assert (by_age.requeued, by_age.masked_tokens) == ((OLD,), 1)
+    assert (by_age.old, by_age.masked_tokens) == ((Requeued(OLD, STALE),), 1)
     masked, *others = by_age.fresh
     assert others == [NEW, EMPTY]
     assert [sample.loss_mask.tolist() for sample in masked.samples] == [[0.0, 1.0], [1.0]]
@@ -64,7 +65,9 @@ def test_tokens_without_weight_have_no_age() -> None:
 def test_samples_that_are_removed_do_not_make_a_group_worth_training_on() -> None:
     old, new = (replace(sample, remove_sample=bool(sample.index)) for sample in group_of(0, (1,), (5,)).samples)
     group = replace(OLD, rollouts=(Rollout(rollout_id=0, samples=(old,)), Rollout(rollout_id=1, samples=(new,))))
-    assert AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)([group], policy_version=5).requeued == (group,)
+    assert AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)([group], policy_version=5).old == (
+        Requeued(group, STALE),
+    )
 
 
 @pytest.mark.parametrize("policy", list(StalenessPolicy))
@@ -79,7 +82,7 @@ def test_the_cut_makes_no_batch_of_groups_that_are_too_old() -> None:
             [NEW, MIXED], step=0, policy_version=5, age_rule=rule, reward_key=None, estimator=AdvantageSettings()
         )
 
-    assert cut(StalenessPolicy.REQUEUE) == ByAge(fresh=(NEW,), requeued=(MIXED,))
+    assert cut(StalenessPolicy.REQUEUE) == ByAge(fresh=(NEW,), old=(Requeued(MIXED, STALE),))
     done = cut(StalenessPolicy.MASK)
     assert done.masked_tokens == 1
     assert done.batch.metrics["rollout/staleness_max"] == 2

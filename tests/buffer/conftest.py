@@ -7,9 +7,9 @@ import pytest
 
 from rollfeed.errors import RunFailedError
 from rollfeed.store import decode_draw, encode_draw
-from rollfeed.types import Prompt, PromptDraw, Rollout, Sample, SampleStatus, VersionSpan
+from rollfeed.types import Group, Prompt, Rollout, Sample, SampleStatus, VersionSpan
 
-DrawMaker = Callable[..., PromptDraw]
+DrawMaker = Callable[..., Group]
 
 
 def _rollout(group_index: int, member: int, versions: Sequence[int], tokens_per_version: int) -> Rollout:
@@ -37,14 +37,12 @@ def _rollout(group_index: int, member: int, versions: Sequence[int], tokens_per_
 def make_draw() -> DrawMaker:
     """Return a draw whose members each have one run of tokens by each of ``versions``; no members without any."""
 
-    def make(group_index: int, *versions: int, size: int = 2, tokens: int = 4) -> PromptDraw:
+    def make(group_index: int, *versions: int, size: int = 2, tokens: int = 4) -> Group:
         prompt = Prompt(
             prompt_id=f"list/{group_index}@e0", source="list", text="2 +", token_ids=np.arange(2, dtype=np.int32)
         )
         members = range(size if versions else 0)
-        return PromptDraw(
-            group_index, prompt, tuple(_rollout(group_index, member, versions, tokens) for member in members)
-        )
+        return Group(group_index, prompt, tuple(_rollout(group_index, member, versions, tokens) for member in members))
 
     return make
 
@@ -58,19 +56,19 @@ class DictSpill:
         self.unreadable: set[int] = set()
         self._next = 0
 
-    def put(self, draw: PromptDraw) -> int:
+    def put(self, draw: Group) -> int:
         if self.is_full:
             raise RunFailedError("it is full")
         self.kept[self._next] = encode_draw(draw)
         self._next += 1
         return self._next - 1
 
-    def peek(self, handle: int) -> PromptDraw:
+    def peek(self, handle: int) -> Group:
         if handle in self.unreadable:
             raise RunFailedError("it cannot be read")
         return decode_draw(self.kept[handle])
 
-    def take(self, handle: int) -> PromptDraw:
+    def take(self, handle: int) -> Group:
         draw = self.peek(handle)
         del self.kept[handle]
         return draw

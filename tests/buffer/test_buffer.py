@@ -13,21 +13,21 @@ from rollfeed.buffer import Buffer, Spill, fifo, freshest, max_staleness
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols import BufferPolicy
 from rollfeed.store import SpillFile, encode_draw
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group
 
-DrawMaker = Callable[..., PromptDraw]
+DrawMaker = Callable[..., Group]
 
 
 def make_buffer(policy: BufferPolicy = fifo, *, max_bytes: int = 2**30, spill: Spill | None = None) -> Buffer:
     return Buffer(policy, n_samples_per_prompt=2, max_bytes=max_bytes, spill=spill)
 
 
-def indices(draws: Iterable[PromptDraw]) -> list[int]:
+def indices(draws: Iterable[Group]) -> list[int]:
     return [draw.group_index for draw in draws]
 
 
 def returns(value: Any) -> BufferPolicy:
-    def policy(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> Any:
+    def policy(entries: Sequence[Group], count: int, *, policy_version: int) -> Any:
         del entries, count, policy_version
         return value
 
@@ -70,7 +70,7 @@ def test_a_prompt_waits_once(make_draw: DrawMaker) -> None:
 
 
 def test_the_order_of_leaving_is_the_policys(make_draw: DrawMaker) -> None:
-    def newest_draw(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> list[int]:
+    def newest_draw(entries: Sequence[Group], count: int, *, policy_version: int) -> list[int]:
         assert policy_version == 5
         assert indices(entries) == [1, 2, 3]
         return list(np.arange(len(entries))[::-1][:count])

@@ -9,12 +9,12 @@ from rollfeed.config import BufferPolicyName
 from rollfeed.errors import ConfigError
 from rollfeed.plugins import check_fits
 from rollfeed.protocols import BufferPolicy
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group
 
-DrawMaker = Callable[..., PromptDraw]
+DrawMaker = Callable[..., Group]
 
 
-def chosen(policy: BufferPolicy, entries: Sequence[PromptDraw], count: int, policy_version: int = 10) -> list[int]:
+def chosen(policy: BufferPolicy, entries: Sequence[Group], count: int, policy_version: int = 10) -> list[int]:
     return [entries[index].group_index for index in policy(entries, count, policy_version=policy_version)]
 
 

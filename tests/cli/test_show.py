@@ -17,7 +17,7 @@ from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.types import (
     Correct,
-    DroppedGroup,
+    Dropped,
     Group,
     LedgerCounts,
     Prompt,
@@ -80,7 +80,7 @@ def make_commit(step: int) -> StepCommit:
             },
         ),
         dropped=(
-            DroppedGroup(
+            Dropped(
                 group=make_group(lost, [0.0, 0.0], question=f"Hard {lost} {LONG_WORD}", response=LONG_WORD),
                 reason="zero_std_0.0",
             ),

@@ -11,7 +11,7 @@ import pytest
 from rollfeed.config import EvalKeys, SamplingSettings
 from rollfeed.evaluation import EvalSet, TrainingDefaults, plan_set
 from rollfeed.testing import make_group, make_prompt
-from rollfeed.types import Group, GroupResult, GroupStatus
+from rollfeed.types import Group
 
 
 @pytest.fixture
@@ -38,11 +38,14 @@ def make_set(training: TrainingDefaults) -> Callable[..., EvalSet]:
 
 
 @pytest.fixture
-def result_of() -> Callable[..., GroupResult]:
-    """Return a factory of results: one group with these rewards, or a failed one with a cause."""
+def result_of() -> Callable[..., Group]:
+    """Return a factory of answered groups: one with these rewards, or a failed one with a cause."""
 
-    def make(rewards: Sequence[Any], *, index: int = 0, cause: str = "", group: Group | None = None) -> GroupResult:
-        status = GroupStatus.FAILED if cause else GroupStatus.FINISHED
-        return GroupResult(group=group or make_group(rewards, group_index=index), status=status, cause=cause)
+    def make(rewards: Sequence[Any], *, index: int = 0, cause: str = "", group: Group | None = None) -> Group:
+        group = group or make_group(rewards, group_index=index)
+        if not cause:
+            return group
+        first, *others = group.rollouts
+        return replace(group, rollouts=(replace(first, error=cause, verdict=None), *others))
 
     return make

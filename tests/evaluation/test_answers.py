@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from rollfeed.evaluation import ANSWERS_SCHEMA, EvalResult, EvalSet, answers_table, summarise
 from rollfeed.testing import make_group
-from rollfeed.types import Group, GroupResult, GroupStatus, Rollout
+from rollfeed.types import Group, Rollout
 
 
 def table_rows(*sets: Any) -> list[dict[str, Any]]:
@@ -41,8 +41,7 @@ def test_what_could_not_be_scored_has_no_reward_and_a_cause(make_set: Callable[.
     whole = make_group([1.0])
     failed = Rollout(rollout_id=0, samples=(), error="prompt 0: engine closed")
     group = Group(group_index=0, prompt=whole.prompt, rollouts=(failed,))
-    result = GroupResult(group=group, status=GroupStatus.FAILED, cause="prompt 0: engine closed")
-    (row,) = table_rows(summarise(make_set(num_prompts=1, n_samples_per_prompt=1), [result]))
+    (row,) = table_rows(summarise(make_set(num_prompts=1, n_samples_per_prompt=1), [group]))
     assert (row["reward"], row["correct"], row["response"], row["status"]) == (None, None, None, "failed")
     assert row["error"] == "prompt 0: engine closed"
 

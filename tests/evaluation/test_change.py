@@ -21,10 +21,7 @@ def record(
         result_of(rewards or [0.0], index=index, cause="" if rewards else "timeout")
         for index, rewards in enumerate(rewards_by_prompt)
     ]
-    asked = [
-        replace(result, group=replace(result.group, prompt=prompt))
-        for result, prompt in zip(results, eval_set.prompts, strict=True)
-    ]
+    asked = [replace(result, prompt=prompt) for result, prompt in zip(results, eval_set.prompts, strict=True)]
     found = EvalResult(sets=(summarise(eval_set, asked),), seed=0, policy_versions=(0, 0), seconds=1.0, num_tokens=1)
     made: dict[str, Any] = json.loads(json.dumps(log_record(found, step=step, first=first)))
     return made

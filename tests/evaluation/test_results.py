@@ -16,7 +16,7 @@ from rollfeed.evaluation import (
     wilson_interval,
 )
 from rollfeed.testing import make_group, make_sample
-from rollfeed.types import Correct, Group, GroupResult, GroupStatus, SampleStatus, Verdict
+from rollfeed.types import Correct, Group, SampleStatus, Verdict
 
 
 def with_verdicts(rewards: list[float], correct: list[Correct]) -> Group:
@@ -107,14 +107,16 @@ def test_truncated_answers_are_counted_and_scored(
     assert (found.truncated_ratio, found.accuracy) == (0.5, 1.0)
 
 
-def test_every_number_of_a_set_is_named_by_the_set(make_set: Callable[..., EvalSet]) -> None:
+def test_every_number_of_a_set_is_named_by_the_set(
+    make_set: Callable[..., EvalSet], result_of: Callable[..., Group]
+) -> None:
     group = with_verdicts([1.0, 0.5], [Correct.YES, Correct.NO])
     long = replace(make_sample("12345", reward=0.5), status=SampleStatus.TRUNCATED)
     group = replace(group, rollouts=(group.rollouts[0], replace(group.rollouts[1], samples=(long,))))
     chosen = replace(make_set("core/x@1", num_prompts=2, n_samples_per_prompt=2), num_over_length=3)
     results = [
-        GroupResult(group=group, status=GroupStatus.FINISHED),
-        GroupResult(group=make_group([0.0, 0.0], group_index=1), status=GroupStatus.FAILED, cause="timeout"),
+        group,
+        result_of([0.0, 0.0], index=1, cause="timeout"),
     ]
     metrics = made_of(summarise(chosen, results)).metrics()
     low, high = wilson_interval(0.5, 1)

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from rollfeed.generate import single_turn
-from rollfeed.protocols import RolloutRequest
+from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.testing import CharTokenizer, ScriptedEngine
 from rollfeed.testing.contracts import check_generate, make_prompt
 from rollfeed.types import SampleStatus, SamplingParams
@@ -21,7 +21,8 @@ def request(**changes) -> RolloutRequest:
 
 
 async def answer(engine: ScriptedEngine, asked: RolloutRequest):
-    (sample,) = await single_turn(asked, default=single_turn, endpoint=engine, tokenizer=CharTokenizer())
+    services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn)
+    (sample,) = await single_turn(asked, services=services)
     return sample
 
 

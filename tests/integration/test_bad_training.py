@@ -159,7 +159,7 @@ def test_samples_that_fit_no_micro_batch(refused) -> None:
 
 
 def test_samples_of_a_generate_function_of_ones_own_that_fit_no_micro_batch(refused, folder: Path) -> None:
-    text = "async def generate(request, *, default, endpoint, tokenizer):\n    return await default(request)\n"
+    text = "async def generate(request, *, services):\n    return await default(request)\n"
     (folder / "own_generation.py").write_text(text)
     options = ("--set", "plugins.generate=own_generation:generate", "--set", "prompts.rollout_max_prompt_len=80")
     expected = ("train.micro_batch_tokens = 99", "samples of 256 tokens", "lower sampling.rollout_max_context_len")

@@ -10,12 +10,13 @@ import pytest
 PLUGINS = """
 import asyncio
 
-from rollfeed.types import Drop, Keep, RolloutOutput
+from rollfeed.protocols import PromptSource
+from rollfeed.types import Drop, Keep, Trained
 
-async def generate(request, *, default, endpoint, tokenizer):
+async def generate(request, *, services):
     return {}["generate"]
 
-async def generate_nothing(request, *, default, endpoint, tokenizer):
+async def generate_nothing(request, *, services):
     return []
 
 async def rollout(context):
@@ -23,11 +24,11 @@ async def rollout(context):
     raise ValueError("rollout")
 
 async def rollout_of_one(context):
-    (draw,) = await context.draw(1)
-    return RolloutOutput(groups=((await context.submit(draw)).group,))
+    (group,) = await context.draw(1)
+    return [Trained(await context.submit(group))]
 
 async def rollout_of_numbers(context):
-    return RolloutOutput(groups=(1, 2))
+    return [Trained(1), Trained(2)]
 
 async def rollout_in_tasks(context):
     async def submit():
@@ -77,7 +78,7 @@ def batch_filter_of_one(groups):
 def buffer_policy(entries, count, *, policy_version):
     return [len(entries)]
 
-class Source:
+class Source(PromptSource):
     def __init__(self, tokenizer):
         pass
     async def draw(self, count):

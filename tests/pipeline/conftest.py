@@ -13,7 +13,7 @@ from rollfeed.buffer import Buffer, fifo
 from rollfeed.config import AdvantageSettings, RolloutMode, RolloutSettings, StalenessPolicy
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler
-from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer
+from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer, Services
 from rollfeed.testing import CharTokenizer, ListSource
 from rollfeed.types import (
     Completion,
@@ -89,11 +89,8 @@ def make_rollouts() -> Callable[..., Rollouts]:
         age_rule = AgeLimit(max_staleness=settings.max_staleness, policy=settings.staleness_policy)
         scheduler = Scheduler(settings=settings, age_rule=age_rule)
         defaults: dict[str, Any] = {
-            "generate_fn": single_turn,
             "rollout_fn": scheduler,
-            "scorer": DigitScorer(),
             "group_filter": keep_all,
-            "sample_hook": None,
             "surplus_rule": AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)
             if settings.mask_offpolicy_in_partial_rollout and settings.mode is not RolloutMode.ASYNC
             else age_rule,
@@ -105,15 +102,17 @@ def make_rollouts() -> Callable[..., Rollouts]:
                 seed=seed,
                 params=SamplingParams(max_new_tokens=max_response_len),
                 max_context_length=10_000,
+                generate_fn=parts.pop("generate_fn", single_turn),
+                services=Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn),
+                scorer=parts.pop("scorer", None) or DigitScorer(),
+                sample_hook=parts.pop("sample_hook", None),
             ),
             parts=RolloutParts(
-                default_generate_fn=single_turn,
                 cut_batch=partial(cut_batch, age_rule=age_rule, reward_key=None, estimator=AdvantageSettings()),
                 **{**defaults, **parts},
             ),
             source=source or ListSource([f"prompt {number}" for number in range(10)], repeat=True),
             engine=engine,
-            tokenizer=CharTokenizer(),
             state=state,
             commit=commit,
             observers=Observers(observers),

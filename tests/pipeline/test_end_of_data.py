@@ -7,7 +7,7 @@ import pytest
 
 from rollfeed.errors import PromptsEndedError, RunFailedError
 from rollfeed.testing import ListSource, ScriptedEngine
-from rollfeed.types import Drop, FilterDecision, Keep, RolloutOutput, Sample
+from rollfeed.types import Drop, Ending, FilterDecision, Keep, Sample, Trained
 
 
 def texts(count: int) -> list[str]:
@@ -71,20 +71,19 @@ async def test_draws_that_run_out_by_their_limit_are_no_end_of_data(make_rollout
     assert not isinstance(failed.value, PromptsEndedError)
 
 
-async def short_batch(context) -> RolloutOutput:
+async def short_batch(context) -> list[Ending]:
     """A rollout function that returns what it has."""
-    draws = await context.draw(context.rollout_batch_size)
-    results = await asyncio.gather(*(context.submit(draw) for draw in draws))
-    return RolloutOutput(groups=tuple(result.group for result in results))
+    drawn = await context.draw(context.rollout_batch_size)
+    return [Trained(group) for group in await asyncio.gather(*map(context.submit, drawn))]
 
 
-async def draws_again(context) -> RolloutOutput:
+async def draws_again(context) -> list[Ending]:
     """A rollout function that draws until its batch is full."""
     groups = []
     while len(groups) < context.rollout_batch_size:
-        draws = await context.draw(context.rollout_batch_size - len(groups))
-        groups += [(await context.submit(draw)).group for draw in draws]
-    return RolloutOutput(groups=tuple(groups))
+        drawn = await context.draw(context.rollout_batch_size - len(groups))
+        groups += [await context.submit(group) for group in drawn]
+    return [Trained(group) for group in groups]
 
 
 @pytest.mark.parametrize("rollout_fn", [short_batch, draws_again])
@@ -99,9 +98,9 @@ async def test_rollout_functions_of_users_meet_the_end_too(make_rollouts, rollou
 
 
 async def test_a_short_batch_of_a_source_that_goes_on_is_an_error(make_rollouts) -> None:
-    async def short(context) -> RolloutOutput:
-        (draw,) = await context.draw(1)
-        return RolloutOutput(groups=((await context.submit(draw)).group,))
+    async def short(context) -> list[Ending]:
+        (group,) = await context.draw(1)
+        return [Trained(await context.submit(group))]
 
     async with make_rollouts(ScriptedEngine(), rollout_fn=short) as rollouts:
         with pytest.raises(RunFailedError) as failed:

@@ -96,7 +96,7 @@ def test_what_is_committed_does_not_depend_on_the_order_in_which_rollouts_ended(
         failures = budget(failure_budget=1.0)
         for group, ended_well in random.Random(seed).sample(outcomes, len(outcomes)):
             failures.succeed(group) if ended_well else failures.fail(group, "broken", where="")
-        first = failures.settle(range(12), under_way=range(12, 18))  # 18 and 19 are answered again
+        first = failures.settle(range(12), in_flight=range(12, 18))  # 18 and 19 are answered again
         committed.append((first, failures.settle(range(12, 20))))
     assert committed == committed[:1] * 5
     assert [len(each) for each in committed[0]] == [48, 72]
@@ -161,10 +161,10 @@ async def test_deterministic_runs_leave_the_same_outcomes_whatever_ended_first(m
     for order in range(3):
         commits: list[StepCommit] = []
 
-        async def generate(request, *, default, endpoint, tokenizer):
+        async def generate(request, *, services):
             if request.rollout_id % 7 == 0:
                 raise ValueError("unlucky")
-            return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+            return await services.default(request, services=services)
 
         async with make_rollouts(
             ScriptedEngine(random_order=order),
@@ -185,10 +185,10 @@ async def test_deterministic_runs_leave_the_same_outcomes_whatever_ended_first(m
 async def test_rollouts_of_a_group_that_failed_count_as_the_successes_they_are(make_rollouts) -> None:
     commits: list[StepCommit] = []
 
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         if request.rollout_id == 3:
             raise ValueError("once")
-        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(request, services=services)
 
     async with make_rollouts(
         ScriptedEngine(),

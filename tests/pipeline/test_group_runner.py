@@ -35,10 +35,10 @@ async def test_one_failing_rollout_fails_its_group_only(make_rollouts) -> None:
 async def test_retrying_answers_a_failed_rollout_again(make_rollouts) -> None:
     failures = {"step0-rollout3": 1}
 
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         if failures.pop(f"step0-rollout{request.rollout_id}", 0):
             raise ValueError("once")
-        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(request, services=services)
 
     async with make_rollouts(ScriptedEngine(), generate_fn=generate, group_failure="retry") as rollouts:
         batch = await rollouts.generate_batch()
@@ -56,7 +56,7 @@ async def test_the_failure_budget_stops_the_run_with_the_first_cause(make_rollou
     def raising(sample_index: int):
         raise ZeroDivisionError(f"rollout {sample_index}")
 
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         raising(request.rollout_id)
 
     async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_minimum=6) as rollouts:
@@ -72,7 +72,7 @@ async def test_groups_that_end_the_run_at_once_leave_no_error_that_nobody_has_re
     unread: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
 
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         raise ValueError("broken")
 
     async with make_rollouts(ScriptedEngine(), generate_fn=generate, rollout_batch_size=8, failure_minimum=1) as made:
@@ -93,7 +93,7 @@ async def test_a_rollout_that_takes_too_long_fails(make_rollouts) -> None:
 
 
 async def test_a_generate_function_that_returns_no_sample_fails_its_rollout(make_rollouts) -> None:
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         return []
 
     async with make_rollouts(ScriptedEngine(), generate_fn=generate, failure_minimum=1) as rollouts:
@@ -103,8 +103,8 @@ async def test_a_generate_function_that_returns_no_sample_fails_its_rollout(make
 
 @pytest.mark.parametrize("status", [SampleStatus.FAILED, SampleStatus.PENDING])
 async def test_a_sample_that_has_not_ended_is_a_failed_rollout_and_not_an_aborted_one(make_rollouts, status) -> None:
-    async def generate(request, *, default, endpoint, tokenizer):
-        samples = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    async def generate(request, *, services):
+        samples = await services.default(request, services=services)
         return [replace(sample, status=status) for sample in samples] if request.group_index == 1 else samples
 
     commits: list[StepCommit] = []
@@ -204,10 +204,10 @@ async def test_a_member_is_scored_while_others_of_its_group_are_generated(make_r
             scored.set()
             return await super().score(rollouts, prompt)
 
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         if request.rollout_id == 1:
             await scored.wait()
-        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(request, services=services)
 
     scorer = Telling()
     async with make_rollouts(
@@ -386,12 +386,12 @@ async def test_a_rollout_is_tried_once_and_then_as_often_as_failure_retries_says
 ) -> None:
     tries = 0
 
-    async def generate(request, *, default, endpoint, tokenizer):
+    async def generate(request, *, services):
         nonlocal tries
         if request.rollout_id == 3:
             tries += 1
             raise ValueError("always")
-        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(request, services=services)
 
     commits: list[StepCommit] = []
     settings = {"group_failure": "retry", "failure_retries": failure_retries, "commit": commits.append}

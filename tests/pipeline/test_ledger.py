@@ -2,8 +2,36 @@ from random import Random
 
 import pytest
 
-from rollfeed.pipeline.ledger import Ledger, Place
-from rollfeed.types import LedgerCounts
+from rollfeed.pipeline.ledger import Ledger
+from rollfeed.testing import make_prompt
+from rollfeed.types import (
+    Discarded,
+    Dropped,
+    Ending,
+    Failed,
+    Group,
+    LedgerCounts,
+    Place,
+    Requeued,
+    Surplus,
+    Trained,
+)
+
+ENDINGS: dict[Place, type[Ending]] = {
+    kind.place: kind for kind in (Discarded, Dropped, Failed, Requeued, Surplus, Trained)
+}
+MOVES = {
+    Place.REQUEUED: {Place.IN_FLIGHT, Place.REQUEUED},
+    Place.IN_FLIGHT: {place for place in Place if place is not Place.IN_FLIGHT},
+    Place.SURPLUS: {Place.TRAINED, Place.DISCARDED, Place.SURPLUS, Place.DROPPED, Place.REQUEUED},
+}
+
+
+def move(ledger: Ledger, group_index: int, place: Place) -> None:
+    if place is Place.IN_FLIGHT:
+        ledger.submit(group_index)
+    else:
+        ledger.book(ENDINGS[place](Group(group_index, make_prompt()), "why"))
 
 
 def test_counts_balance_after_any_sequence_of_legal_moves() -> None:
@@ -17,14 +45,9 @@ def test_counts_balance_after_any_sequence_of_legal_moves() -> None:
             live[next_index] = Place.REQUEUED
             next_index += 1
         index = random.choice(list(live))
-        moves = {
-            Place.REQUEUED: [Place.IN_FLIGHT],
-            Place.IN_FLIGHT: [place for place in Place if place is not Place.IN_FLIGHT],
-            Place.SURPLUS: [Place.TRAINED, Place.DISCARDED, Place.SURPLUS, Place.DROPPED, Place.REQUEUED],
-        }[live[index]]
-        place = random.choice(moves)
-        ledger.move(index, place)
-        if place in (Place.REQUEUED, Place.IN_FLIGHT, Place.SURPLUS):
+        place = random.choice(sorted(MOVES[live[index]]))
+        move(ledger, index, place)
+        if place in MOVES:
             live[index] = place
         else:
             del live[index]
@@ -35,10 +58,10 @@ def test_counts_balance_after_any_sequence_of_legal_moves() -> None:
 def test_a_prompt_cannot_end_twice() -> None:
     ledger = Ledger(LedgerCounts(), requeued=[], surplus=[])
     ledger.draw(0)
-    ledger.move(0, Place.IN_FLIGHT)
-    ledger.move(0, Place.TRAINED)
+    move(ledger, 0, Place.IN_FLIGHT)
+    move(ledger, 0, Place.TRAINED)
     with pytest.raises(AssertionError, match="has ended"):
-        ledger.move(0, Place.DROPPED)
+        move(ledger, 0, Place.DROPPED)
 
 
 def test_a_prompt_cannot_be_drawn_twice() -> None:
@@ -49,19 +72,27 @@ def test_a_prompt_cannot_be_drawn_twice() -> None:
 
 @pytest.mark.parametrize("here", [Place.REQUEUED, Place.SURPLUS])
 def test_a_prompt_that_waits_goes_nowhere_but_where_it_may(here: Place) -> None:
-    allowed = {
-        Place.REQUEUED: {Place.IN_FLIGHT},
-        Place.SURPLUS: {Place.TRAINED, Place.DISCARDED, Place.SURPLUS, Place.DROPPED, Place.REQUEUED},
-    }[here]
     for place in Place:
         ledger = Ledger(LedgerCounts(), requeued=[], surplus=[])
         ledger.draw(0)
         if here is Place.SURPLUS:
-            ledger.move(0, Place.IN_FLIGHT)
-            ledger.move(0, Place.SURPLUS)
-        if place in allowed:
-            ledger.move(0, place)
+            move(ledger, 0, Place.IN_FLIGHT)
+            move(ledger, 0, Place.SURPLUS)
+        if place in MOVES[here]:
+            move(ledger, 0, place)
             assert getattr(ledger.counts(), place.value) == 1
         else:
             with pytest.raises(AssertionError, match=f"cannot go from {here.value} to {place.value}"):
-                ledger.move(0, place)
+                move(ledger, 0, place)
+
+
+def test_a_step_is_counted_by_itself() -> None:
+    ledger = Ledger(LedgerCounts(), requeued=[], surplus=[])
+    for group_index, place in enumerate((Place.DROPPED, Place.TRAINED)):
+        ledger.begin_step()
+        ledger.draw(group_index)
+        move(ledger, group_index, Place.IN_FLIGHT)
+        move(ledger, group_index, place)
+    metrics = ledger.step_metrics()
+    assert (metrics["rollout/groups_submitted"], metrics["rollout/groups_dropped"]) == (1, 0)
+    assert "rollout/dynamic_filter/drop_why" not in metrics

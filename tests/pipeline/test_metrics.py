@@ -5,27 +5,26 @@ import asyncio
 import pytest
 
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import OVER_SAMPLED, STALE, DroppedGroup, RolloutOutput, StepCommit
+from rollfeed.types import OVER_SAMPLED, STALE, Discarded, Dropped, Ending, Failed, StepCommit, Surplus, Trained
 
 TOKENS = 2  # of every response: a digit and the end of the turn
 
 
-async def every_way(context) -> RolloutOutput:
+async def every_way(context) -> list[Ending]:
     """Give thirteen groups every fate: four are trained on, and the last one is left to the manager."""
-    draws = await context.draw(13)
-    results = await asyncio.gather(*[context.submit(draw) for draw in draws[:12]])
-    groups = [result.group for result in results]
+    drawn = await context.draw(13)
+    groups = await asyncio.gather(*map(context.submit, drawn[:12]))
     context.requeue(groups[9])
-    return RolloutOutput(
-        groups=tuple(groups[:4]),
-        dropped=tuple(
-            DroppedGroup(group=groups[index], reason=reason)
-            for index, reason in ((4, "equal"), (5, "short"), (10, OVER_SAMPLED), (11, STALE))
-        ),
-        failed=(results[6],),
-        surplus=(groups[7],),
-        discarded=(groups[8],),
-    )
+    return [
+        *map(Trained, groups[:4]),
+        Dropped(groups[4], "equal"),
+        Dropped(groups[5], "short"),
+        Dropped(groups[10], OVER_SAMPLED),
+        Dropped(groups[11], STALE),
+        Failed(groups[6], groups[6].error),
+        Surplus(groups[7]),
+        Discarded(groups[8], "surplus"),
+    ]
 
 
 async def test_every_number_of_a_step(make_rollouts) -> None:
@@ -80,14 +79,13 @@ async def test_every_number_of_a_step(make_rollouts) -> None:
 
 @pytest.mark.parametrize(("mode", "wasted"), [("sync", 3 * TOKENS), ("partial", None)])
 async def test_what_a_step_leaves_unfinished_is_requeued_and_counted(make_rollouts, mode, wasted) -> None:
-    async def four_of_six(context) -> RolloutOutput:
-        draws = await context.draw(6)
-        tasks = [context.submit(draw) for draw in draws]
+    async def four_of_six(context) -> list[Ending]:
+        tasks = [context.submit(group) for group in await context.draw(6)]
         done = await asyncio.gather(*tasks[:4])
         for _ in range(20):
             await asyncio.sleep(0)
         await context.abort()
-        return RolloutOutput(groups=tuple(result.group for result in done))
+        return [Trained(group) for group in done]
 
     engine = ScriptedEngine(
         answer=lambda request: "1",

@@ -259,10 +259,10 @@ async def test_a_step_that_cannot_finish_says_why_and_can_be_tried_again(
     def decide(samples) -> FilterDecision:
         return Drop("useless") if blocked and cause == "filtered" else Keep()
 
-    async def answer(request, *, default, endpoint, tokenizer):
+    async def answer(request, *, services):
         if blocked and cause == "engine":
             raise EngineUnavailableError("nobody answers")
-        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(request, services=services)
 
     said = {"filtered": "dropped as useless", "ended": "the prompt source has ended", "engine": "nobody answers"}
     commits: list[StepCommit] = []

@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rollfeed.history import LengthHistory
-from rollfeed.pipeline import Placement
+from rollfeed.pipeline import LengthHistory, Placement
 from rollfeed.testing import ListSource
 
 SETTINGS = {"max_response_len": 1000, "n_samples_per_prompt": 2}
@@ -40,7 +39,7 @@ async def test_prompts_whose_answers_were_long_start_first(make_rollouts, tick_e
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_long_prompts_are_collected_into_rounds_of_their_own(make_rollouts, tick_engine, deterministic) -> None:
     engine, longest, trained = tick_engine(length_of, slots=64), [], Counter()
-    placement = Placement(LengthHistory(long_quantile=0.8), round_size=4)
+    placement = Placement(LengthHistory(), round_size=4)
     async with make_rollouts(
         engine, source=source(), placement=placement, deterministic=deterministic, **SETTINGS
     ) as rollouts:
@@ -62,14 +61,11 @@ async def test_prompts_that_are_held_back_survive_a_restart(make_rollouts, tick_
     commits, trained = [], Counter()
     for _ in range(12):
         state = commits[-1].state if commits else None
-        history = LengthHistory()
-        if state is not None:
-            history.load_state_dict(state.lengths)
         async with make_rollouts(
             tick_engine(length_of, slots=64),
             source=source(),
             state=state,
-            placement=Placement(history, round_size=4),
+            placement=Placement(LengthHistory(), round_size=4),
             commit=commits.append,
             **SETTINGS,
         ) as rollouts:

@@ -16,7 +16,7 @@ from rollfeed.filters import build_filter
 from rollfeed.generate import SampleBuilder
 from rollfeed.protocols import Scorer
 from rollfeed.testing import CharTokenizer, Fault, ListSource, ScriptedEngine, make_group, make_prompt, make_sample
-from rollfeed.types import Drop, Keep, LedgerCounts, Outcome, PromptDraw, Rollout, RunState, SampleStatus, Verdict
+from rollfeed.types import Drop, Group, Keep, LedgerCounts, Outcome, Rollout, RunState, SampleStatus, Verdict
 
 
 def prompts(count: int = 10_000) -> ListSource:
@@ -26,17 +26,17 @@ def prompts(count: int = 10_000) -> ListSource:
 OVER_SAMPLED = {"over_sampling_batch_size": 6, "refill_granularity": 1, "max_response_len": 1000}
 
 
-async def two_turns(request, *, default, endpoint, tokenizer):
+async def two_turns(request, *, services):
     """Ask twice; begins from the prompt each time, whatever there was."""
     builder = SampleBuilder(replace(request, partial=None))
     for turn in range(2):
-        completion = await endpoint.generate(
+        completion = await services.endpoint.generate(
             builder.token_ids, request.params, request_id=f"turn{turn}-rollout{request.rollout_id}"
         )
         builder.append_completion(completion)
         if completion.finish_reason.kind == "abort":
             return [builder.build(SampleStatus.ABORTED, response=completion.text)]
-        builder.append_inserted(np.array([ord("0")], np.int32), policy_version=endpoint.policy_version)
+        builder.append_inserted(np.array([ord("0")], np.int32), policy_version=services.endpoint.policy_version)
     return [builder.build(SampleStatus.COMPLETED, response=completion.text)]
 
 
@@ -63,9 +63,9 @@ async def test_r07_a_sample_that_begins_again_has_nothing_of_what_it_had(make_ro
     assert tries[0] == 2
 
 
-async def begin_anew(request, *, default, endpoint, tokenizer):
+async def begin_anew(request, *, services):
     """Forget what an aborted execution left."""
-    return await default(replace(request, partial=None), default=default, endpoint=endpoint, tokenizer=tokenizer)
+    return await services.default(replace(request, partial=None), services=services)
 
 
 async def test_r19_a_rollout_aborted_in_its_second_turn_is_in_the_buffer_once_and_not_in_the_batch(
@@ -94,11 +94,11 @@ def _text(request) -> str:
 
 @pytest.mark.parametrize("only_empty", [False, True])
 async def test_r20_empty_responses_are_legal_and_leave_all_metrics_finite(make_rollouts, only_empty) -> None:
-    async def answer(request, *, default, endpoint, tokenizer):
+    async def answer(request, *, services):
         builder = SampleBuilder(request)
         if only_empty or request.index % 2:
             return [builder.build(SampleStatus.TRUNCATED, response="")]
-        return await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(request, services=services)
 
     async with make_rollouts(ScriptedEngine(), source=prompts(), generate_fn=answer) as rollouts:
         batch = await rollouts.generate_batch()
@@ -108,11 +108,11 @@ async def test_r20_empty_responses_are_legal_and_leave_all_metrics_finite(make_r
 
 
 async def test_r23_an_overlong_sample_stays_in_its_group(make_rollouts) -> None:
-    async def answer(request, *, default, endpoint, tokenizer):
+    async def answer(request, *, services):
         short = (
             replace(request, max_context_length=len(request.prompt.token_ids)) if request.index % 4 == 1 else request
         )
-        return await default(short, default=default, endpoint=endpoint, tokenizer=tokenizer)
+        return await services.default(short, services=services)
 
     async with make_rollouts(
         ScriptedEngine(), source=prompts(), generate_fn=answer, n_samples_per_prompt=4
@@ -164,8 +164,8 @@ async def test_r25_over_sampled_prompts_are_trained_equally_often_whatever_their
 
 
 async def test_r26_forked_samples_share_their_group_and_have_rollouts_of_exact_size(make_rollouts) -> None:
-    async def fork(request, *, default, endpoint, tokenizer):
-        (sample,) = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    async def fork(request, *, services):
+        (sample,) = await services.default(request, services=services)
         return [sample, replace(sample, index=sample.index)]
 
     source = ListSource([f"prompt {number}" for number in range(5)], repeat=True)
@@ -248,7 +248,7 @@ def test_r28_a_group_of_one_is_decided_without_a_nan() -> None:
 
 
 async def test_r29_the_buffer_comes_first_in_order_and_the_source_fills_the_rest(make_rollouts, tick_engine) -> None:
-    waiting = tuple(PromptDraw(number, make_prompt()) for number in range(3))
+    waiting = tuple(Group(number, make_prompt()) for number in range(3))
     state = RunState(
         next_step=1, next_group_index=3, source={}, requeued=waiting, ledger=LedgerCounts(drawn=3, requeued=3)
     )
@@ -272,7 +272,7 @@ def test_r29_a_group_of_wrong_size_is_refused() -> None:
     buffer = Buffer(fifo, n_samples_per_prompt=2, max_bytes=1 << 20)
     rollout = Rollout(rollout_id=0, samples=(make_sample(),))
     with pytest.raises(RunFailedError, match="1 rollouts"):
-        buffer.add([PromptDraw(0, make_prompt(), (rollout,))])
+        buffer.add([Group(0, make_prompt(), (rollout,))])
     assert len(buffer) == 0
 
 

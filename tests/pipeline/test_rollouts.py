@@ -6,8 +6,8 @@ import pytest
 
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols import Scorer
-from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import DroppedGroup, LedgerCounts, RolloutOutput, StepCommit, Verdict
+from rollfeed.testing import Fault, ListSource, ScriptedEngine, make_group
+from rollfeed.types import Dropped, Ending, LedgerCounts, StepCommit, Trained, Verdict
 
 
 async def test_nothing_is_left_running_after_a_step_is_cancelled_at_a_random_time(make_rollouts) -> None:
@@ -105,10 +105,9 @@ async def test_a_cancellation_waits_for_the_commit_that_is_being_written(make_ro
 
 
 async def test_a_custom_rollout_function_may_leave_prompts_to_be_requeued(make_rollouts) -> None:
-    async def first_of_six(context) -> RolloutOutput:
-        draws = await context.draw(6)
-        results = await asyncio.gather(*[context.submit(draw) for draw in draws[:4]])
-        return RolloutOutput(groups=tuple(result.group for result in results))
+    async def first_of_six(context) -> list[Ending]:
+        drawn = await context.draw(6)
+        return [Trained(group) for group in await asyncio.gather(*map(context.submit, drawn[:4]))]
 
     async with make_rollouts(ScriptedEngine(), rollout_fn=first_of_six) as rollouts:
         await rollouts.generate_batch()
@@ -118,19 +117,16 @@ async def test_a_custom_rollout_function_may_leave_prompts_to_be_requeued(make_r
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
-        (lambda groups: RolloutOutput(groups=groups[:3]), "returned 3 groups; a batch has 4"),
-        (lambda groups: RolloutOutput(groups=(*groups[:3], groups[0])), "returned group 0 2 times"),
-        (
-            lambda groups: RolloutOutput(groups=groups, dropped=(DroppedGroup(group=groups[0], reason="x"),)),
-            "returned group 0 2 times",
-        ),
-        (lambda groups: list(groups), "must return a RolloutOutput"),
+        (lambda groups: list(map(Trained, groups[:3])), "returned 3 groups; a batch has 4"),
+        (lambda groups: list(map(Trained, (*groups[:3], groups[0]))), "returned group 0 2 times"),
+        (lambda groups: [*map(Trained, groups), Dropped(groups[0], "x")], "returned group 0 2 times"),
+        (lambda groups: list(groups), "must return a list of endings"),
+        (lambda groups: [*map(Trained, groups[:3]), Trained(make_group([1.0], group_index=9))], "which is not of this"),
     ],
 )
 async def test_a_rollout_function_cannot_lose_or_double_a_group(make_rollouts, tamper, message) -> None:
-    async def rollout(context) -> RolloutOutput:
-        results = await asyncio.gather(*[context.submit(draw) for draw in await context.draw(4)])
-        return tamper(tuple(result.group for result in results))
+    async def rollout(context) -> list[Ending]:
+        return tamper(tuple(await asyncio.gather(*map(context.submit, await context.draw(4)))))
 
     async with make_rollouts(ScriptedEngine(), rollout_fn=rollout) as rollouts:
         with pytest.raises(RunFailedError, match=message):
@@ -161,10 +157,10 @@ async def test_the_watchdog_says_what_a_quiet_step_waits_for(make_rollouts) -> N
 async def test_no_request_reaches_the_engine_after_the_abort(make_rollouts) -> None:
     """R18: generate functions in the middle of their turns find the gate closed."""
 
-    async def many_turns(request, *, default, endpoint, tokenizer):
-        samples = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    async def many_turns(request, *, services):
+        samples = await services.default(request, services=services)
         for _ in range(request.group_index):
-            samples = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+            samples = await services.default(request, services=services)
         return samples
 
     for seed in range(10):

@@ -75,8 +75,8 @@ def finishing_together(count: int):
     """Return a generate function whose calls return only when ``count`` of them have been made."""
     barrier = asyncio.Barrier(count)
 
-    async def generate(request, *, default, endpoint, tokenizer):
-        samples = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    async def generate(request, *, services):
+        samples = await services.default(request, services=services)
         await barrier.wait()
         return samples
 

@@ -8,7 +8,7 @@ import pytest
 
 from rollfeed.errors import RunFailedError
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import LedgerCounts, RolloutOutput, StepCommit, VersionSpan
+from rollfeed.types import Ending, LedgerCounts, StepCommit, Surplus, Trained, VersionSpan
 
 MODES = ["sync", "partial", "async"]
 POLICIES = ["requeue", "mask", "drop"]
@@ -31,13 +31,13 @@ def total(commits: list[StepCommit], name: str) -> float:
     return sum(commit.batch.metrics.get(name, 0.0) for commit in commits)
 
 
-async def twice_as_many(context) -> RolloutOutput:
+async def twice_as_many(context) -> list[Ending]:
     """Finish two batches and keep one of them for the next step."""
     groups = list(context.surplus)
-    draws = await context.draw(2 * context.rollout_batch_size - len(groups))
-    groups += [result.group for result in await asyncio.gather(*map(context.submit, draws))]
+    drawn = await context.draw(2 * context.rollout_batch_size - len(groups))
+    groups += await asyncio.gather(*map(context.submit, drawn))
     count = context.rollout_batch_size
-    return RolloutOutput(groups=tuple(groups[:count]), surplus=tuple(groups[count:]))
+    return [*map(Trained, groups[:count]), *map(Surplus, groups[count:])]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -86,10 +86,9 @@ async def test_surplus_is_trained_on_while_the_weights_stay_the_same(make_rollou
 
 
 async def test_surplus_that_a_rollout_function_does_not_name_stays_surplus(make_rollouts) -> None:
-    async def forgetful(context) -> RolloutOutput:
-        draws = await context.draw(5)
-        groups = [result.group for result in await asyncio.gather(*map(context.submit, draws))]
-        return RolloutOutput(groups=tuple(groups[:4]), surplus=tuple(groups[4:]))
+    async def forgetful(context) -> list[Ending]:
+        groups = await asyncio.gather(*map(context.submit, await context.draw(5)))
+        return [*map(Trained, groups[:4]), *map(Surplus, groups[4:])]
 
     commits: list[StepCommit] = []
     async with make_rollouts(
@@ -109,14 +108,14 @@ class Overtaken:
         self._engine = engine
         self._num_fresh = list(num_fresh)
 
-    async def __call__(self, context) -> RolloutOutput:
+    async def __call__(self, context) -> list[Ending]:
         count = context.rollout_batch_size
         self.asked.append(count)
         num_old = count - self._num_fresh.pop(0) if self._num_fresh else 0
-        groups = [(await context.submit(draw)).group for draw in await context.draw(num_old)]
+        groups = [await context.submit(group) for group in await context.draw(num_old)]
         self._engine.policy_version += min(1, num_old)
-        groups += [(await context.submit(draw)).group for draw in await context.draw(count - num_old)]
-        return RolloutOutput(groups=tuple(groups))
+        groups += [await context.submit(group) for group in await context.draw(count - num_old)]
+        return list(map(Trained, groups))
 
 
 @pytest.mark.parametrize(
@@ -157,14 +156,14 @@ async def test_two_calls_in_a_row_that_give_nothing_new_enough_end_the_run(make_
 async def test_a_step_that_fails_after_it_was_asked_again_gives_everything_back_once(make_rollouts) -> None:
     engine, calls = ScriptedEngine(), []
 
-    async def fails_later(context) -> RolloutOutput:
+    async def fails_later(context) -> list[Ending]:
         calls.append(indices(context.surplus))
         if len(calls) == 3:
             raise ValueError("broken")
-        output = await twice_as_many(context)
+        first, *others = await twice_as_many(context)
         engine.policy_version += len(calls) == 2
-        late = [(await context.submit(draw)).group for draw in await context.draw(1)]
-        return RolloutOutput(groups=(*output.groups[1:], *late), surplus=(output.groups[0], *output.surplus))
+        (late,) = [await context.submit(group) for group in await context.draw(1)]
+        return [*others, Trained(late), Surplus(first.group)]
 
     async with make_rollouts(engine, source=prompts(), rollout_fn=fails_later) as rollouts:
         await rollouts.generate_batch()

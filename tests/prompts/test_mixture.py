@@ -10,10 +10,11 @@ import pytest
 
 from rollfeed.errors import ConfigError
 from rollfeed.prompts import MixtureSource
+from rollfeed.protocols import PromptSource
 from rollfeed.types import Prompt
 
 
-class Counting:
+class Counting(PromptSource):
     """A source of numbered prompts that ends after ``size`` of them."""
 
     def __init__(self, name: str, size: int | None = None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rollfeed.store import RunDirectory
 from rollfeed.types import (
-    DroppedGroup,
+    Dropped,
     Group,
     LedgerCounts,
     Prompt,
@@ -49,7 +49,7 @@ def step_commit(step: int) -> StepCommit:
             advantages_S=np.zeros(1, np.float32),
             metrics={"rollout/reward_mean": 1.0},
         ),
-        dropped=(DroppedGroup(group=group(2 * step + 1), reason="zero_std_1.0"),),
+        dropped=(Dropped(group=group(2 * step + 1), reason="zero_std_1.0"),),
         wasted_tokens={"dropped": 10},
         state=RunState(
             next_step=step + 1,

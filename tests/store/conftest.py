@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from rollfeed.types import (
     Correct,
-    DroppedGroup,
+    Dropped,
     Group,
     LedgerCounts,
     Outcome,
     Prompt,
-    PromptDraw,
     Reward,
     Rollout,
     RunState,
@@ -140,10 +139,10 @@ def groups(draw: st.DrawFn, group_index: int = 0, at_least: int = 0) -> Group:
 
 
 @st.composite
-def draws(draw: st.DrawFn, group_index: int = 0) -> PromptDraw:
+def draws(draw: st.DrawFn, group_index: int = 0) -> Group:
     """Fresh draws, and draws with what an earlier execution left: finished, aborted and failed rollouts."""
     group = draw(groups(group_index))
-    return PromptDraw(group_index, group.prompt, draw(st.sampled_from([(), group.rollouts])))
+    return Group(group_index, group.prompt, draw(st.sampled_from([(), group.rollouts])))
 
 
 @st.composite
@@ -173,7 +172,7 @@ def any_state() -> st.SearchStrategy[RunState]:
 
 
 @pytest.fixture(scope="session")
-def any_draw() -> st.SearchStrategy[PromptDraw]:
+def any_draw() -> st.SearchStrategy[Group]:
     return draws()
 
 
@@ -267,7 +266,7 @@ def build_commit(step: int, *, num_dropped: int = 1, seconds: float = 0.5) -> St
     first = (step - 1) * (2 + num_dropped)
     kept = tuple(build_group(first + i, [1.0, 0.0], seconds=seconds) for i in range(2))
     dropped = tuple(
-        DroppedGroup(group=build_group(first + 2 + i, [0.0, 0.0], seconds=seconds), reason="zero_std_0.0")
+        Dropped(group=build_group(first + 2 + i, [0.0, 0.0], seconds=seconds), reason="zero_std_0.0")
         for i in range(num_dropped)
     )
     wasted = {"dropped": sum(drop.group.response_tokens for drop in dropped)} if dropped else {}

@@ -11,18 +11,7 @@ from hypothesis import strategies as st
 
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.store import decode_draw, decode_group, decode_state, encode_draw, encode_group, encode_state
-from rollfeed.types import (
-    Correct,
-    Group,
-    LedgerCounts,
-    Prompt,
-    PromptDraw,
-    Rollout,
-    RunState,
-    Sample,
-    SampleStatus,
-    VersionSpan,
-)
+from rollfeed.types import Correct, Group, LedgerCounts, Prompt, Rollout, RunState, Sample, SampleStatus, VersionSpan
 
 
 @given(data=st.data())
@@ -49,7 +38,7 @@ def test_a_state_comes_back_as_it_was(data, any_state, plain) -> None:
 def test_samples_with_rewards_of_their_own_come_back_with_their_verdict(with_own_rewards, plain) -> None:
     group = with_own_rewards
     assert plain(decode_group(encode_group(group))) == plain(group)
-    draw = PromptDraw(group.group_index, group.prompt, group.rollouts)
+    draw = Group(group.group_index, group.prompt, group.rollouts)
     assert plain(decode_draw(encode_draw(draw))) == plain(draw)
 
 
@@ -57,7 +46,7 @@ def test_a_partial_sample_comes_back_with_its_tokens_and_spans(make_group, plain
     group = make_group(4, [1.0, 0.0])
     finished, cut = group.rollouts
     sample = replace(cut.samples[0], status=SampleStatus.ABORTED, reward=None, metadata={"start_rollout_id": 3})
-    draw = PromptDraw(4, group.prompt, (finished, replace(cut, samples=(sample,), verdict=None)))
+    draw = Group(4, group.prompt, (finished, replace(cut, samples=(sample,), verdict=None)))
     state = RunState(next_step=5, next_group_index=9, source={}, requeued=(draw,), in_flight=(draw,))
     decoded = decode_state(encode_state(state))
     assert plain(decoded) == plain(state)
@@ -93,7 +82,7 @@ def test_integers_of_any_size_survive(make_group, plain) -> None:
 
 def test_lone_surrogates_become_replacement_characters() -> None:
     prompt = Prompt(prompt_id="p", source="s", text="\ud800", token_ids=np.zeros(0, np.int32), label={"a": "\udfff"})
-    decoded = decode_draw(encode_draw(PromptDraw(0, prompt))).prompt
+    decoded = decode_draw(encode_draw(Group(0, prompt))).prompt
     assert (decoded.text, decoded.label) == ("\ufffd", {"a": "\ufffd"})
 
 
@@ -152,4 +141,4 @@ def test_what_is_not_json_is_named(make_group) -> None:
 def test_a_prompt_with_metadata_that_is_not_json_is_named() -> None:
     prompt = Prompt(prompt_id="p7", source="s", text="", token_ids=np.zeros(0, np.int32), metadata={"a": {1, 2}})
     with pytest.raises(RunFailedError, match="prompt p7: metadata cannot be stored"):
-        encode_draw(PromptDraw(0, prompt))
+        encode_draw(Group(0, prompt))

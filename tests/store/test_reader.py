@@ -9,7 +9,7 @@ import pytest
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader, question_of
-from rollfeed.types import Correct, DroppedGroup, Group, LedgerCounts, Rollout, SampleStatus, StepCommit
+from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Rollout, SampleStatus, StepCommit
 
 
 def start(path: Path) -> RunDirectory:
@@ -95,7 +95,7 @@ def test_a_group_that_failed_without_samples_is_shown(tmp_path, make_commit) -> 
         prompt=commit.batch.groups[0].prompt,
         rollouts=(Rollout(rollout_id=90, samples=(), error="engine is gone"),),
     )
-    dropped = (DroppedGroup(group=failed, reason="failed"),)
+    dropped = (Dropped(group=failed, reason="failed"),)
     with start(tmp_path) as run:
         run.commit(
             StepCommit(batch=commit.batch, dropped=dropped, wasted_tokens={}, state=commit.state), reward_key=None

@@ -12,7 +12,7 @@ import pytest
 import rollfeed
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store import Rewind, RunDirectory, RunReader
-from rollfeed.types import PromptDraw, StepCommit
+from rollfeed.types import Group, StepCommit
 
 IDENTITY = {"seed": 1}
 NUM_STEPS = 5
@@ -43,8 +43,8 @@ def make_step(make_commit: Callable[..., StepCommit], make_group) -> Callable[[i
         waiting, partial, flying = (make_group(1000 + number, [1.0, 0.0]) for number in (0, step, 100 + step))
         state = replace(
             commit.state,
-            requeued=tuple(PromptDraw(group.group_index, group.prompt, group.rollouts) for group in (waiting, partial)),
-            in_flight=(PromptDraw(flying.group_index, flying.prompt, flying.rollouts[:1]),),
+            requeued=tuple(Group(group.group_index, group.prompt, group.rollouts) for group in (waiting, partial)),
+            in_flight=(Group(flying.group_index, flying.prompt, flying.rollouts[:1]),),
             surplus=(make_group(2000, [0.5, 0.5]),),
         )
         return replace(commit, state=state)

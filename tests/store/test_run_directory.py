@@ -19,7 +19,7 @@ import rollfeed
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
-from rollfeed.types import PromptDraw, RunState
+from rollfeed.types import Group, RunState
 
 SETTINGS = {"seed": 1, "rollout": {"rollout_batch_size": 2}}
 IDENTITY = {"seed": 1, "rollout.rollout_batch_size": 2}
@@ -353,7 +353,7 @@ def test_killing_the_process_at_any_instant_loses_no_committed_step(tmp_path) ->
 def test_what_was_spilled_is_gone_with_the_process(tmp_path: Path, make_group) -> None:
     group = make_group(1, [1.0])
     killed = start(tmp_path / "run")
-    killed.spill.put(PromptDraw(1, group.prompt, group.rollouts))
+    killed.spill.put(Group(1, group.prompt, group.rollouts))
     assert any((tmp_path / "run" / "spill").iterdir())
     killed._lock.release()  # a killed process does no more than that
     start(tmp_path / "run").close()

@@ -7,14 +7,14 @@ import pytest
 
 from rollfeed.errors import RunFailedError
 from rollfeed.store import SpillFile, SpillHandle
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group
 
 
 @pytest.fixture
 def make_draw(make_group):
-    def make(group_index: int) -> PromptDraw:
+    def make(group_index: int) -> Group:
         group = make_group(group_index, [1.0, 0.0])
-        return PromptDraw(group_index, group.prompt, group.rollouts)
+        return Group(group_index, group.prompt, group.rollouts)
 
     return make
 

@@ -10,7 +10,7 @@ from rollfeed.buffer import built_in_policy
 from rollfeed.config import BufferPolicyName
 from rollfeed.protocols import BufferPolicy
 from rollfeed.testing import check_buffer_policy
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group
 
 
 @pytest.mark.parametrize("name", BufferPolicyName)
@@ -19,7 +19,7 @@ def test_built_in_policies_keep_the_contract(name: BufferPolicyName) -> None:
 
 
 def returning(make: Any) -> BufferPolicy:
-    def policy(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> Any:
+    def policy(entries: Sequence[Group], count: int, *, policy_version: int) -> Any:
         del policy_version
         return make(entries, count)
 

@@ -25,7 +25,7 @@ from rollfeed.testing import (
     check_sample_hook,
     check_tracker,
 )
-from rollfeed.types import Correct, Keep, RolloutOutput, SamplingParams, Verdict
+from rollfeed.types import Correct, Ending, Keep, SamplingParams, Trained, Verdict
 
 
 class Parrot:
@@ -80,8 +80,8 @@ async def test_a_source_that_forgets_its_position_is_refused() -> None:
 
 
 async def test_a_generate_function_that_makes_up_ids_is_refused() -> None:
-    async def generate(request, *, default, endpoint, tokenizer):
-        samples = await default(request, default=default, endpoint=endpoint, tokenizer=tokenizer)
+    async def generate(request, *, services):
+        samples = await services.default(request, services=services)
         return [replace(sample, rollout_id=99) for sample in samples]
 
     with pytest.raises(AssertionError, match="rollout_id is not the request's"):
@@ -98,29 +98,27 @@ async def test_rewards_that_are_none_or_too_few_are_refused() -> None:
 
 
 async def test_a_rollout_function_that_returns_a_short_batch_is_refused() -> None:
-    async def rollout(context) -> RolloutOutput:
-        (draw,) = await context.draw(1)
-        return RolloutOutput(groups=((await context.submit(draw)).group,))
+    async def rollout(context) -> list[Ending]:
+        (group,) = await context.draw(1)
+        return [Trained(await context.submit(group))]
 
     with pytest.raises(AssertionError, match="1 groups were returned; the batch has 3"):
         await check_rollout(rollout)
 
 
 async def test_a_rollout_function_that_always_makes_a_whole_batch_is_refused() -> None:
-    async def rollout(context) -> RolloutOutput:
-        results = [await context.submit(draw) for draw in await context.draw(3)]
-        return RolloutOutput(groups=tuple(result.group for result in results))
+    async def rollout(context) -> list[Ending]:
+        return [Trained(await context.submit(group)) for group in await context.draw(3)]
 
     with pytest.raises(AssertionError, match=r"3 groups were returned; the batch has 1: context\.rollout_batch_size"):
         await check_rollout(rollout)
 
 
 async def test_a_rollout_function_that_leaves_groups_running_is_refused() -> None:
-    async def rollout(context) -> RolloutOutput:
-        draws = await context.draw(3)
-        results = [await context.submit(draw) for draw in draws]
+    async def rollout(context) -> list[Ending]:
+        groups = [await context.submit(group) for group in await context.draw(3)]
         context.submit((await context.draw(1))[0])
-        return RolloutOutput(groups=tuple(result.group for result in results))
+        return list(map(Trained, groups))
 
     with pytest.raises(AssertionError, match="groups still run"):
         await check_rollout(rollout)

@@ -19,9 +19,9 @@ from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, Stale
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
 from rollfeed.generate import single_turn
-from rollfeed.history import LengthHistory
 from rollfeed.pipeline import (
     GroupPlan,
+    LengthHistory,
     Observers,
     OverSampling,
     Placement,
@@ -46,6 +46,7 @@ from rollfeed.protocols import (
     SampleHook,
     Tokenizer,
     Tracker,
+    TurnJournal,
 )
 from rollfeed.rewards import MarkerWatch, RewardHub
 from rollfeed.rewards.results import KeyedCut
@@ -180,6 +181,7 @@ def open_rollouts(
     observers: Sequence[RolloutObserver] = (),
     on_isolation: Callable[[Isolation], None] | None = None,
     spill: Spill | None = None,
+    turns: TurnJournal | None = None,
 ) -> Rollouts:
     """Return a rollout manager; enter it with ``async with``, then call ``generate_batch()``.
 
@@ -195,6 +197,7 @@ def open_rollouts(
         observers: Told what happens as it happens.
         on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
         spill: Where partial answers wait that are over ``buffer.max_memory_mb``; without it all stay in memory.
+        turns: Where it is kept what rollouts of several turns have done; in memory without it.
 
     Raises:
         ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
@@ -202,50 +205,53 @@ def open_rollouts(
     made = functions or load_functions(config, folders=folders)
     made.services.on_isolation = on_isolation
     plugins.check_methods(source, PromptSource, key="source")
+    return Rollouts(
+        plan=_group_plan(config, made, engine, tokenizer, turns),
+        parts=_parts(config, made, engine, spill),
+        source=source,
+        engine=engine,
+        state=state,
+        commit=commit,
+        observers=Observers([*observers, MarkerWatch(rm_type=config.reward.rm_type)]),
+        resources=made.services,
+    )
+
+
+def _group_plan(
+    config: RolloutConfig, made: Functions, engine: Engine, tokenizer: Tokenizer, turns: TurnJournal | None
+) -> GroupPlan:
     max_context_length = config.sampling.rollout_max_context_len or engine.context_length
     if max_context_length > engine.context_length:
         raise ConfigError(
             f"sampling.rollout_max_context_len = {max_context_length}: the engine takes {engine.context_length} "
             "tokens; lower it"
         )
-    return Rollouts(
-        plan=GroupPlan(
-            settings=config.rollout,
-            seed=config.seed,
-            params=config.sampling.params,
-            max_context_length=max_context_length,
-        ),
-        parts=_parts(config, made, engine, state, spill),
-        source=source,
-        engine=engine,
-        tokenizer=tokenizer,
-        state=state,
-        commit=commit,
-        observers=Observers([*observers, MarkerWatch(rm_type=config.reward.rm_type)]),
-        services=made.services,
+    return GroupPlan(
+        settings=config.rollout,
+        seed=config.seed,
+        params=config.sampling.params,
+        max_context_length=max_context_length,
+        generate_fn=made.generate,
+        services=made.services.for_generating(engine, tokenizer, journal=turns),
+        scorer=made.scorer,
+        sample_hook=made.sample_hook,
     )
 
 
-def _parts(
-    config: RolloutConfig, made: Functions, engine: Engine, state: RunState | None, spill: Spill | None
-) -> RolloutParts:
+def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill | None) -> RolloutParts:
     proof = None if config.weights.proof.num_texts == 0 else EngineProof(engine)
     return RolloutParts(
-        generate_fn=made.generate,
-        default_generate_fn=single_turn,
         rollout_fn=made.rollout,
-        scorer=made.scorer,
         group_filter=made.group_filter,
         cut_batch=made.cut_batch,
         surplus_rule=_surplus_rule(config),
-        sample_hook=made.sample_hook,
         buffer=Buffer(
             made.buffer_policy,
             n_samples_per_prompt=config.rollout.n_samples_per_prompt,
             max_bytes=config.buffer.max_memory_mb << 20,
             spill=spill,
         ),
-        placement=_placement(config, state),
+        placement=_placement(config),
         weights=_weight_follower(config, engine, proof),
         proof=proof,
     )
@@ -304,15 +310,12 @@ def _surplus_rule(config: RolloutConfig) -> AgeLimit:
     return _age_limit(config)
 
 
-def _placement(config: RolloutConfig, state: RunState | None) -> Placement:
+def _placement(config: RolloutConfig) -> Placement:
     chosen = config.placement
     if not (chosen.long_first or chosen.tail_batching):
         return Placement()
-    history = LengthHistory()
-    if state is not None and state.lengths:
-        history.load_state_dict(state.lengths)
     round_size = config.rollout.first_submission if chosen.tail_batching else None
-    return Placement(history, long_first=chosen.long_first, round_size=round_size)
+    return Placement(LengthHistory(), long_first=chosen.long_first, round_size=round_size)
 
 
 def _weight_follower(config: RolloutConfig, engine: Engine, proof: EngineProof | None) -> WeightFollower | None:

@@ -36,12 +36,12 @@ from rollfeed.evaluation import (
 )
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers
-from rollfeed.pipeline.groups import Draft, EngineGate, FailureBudget, GroupRunner
-from rollfeed.protocols import Engine, GenerateFn, Isolation, SampleHook, Tokenizer
+from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
+from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
 from rollfeed.rewards import RewardHub
 from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import to_json
-from rollfeed.types import GroupResult, PromptDraw
+from rollfeed.types import Group
 
 RESULT_FILE = "eval.json"
 ANSWERS_FILE = "answers.parquet"
@@ -180,8 +180,8 @@ async def evaluate(
         progress.num_answered += 1
         tell()
 
-    def completed(eval_set: EvalSet, result: GroupResult) -> None:
-        progress.add(eval_set, result)
+    def completed(eval_set: EvalSet, group: Group) -> None:
+        progress.add(eval_set, group)
         tell()
 
     before = engine.policy_version
@@ -191,7 +191,7 @@ async def evaluate(
         failures = FailureBudget(prepared.config.rollout)
         observers = Observers(on_rollout=answered)
         runners = [
-            _runner(each, prepared, hub=_hub(each, prepared, services), gate=gate, failures=failures, watch=observers)
+            _runner(each, prepared, services=services, gate=gate, failures=failures, watch=observers)
             for each in prepared.sets
         ]
         found = await answer_sets(
@@ -203,7 +203,7 @@ async def evaluate(
     return EvalResult(
         sets=tuple(summarise(each, groups) for each, groups in zip(prepared.sets, found, strict=True)),
         seed=prepared.seed,
-        policy_versions=policy_versions([result for groups in found for result in groups], otherwise=before),
+        policy_versions=policy_versions([group for groups in found for group in groups], otherwise=before),
         seconds=time.monotonic() - started,
         num_tokens=sum(runner.num_generated_tokens for runner in runners),
     )
@@ -306,7 +306,7 @@ def _runner(
     eval_set: EvalSet,
     prepared: PreparedEvaluation,
     *,
-    hub: RewardHub,
+    services: RewardServices,
     gate: EngineGate,
     failures: FailureBudget,
     watch: Observers,
@@ -314,19 +314,17 @@ def _runner(
     config, plan = as_in_set(prepared.config, eval_set.plan), eval_set.plan
     generate, sample_hook = _answering(prepared)
     return GroupRunner(
-        plan=GroupPlan(
+        GroupPlan(
             settings=config.rollout,
             seed=eval_set.seed(prepared.seed),
             params=plan.params,
             max_context_length=plan.max_context_length,
+            generate_fn=generate,
+            services=services.for_generating(NamedEndpoint(gate, eval_set.name), prepared.tokenizer),
+            scorer=_hub(eval_set, prepared, services),
+            sample_hook=sample_hook,
             evaluation=True,
         ),
-        endpoint=NamedEndpoint(gate, eval_set.name),
-        tokenizer=prepared.tokenizer,
-        generate_fn=generate,
-        default_generate_fn=single_turn,
-        scorer=hub,
-        sample_hook=sample_hook,
         failures=failures,
         observer=watch,
     )
@@ -335,11 +333,11 @@ def _runner(
 def _answer_with(runners: Sequence[GroupRunner], turns: asyncio.Semaphore) -> list[AnswerGroup]:
     """Return what answers the prompts of each set; a turn is held while the engine is needed, and not for rewards."""
 
-    async def answer(runner: GroupRunner, draw: PromptDraw) -> GroupResult:
-        draft = Draft(draw, n_samples_per_prompt=runner.n_samples_per_prompt)
+    async def answer(runner: GroupRunner, group: Group) -> Group:
+        running = RunningGroup.of(group, n_samples_per_prompt=runner.n_samples_per_prompt, policy_version=0)
         await turns.acquire()
         # Step 0 always: the seeds of the answers depend on it, and every evaluation asks the same.
-        return await runner.run(draft, step=0, on_generated=turns.release)
+        return await runner.run(running, step=0, on_generated=turns.release)
 
     return [partial(answer, runner) for runner in runners]
 

@@ -19,7 +19,19 @@ from rollfeed.config.plugins import import_path_of
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import BatchedRewardFn, ExecLimits, Grader, GroupRewardFn, Isolation, RewardFn
+from rollfeed.generate import single_turn
+from rollfeed.protocols import (
+    BatchedRewardFn,
+    Endpoint,
+    ExecLimits,
+    Grader,
+    GroupRewardFn,
+    Isolation,
+    RewardFn,
+    Services,
+    Tokenizer,
+    TurnJournal,
+)
 from rollfeed.rewards import (
     BUILTIN_GRADERS,
     OwnPace,
@@ -41,7 +53,7 @@ _MEGABYTE = 1024**2
 
 
 class RewardServices:
-    """What graders use that must be ended: entered and left with the run, started on first use.
+    """What graders and generate functions use that must be ended: entered and left with the run, started on first use.
 
     Args:
         settings: Of workers, programs and the reward server.
@@ -62,6 +74,7 @@ class RewardServices:
             memory_limit_bytes=workers.memory_mb * _MEGABYTE,
         )
         self.workers = OnDemandPool(pool)
+        self.environments = EnvironmentRegistry()
         self._deadline_seconds = workers.timeout_seconds
         self.sandboxes = OnDemandSandboxes(
             level=code.isolation, max_running=code.concurrency, on_isolation=self._tell_isolation
@@ -96,7 +109,7 @@ class RewardServices:
 
     def graders(self) -> dict[str, Grader | OwnPace]:
         """Return all graders by ``rm_type``."""
-        registry, deadline = EnvironmentRegistry(), self._deadline_seconds
+        registry, deadline = self.environments, self._deadline_seconds
         return {
             **BUILTIN_GRADERS,
             ENVIRONMENT_RM_TYPE: OwnPace(EnvironmentGrader(registry, workers=self.workers, deadline_seconds=deadline)),
@@ -104,6 +117,20 @@ class RewardServices:
             CODE_RM_TYPE: OwnPace(self._code),
             REMOTE_RM_TYPE: OwnPace(self.remote),
         }
+
+    def for_generating(
+        self, endpoint: Endpoint, tokenizer: Tokenizer, *, journal: TurnJournal | None = None
+    ) -> Services:
+        """Return what generate functions may use."""
+        return Services(
+            endpoint=endpoint,
+            tokenizer=tokenizer,
+            default=single_turn,
+            environments=self.environments,
+            sandboxes=self.sandboxes,
+            workers=self.workers,
+            journal=journal or TurnJournal(),
+        )
 
 
 async def check_isolation(code: CodeRewardSettings) -> None:

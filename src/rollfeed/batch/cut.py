@@ -9,17 +9,100 @@ Axes: S samples of a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollfeed.batch.advantages import batch_advantages
-from rollfeed.batch.overlong import OverlongPenalty
+from rollfeed.config import StalenessPolicy
 from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.protocols import AdvantageFn, AgeRule
-from rollfeed.types import BatchCut, ByAge, Correct, Group, Rollout, SampleStatus, TrainBatch
+from rollfeed.types import (
+    STALE,
+    BatchCut,
+    ByAge,
+    Correct,
+    Dropped,
+    Group,
+    Requeued,
+    Rollout,
+    Sample,
+    SampleStatus,
+    TrainBatch,
+)
 
 _TRUNCATED = SampleStatus.TRUNCATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgeLimit:
+    """Fits :class:`rollfeed.protocols.AgeRule`.
+
+    A group that masking would leave without a token to train on is answered again: it would fill a place in the batch
+    and teach nothing.
+    """
+
+    max_staleness: int | None
+    """How many versions a token that is trained on may be behind; None for any number."""
+    policy: StalenessPolicy
+
+    def __call__(self, groups: Sequence[Group], *, policy_version: int) -> ByAge:
+        """Sort groups for a batch that is stamped with ``policy_version``."""
+        if self.max_staleness is None:
+            return ByAge(fresh=tuple(groups))
+        oldest_allowed = policy_version - self.max_staleness
+        fresh: list[Group] = []
+        old: list[Dropped | Requeued] = []
+        masked_tokens = 0
+        for group in groups:
+            oldest = group.oldest_trained_version
+            if oldest is None or oldest >= oldest_allowed:
+                fresh.append(group)
+            elif self.policy is StalenessPolicy.DROP:
+                old.append(Dropped(group, STALE))
+            elif (
+                self.policy is StalenessPolicy.MASK
+                and (left := group.without_versions_before(oldest_allowed)).trained_tokens
+            ):
+                fresh.append(left)
+                masked_tokens += group.trained_tokens - left.trained_tokens
+            else:
+                old.append(Requeued(group, STALE))
+        return ByAge(fresh=tuple(fresh), old=tuple(old), masked_tokens=masked_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongPenalty:
+    """Soft Overlong Punishment of DAPO (arXiv:2503.14476, section 3.4, equation 13)."""
+
+    length: int
+    """L_max: response tokens, inserted ones included, from which on the whole penalty is taken."""
+    cache: int
+    """L_cache: tokens before that over which it grows."""
+    factor: float = 1.0
+    """The whole penalty; 1 in the paper."""
+
+    def __call__(self, sample: Sample) -> float:
+        """Return what is added to the sample's reward: 0 up to ``length - cache`` tokens, then falling to -factor."""
+        over = sample.response_length - (self.length - self.cache)
+        return -self.factor * min(over / self.cache, 1.0) if over > 0 else 0.0
+
+    def of(self, groups: Sequence[Group]) -> NDArray[np.float32]:
+        """Return the penalty of every sample. ``(S,)``."""
+        return np.array([self(sample) for group in groups for sample in group.samples], np.float32)
+
+    def applied(self, group: Group, *, reward_key: str | None) -> Group:
+        """Return the group with penalties in its rewards."""
+
+        def penalised(sample: Sample) -> Sample:
+            value = sample.get_reward_value(reward_key) + self(sample)
+            if isinstance(sample.reward, dict):
+                return replace(sample, reward={**sample.reward, str(reward_key): value})
+            return replace(sample, reward=value)
+
+        rollouts = [replace(each, samples=tuple(map(penalised, each.samples))) for each in group.rollouts]
+        return replace(group, rollouts=tuple(rollouts))
 
 
 def cut_batch(
@@ -51,7 +134,7 @@ def cut_batch(
         RunFailedError: As :func:`batch_advantages`.
     """
     by_age = age_rule(groups, policy_version=policy_version)
-    if by_age.requeued or by_age.dropped:
+    if by_age.old:
         return by_age
     ordered = tuple(sorted(by_age.fresh, key=lambda group: group.group_index))
     num_removed = _num_removed(ordered)

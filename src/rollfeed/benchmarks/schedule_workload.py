@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.config import PluginSettings, RolloutConfig, RolloutSettings, SamplingSettings
-from rollfeed.protocols import GroupFilter
+from rollfeed.protocols import GroupFilter, PromptSource
 from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.testing.fake_sglang import FakeMode, FakeSettings, TimeModelSettings
 from rollfeed.types import Drop, FilterDecision, Keep, Prompt, Sample
@@ -184,7 +184,7 @@ class QuickTokenizer(CharTokenizer):
         return ids.tobytes().decode("utf-32-le", "surrogatepass")
 
 
-class NumberedPrompts:
+class NumberedPrompts(PromptSource):
     """A source of prompts that are all different, without end."""
 
     def __init__(self, *, prompt_tokens: int, seed: int) -> None:

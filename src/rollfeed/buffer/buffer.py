@@ -8,39 +8,42 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, overload
 
-from rollfeed.buffer.outline import num_bytes, outline
+import numpy as np
+
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming, complaint
 from rollfeed.protocols import BufferPolicy
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group, Rollout, Sample
 
 _SETTING = "plugins.buffer_policy"
+_SAMPLE_BYTES = 2000
+"""About what a sample takes besides its arrays and texts, its outline included."""
 
 
 class Spill(Protocol):
-    """Where draws wait that do not fit into memory; ``rollfeed.store.SpillFile`` is one."""
+    """Where groups wait that do not fit into memory; ``rollfeed.store.SpillFile`` is one."""
 
-    def put(self, draw: PromptDraw) -> Any:
-        """Keep a draw and return what names it.
+    def put(self, group: Group) -> Any:
+        """Keep a group and return what names it.
 
         Raises:
             RunFailedError: If it cannot be kept, as by the others.
         """
 
-    def peek(self, handle: Any) -> PromptDraw:
-        """Return a draw, which stays."""
+    def peek(self, handle: Any) -> Group:
+        """Return a group, which stays."""
 
-    def take(self, handle: Any) -> PromptDraw:
-        """Return a draw and forget it."""
+    def take(self, handle: Any) -> Group:
+        """Return a group and forget it."""
 
 
 class _Content(NamedTuple):
     """What an entry has, and where the rest is."""
 
-    draw: PromptDraw
+    group: Group
     """Whole, or an outline while there is a handle."""
     handle: Any = None
     """Names it where it is spilled; None while it is in memory."""
@@ -54,8 +57,8 @@ class _Entry:
     """That its rollouts take, or would take, in memory."""
 
     @property
-    def draw(self) -> PromptDraw:
-        return self.content.draw
+    def group(self) -> Group:
+        return self.content.group
 
     @property
     def handle(self) -> Any:
@@ -67,7 +70,7 @@ class Buffer:
 
     Args:
         policy: Chooses who leaves.
-        n_samples_per_prompt: Rollouts of a group; a draw has as many, or none yet.
+        n_samples_per_prompt: Rollouts of a group; a prompt that waits has as many, or none yet.
         max_bytes: Of rollouts in memory; what leaves last is spilled when there is more.
         spill: Takes what is over that; without it everything stays in memory.
     """
@@ -90,16 +93,16 @@ class Buffer:
 
     @property
     def num_spilled(self) -> int:
-        """How many draws are on the disk."""
+        """How many groups are on the disk."""
         return sum(entry.handle is not None for entry in self._entries)
 
     @property
-    def entries(self) -> tuple[PromptDraw, ...]:
+    def entries(self) -> tuple[Group, ...]:
         """What waits, by group index, as policies see it: outlines of what is on the disk."""
-        return tuple(entry.draw for entry in self._entries)
+        return tuple(entry.group for entry in self._entries)
 
-    def add(self, draws: Iterable[PromptDraw]) -> None:
-        """Take draws, all or none.
+    def add(self, groups: Iterable[Group]) -> None:
+        """Take groups, all or none.
 
         Raises:
             RunFailedError: If one has another number of rollouts than a group, is in the buffer already, or cannot be
@@ -107,22 +110,22 @@ class Buffer:
             RunFailedError: If the policy, asked which are to be spilled, raises or returns anything but indices; they
                 are in the buffer.
         """
-        new = list(draws)
-        known = {entry.draw.group_index for entry in self._entries}
-        for draw in new:
-            self._check(draw, known)
-            known.add(draw.group_index)
-        for draw in new:
-            entry = _Entry(_Content(draw), num_bytes(draw))
-            self._entries.insert(self._position(draw.group_index), entry)
+        new = list(groups)
+        known = {entry.group.group_index for entry in self._entries}
+        for group in new:
+            self._check(group, known)
+            known.add(group.group_index)
+        for group in new:
+            entry = _Entry(_Content(group), num_bytes(group))
+            self._entries.insert(self._position(group.group_index), entry)
             self.memory_bytes += entry.num_bytes
         self._shrink()
 
-    def take(self, count: int, *, policy_version: int) -> list[PromptDraw]:
-        """Remove and return up to ``count`` draws, whole, in the order of the policy.
+    def take(self, count: int, *, policy_version: int) -> list[Group]:
+        """Remove and return up to ``count`` groups, whole, in the order of the policy.
 
         Raises:
-            RunFailedError: If the policy raises or returns anything but indices, each once, or a draw cannot be read
+            RunFailedError: If the policy raises or returns anything but indices, each once, or a group cannot be read
                 from the disk; nothing is removed.
         """
         self._policy_version = policy_version
@@ -134,23 +137,23 @@ class Buffer:
         leaving = {id(entry) for entry in chosen}
         self._entries = [entry for entry in self._entries if id(entry) not in leaving]
         self.memory_bytes -= sum(entry.num_bytes for entry in chosen)
-        return [entry.draw for entry in chosen]
+        return [entry.group for entry in chosen]
 
-    def snapshot(self) -> Sequence[PromptDraw]:
-        """Return all draws, whole, by group index, as they are now; what is on the disk is read at each access."""
+    def snapshot(self) -> Sequence[Group]:
+        """Return all groups, whole, by group index, as they are now; what is on the disk is read at each access."""
         return _Snapshot(self._entries, self._spill)
 
-    def _check(self, draw: PromptDraw, known: set[int]) -> None:
-        if len(draw.rollouts) not in (0, self._n_samples_per_prompt):
+    def _check(self, group: Group, known: set[int]) -> None:
+        if len(group.rollouts) not in (0, self._n_samples_per_prompt):
             raise RunFailedError(
-                f"group {draw.group_index} has {len(draw.rollouts)} rollouts and n_samples_per_prompt = "
+                f"group {group.group_index} has {len(group.rollouts)} rollouts and n_samples_per_prompt = "
                 f"{self._n_samples_per_prompt}: the buffer takes whole groups, or prompts without rollouts"
             )
-        if draw.group_index in known:
-            raise RunFailedError(f"group {draw.group_index} is in the buffer already: a prompt waits once")
+        if group.group_index in known:
+            raise RunFailedError(f"group {group.group_index} is in the buffer already: a prompt waits once")
 
     def _position(self, group_index: int) -> int:
-        return bisect_left(self._entries, group_index, key=lambda entry: entry.draw.group_index)
+        return bisect_left(self._entries, group_index, key=lambda entry: entry.group.group_index)
 
     def _bring_back(self, entry: _Entry) -> None:
         """Have an entry whole in memory; snapshots that were taken before go on to have it there."""
@@ -172,9 +175,9 @@ class Buffer:
         order += [index for index in range(len(self._entries)) if index not in named]
         for index in reversed(order):
             entry = self._entries[index]
-            if entry.handle is not None or not entry.draw.rollouts:
+            if entry.handle is not None or not entry.group.rollouts:
                 continue
-            entry.content = _Content(outline(entry.draw), self._spill.put(entry.draw))
+            entry.content = _Content(outline(entry.group), self._spill.put(entry.group))
             self.memory_bytes -= entry.num_bytes
             if self.memory_bytes <= self._max_bytes:
                 return
@@ -186,8 +189,8 @@ class Buffer:
         return _checked(returned, num_entries=len(entries), count=count, policy=self._policy)
 
 
-class _Snapshot(Sequence[PromptDraw]):
-    """The draws of some entries, read when they are asked for."""
+class _Snapshot(Sequence[Group]):
+    """The groups of some entries, read when they are asked for."""
 
     def __init__(self, entries: Sequence[_Entry], spill: Spill | None) -> None:
         self._entries = tuple(entries)
@@ -197,22 +200,22 @@ class _Snapshot(Sequence[PromptDraw]):
         return len(self._entries)
 
     @overload
-    def __getitem__(self, index: int) -> PromptDraw: ...
+    def __getitem__(self, index: int) -> Group: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[PromptDraw]: ...
+    def __getitem__(self, index: slice) -> Sequence[Group]: ...
 
-    def __getitem__(self, index: int | slice) -> PromptDraw | Sequence[PromptDraw]:
+    def __getitem__(self, index: int | slice) -> Group | Sequence[Group]:
         if isinstance(index, slice):
             return _Snapshot(self._entries[index], self._spill)
         return _whole(self._entries[index], self._spill)
 
 
-def _whole(entry: _Entry, spill: Spill | None) -> PromptDraw:
+def _whole(entry: _Entry, spill: Spill | None) -> Group:
     while True:
-        draw, handle = entry.content
+        group, handle = entry.content
         if handle is None or spill is None:
-            return draw
+            return group
         try:
             return _with_prompt_of(entry, spill.peek(handle))
         except KeyError:
@@ -220,9 +223,9 @@ def _whole(entry: _Entry, spill: Spill | None) -> PromptDraw:
                 raise  # it is nowhere; otherwise it has been brought back meanwhile
 
 
-def _with_prompt_of(entry: _Entry, whole: PromptDraw) -> PromptDraw:
+def _with_prompt_of(entry: _Entry, whole: Group) -> Group:
     # The prompt has stayed in memory; the one that was read is a second copy.
-    return whole._replace(prompt=entry.draw.prompt)
+    return replace(whole, prompt=entry.group.prompt)
 
 
 def _checked(returned: object, *, num_entries: int, count: int, policy: BufferPolicy) -> list[int]:
@@ -246,3 +249,43 @@ def _checked(returned: object, *, num_entries: int, count: int, policy: BufferPo
             raise complaint(_SETTING, policy, f"returned index {index} twice; return each once")
         seen.add(index)
     return indices
+
+
+def num_bytes(group: Group) -> int:
+    """Return about how much memory a group's rollouts take."""
+    return sum(_sample_bytes(sample) for rollout in group.rollouts for sample in rollout.samples)
+
+
+def outline(group: Group) -> Group:
+    """Return the group with rollouts that have the same statuses, lengths, versions and rewards, but no contents.
+
+    Tokens are -1, logprobs NaN and masks 0, in arrays that take no memory; text and metadata are empty.
+    """
+    return replace(group, rollouts=tuple(_rollout(rollout) for rollout in group.rollouts))
+
+
+def _rollout(rollout: Rollout) -> Rollout:
+    return replace(rollout, samples=tuple(_sample(sample) for sample in rollout.samples))
+
+
+def _sample(sample: Sample) -> Sample:
+    length = sample.response_length
+    return replace(
+        sample,
+        token_ids=np.broadcast_to(np.int32(-1), (len(sample.token_ids),)),
+        loss_mask=np.broadcast_to(np.float32(0.0), (length,)),
+        logprobs=np.broadcast_to(np.float32(np.nan), (length,)),
+        sampling_mask=None,
+        response="",
+        metadata={},
+        extra={},
+    )
+
+
+def _sample_bytes(sample: Sample) -> int:
+    arrays = sample.token_ids.nbytes + sample.loss_mask.nbytes + sample.logprobs.nbytes
+    if (mask := sample.sampling_mask) is not None:
+        arrays += mask.lengths.nbytes + mask.token_ids.nbytes
+    # Metadata is of any depth; its text is about as long as it is large.
+    texts = len(sample.response) + sum(len(repr(part)) for part in (sample.metadata, sample.extra) if part)
+    return arrays + texts + _SAMPLE_BYTES

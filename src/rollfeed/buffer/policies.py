@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from rollfeed.config import BufferPolicyName
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import BufferPolicy
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group
 
 
-def oldest_version(draw: PromptDraw) -> int | None:
+def oldest_version(group: Group) -> int | None:
     """Return the version of the oldest token that an earlier execution left; None without tokens."""
-    versions = [sample.oldest_version for rollout in draw.rollouts for sample in rollout.samples]
+    versions = [sample.oldest_version for rollout in group.rollouts for sample in rollout.samples]
     return min((version for version in versions if version is not None), default=None)
 
 
-def fifo(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> Sequence[int]:
+def fifo(entries: Sequence[Group], count: int, *, policy_version: int) -> Sequence[int]:
     """Choose in the order in which prompts were drawn; fits :class:`rollfeed.protocols.BufferPolicy`."""
     del policy_version
     return sorted(range(len(entries)), key=lambda index: entries[index].group_index)[:count]
 
 
-def freshest(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> Sequence[int]:
+def freshest(entries: Sequence[Group], count: int, *, policy_version: int) -> Sequence[int]:
     """Choose those with the newest tokens; fits :class:`rollfeed.protocols.BufferPolicy`.
 
     A prompt without tokens counts as fresh as the engine. Among equals the first drawn is first. Old ones wait as
@@ -41,7 +41,7 @@ def freshest(entries: Sequence[PromptDraw], count: int, *, policy_version: int) 
 
 
 def max_staleness(limit: int | None) -> BufferPolicy:
-    """Return a policy that goes on with what would soon be too old, before it is.
+    """Return a policy that resumes what would soon be too old, before it is.
 
     First come prompts with tokens at most ``limit`` versions behind the engine, the oldest of them first; then those
     without tokens; last those over the limit, whose old tokens will not be trained on as they are: what becomes of
@@ -53,7 +53,7 @@ def max_staleness(limit: int | None) -> BufferPolicy:
     if limit is not None and limit < 0:
         raise ConfigError(f"max_staleness = {limit}: must be at least 0")
 
-    def choose(entries: Sequence[PromptDraw], count: int, *, policy_version: int) -> Sequence[int]:
+    def choose(entries: Sequence[Group], count: int, *, policy_version: int) -> Sequence[int]:
         def key(index: int) -> tuple[int, int, int]:
             oldest, group_index = oldest_version(entries[index]), entries[index].group_index
             if oldest is None:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rollfeed.config import RolloutSettings
-from rollfeed.types import Drop, FilterDecision, Group, PromptDraw, Rollout, StepCommit
+from rollfeed.types import Drop, FilterDecision, Group, Rollout, StepCommit
 from rollfeed.types.text import counted, text_of
 
 _PLAIN_LINE_SECONDS = 10.0
@@ -39,8 +39,8 @@ class ProgressReporter:
     def step_started(self, step: int) -> None:
         self._reset(step)
 
-    def group_submitted(self, draw: PromptDraw) -> None:
-        self._in_flight.add(draw.group_index)
+    def group_submitted(self, group: Group) -> None:
+        self._in_flight.add(group.group_index)
 
     def rollout_finished(self, rollout: Rollout) -> None:
         self._num_rollouts += 1

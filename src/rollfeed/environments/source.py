@@ -11,7 +11,7 @@ from rollfeed.environments.held_out import TRAIN, held_out_rule
 from rollfeed.environments.tasks import check_level, make_task
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.faults import describe
-from rollfeed.protocols import Environment, PromptRenderer, Task
+from rollfeed.protocols import Environment, PromptRenderer, PromptSource, Task
 from rollfeed.types import Prompt
 
 _MAX_FAILURES = 100
@@ -22,7 +22,7 @@ _KNOWN_TIMES = 10
 """The same for a level that has many: so many times those that it was seen to have."""
 
 
-class EnvironmentSource:
+class EnvironmentSource(PromptSource):
     """Makes problem after problem by index; never ends.
 
     A problem that cannot be made, or is over ``rollout_max_prompt_len`` tokens, is counted and its index passed

@@ -15,7 +15,7 @@ from typing import Any
 from rollfeed.evaluation.keys import SetPlan
 from rollfeed.evaluation.sets import EvalSet
 from rollfeed.evaluation.statistics import Interval, cluster_interval, pass_at_k, pass_hat_k, powers_of_two
-from rollfeed.types import Correct, Group, GroupResult, GroupStatus, Rollout, SampleStatus
+from rollfeed.types import Correct, Group, Rollout, SampleStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +135,13 @@ def is_right(rollout: Rollout, *, reward_key: str | None, threshold: float) -> b
     return rollout.get_reward_value(reward_key) >= threshold
 
 
-def summarise(eval_set: EvalSet, results: Sequence[GroupResult]) -> SetResult:
+def summarise(eval_set: EvalSet, answered: Sequence[Group]) -> SetResult:
     """Return the numbers of a set whose groups are all complete."""
     plan, n = eval_set.plan, eval_set.plan.n_samples_per_prompt
-    groups = [result.group for result in results if result.status is GroupStatus.FINISHED]
-    failures = [result.cause for result in results if result.status is not GroupStatus.FINISHED]
+    groups = [group for group in answered if group.is_finished]
+    failures = [group.error for group in answered if not group.is_finished]
     answers = [rollout for group in groups for rollout in group.rollouts]
-    right_P = tuple(_num_right(result, plan) for result in results)
+    right_P = tuple(_num_right(group, plan) for group in answered)
     scored_P = [right for right in right_P if right is not None]
     shares_P = [right / n for right in scored_P]
     ks = powers_of_two(n) if groups else ()
@@ -169,19 +169,18 @@ def summarise(eval_set: EvalSet, results: Sequence[GroupResult]) -> SetResult:
         response_length_mean=_mean(lengths),
         response_length_median=median(lengths) if lengths else None,
         response_length_max=max(lengths, default=None),
-        groups=tuple(result.group for result in results),
+        groups=tuple(answered),
         right_P=right_P,
         reward_key=plan.reward_key,
         correct_threshold=plan.correct_threshold,
     )
 
 
-def _num_right(result: GroupResult, plan: SetPlan) -> int | None:
-    if result.status is not GroupStatus.FINISHED:
+def _num_right(group: Group, plan: SetPlan) -> int | None:
+    if not group.is_finished:
         return None
     return sum(
-        is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
-        for rollout in result.group.rollouts
+        is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold) for rollout in group.rollouts
     )
 
 

@@ -15,9 +15,9 @@ from rollfeed.errors import RunFailedError
 from rollfeed.evaluation.results import is_right
 from rollfeed.evaluation.sets import EvalSet
 from rollfeed.protocols import Endpoint
-from rollfeed.types import Completion, GroupResult, GroupStatus, PromptDraw
+from rollfeed.types import Completion, Group
 
-AnswerGroup = Callable[[PromptDraw], Awaitable[GroupResult]]
+AnswerGroup = Callable[[Group], Awaitable[Group]]
 """Answers a prompt as often as its set says, and scores the answers."""
 
 
@@ -34,13 +34,13 @@ class EvalProgress:
     """Prompts with an answer that could not be made or scored."""
     seconds: float = 0.0
 
-    def add(self, eval_set: EvalSet, result: GroupResult) -> None:
+    def add(self, eval_set: EvalSet, group: Group) -> None:
         """Count a prompt whose answers have been scored, or that failed."""
-        if result.status is not GroupStatus.FINISHED:
+        if not group.is_finished:
             self.num_failed += 1
             return
         plan = eval_set.plan
-        for rollout in result.group.rollouts:
+        for rollout in group.rollouts:
             self.num_scored += 1
             self.num_right += is_right(rollout, reward_key=plan.reward_key, threshold=plan.correct_threshold)
 
@@ -64,32 +64,32 @@ async def answer_sets(
     sets: Sequence[tuple[EvalSet, AnswerGroup]],
     *,
     max_groups: int,
-    on_group: Callable[[EvalSet, GroupResult], None] | None = None,
-) -> list[list[GroupResult]]:
+    on_group: Callable[[EvalSet, Group], None] | None = None,
+) -> list[list[Group]]:
     """Return the group of every prompt, set by set.
 
     Args:
         sets: Each with what answers its prompts.
-        max_groups: Prompts under way at once.
+        max_groups: Prompts in flight at once.
         on_group: Told of each group when it is complete.
 
     Raises:
         RunFailedError: If the engine aborted an answer, or ``answer`` raised it.
     """
-    results: list[dict[int, GroupResult]] = [{} for _ in sets]
+    results: list[dict[int, Group]] = [{} for _ in sets]
     turns = _turns([len(eval_set.prompts) for eval_set, _ in sets])
 
     async def work() -> None:
         for number, index in turns:
             eval_set, answer = sets[number]
-            result = await answer(eval_set.draw(index))
-            if result.status is GroupStatus.ABORTED:
+            group = await answer(eval_set.draw(index))
+            if not group.is_finished and group.error is None:
                 raise RunFailedError(
                     f"eval set {eval_set.name}: an answer was aborted; evaluate while no step of training ends"
                 )
-            results[number][index] = result
+            results[number][index] = group
             if on_group is not None:
-                on_group(eval_set, result)
+                on_group(eval_set, group)
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -113,9 +113,9 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def policy_versions(results: Sequence[GroupResult], *, otherwise: int) -> tuple[int, int]:
+def policy_versions(groups: Sequence[Group], *, otherwise: int) -> tuple[int, int]:
     """Return the lowest and the highest policy version that answered; ``otherwise`` where nothing was sampled."""
     versions = {
-        span.policy_version for result in results for sample in result.group.samples for span in sample.version_spans
+        span.policy_version for group in groups for sample in group.samples for span in sample.version_spans
     } or {otherwise}
     return min(versions), max(versions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation.keys import SetPlan
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Prompt, PromptDraw
+from rollfeed.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class EvalSet:
         """Return what the seeds of the answers derive from, with the prompt's index and the answer's number."""
         return derive_seed(eval_seed, "eval", self.name)
 
-    def draw(self, index: int) -> PromptDraw:
+    def draw(self, index: int) -> Group:
         """Return the prompt ``index`` as a group to be answered; its group index is ``index``."""
-        return PromptDraw(group_index=index, prompt=self.prompts[index])
+        return Group(index, self.prompts[index])
 
 
 def without_repeats(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollfeed.generate.builder import STATUS_OF, SampleBuilder
-from rollfeed.protocols import Endpoint, GenerateFn, RolloutRequest, Tokenizer
+from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.types import Sample, SampleStatus
 
 
-async def single_turn(
-    request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
-) -> Sequence[Sample]:
-    """Answer the prompt once, or go on with what an aborted execution left.
+async def single_turn(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+    """Answer the prompt once, or resume what an aborted execution left.
 
     A response that has no budget left is TRUNCATED without a call to the engine.
     """
@@ -26,7 +24,7 @@ async def single_turn(
     if resumed_at or budget < max(params.max_new_tokens, params.min_new_tokens):
         min_new_tokens = min(budget, max(0, params.min_new_tokens - resumed_at))
         params = replace(params, max_new_tokens=budget, min_new_tokens=min_new_tokens)
-    completion = await endpoint.generate(
+    completion = await services.endpoint.generate(
         builder.token_ids,
         params,
         request_id=f"step{request.step}-rollout{request.rollout_id}",
@@ -37,5 +35,5 @@ async def single_turn(
     if resumed_at:
         # A character may be split between the two executions, so the two texts cannot simply be joined.
         response_ids = builder.token_ids[len(request.prompt.token_ids) :]
-        response = tokenizer.decode(response_ids, skip_special_tokens=params.skip_special_tokens)
+        response = services.tokenizer.decode(response_ids, skip_special_tokens=params.skip_special_tokens)
     return [builder.build(STATUS_OF[completion.finish_reason.kind], response=response)]

@@ -2,7 +2,7 @@
 
 from rollfeed.pipeline.groups import GroupPlan
 from rollfeed.pipeline.observers import Observers
-from rollfeed.pipeline.placement import Placement
+from rollfeed.pipeline.placement import LengthHistory, Placement
 from rollfeed.pipeline.rollouts import RolloutParts, Rollouts
 from rollfeed.pipeline.scheduler import OverSampling, Scheduler
 from rollfeed.pipeline.staleness import StalenessClock
@@ -10,6 +10,7 @@ from rollfeed.pipeline.weight_follower import WeightFollower
 
 __all__ = [
     "GroupPlan",
+    "LengthHistory",
     "Observers",
     "OverSampling",
     "Placement",

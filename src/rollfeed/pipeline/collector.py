@@ -13,7 +13,7 @@ from contextlib import contextmanager
 NEW_OBJECTS = 50_000
 """After how many new objects the collector looks at them while a step is made."""
 _holders: list[tuple[int, int, int]] = []
-"""What was set before each block that is under way."""
+"""What was set before each block that runs."""
 
 
 @contextmanager

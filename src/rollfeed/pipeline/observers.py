@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollfeed.protocols import RolloutObserver
-from rollfeed.types import FilterDecision, Group, PromptDraw, Rollout, StepCommit
+from rollfeed.types import FilterDecision, Group, Rollout, StepCommit
 
 
 class Observers:
@@ -21,9 +21,9 @@ class Observers:
         for observer in self._observers:
             observer.step_started(step)
 
-    def group_submitted(self, draw: PromptDraw) -> None:
+    def group_submitted(self, group: Group) -> None:
         for observer in self._observers:
-            observer.group_submitted(draw)
+            observer.group_submitted(group)
 
     def rollout_finished(self, rollout: Rollout) -> None:
         if self.on_rollout is not None:

@@ -17,71 +17,58 @@ from rollfeed.config import RolloutMode
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming
 from rollfeed.pipeline.collector import rare_collections
-from rollfeed.pipeline.context import StepContext
+from rollfeed.pipeline.context import InFlight, StepContext
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.group_runner import GroupPlan, GroupRunner
-from rollfeed.pipeline.groups.in_flight import InFlight
-from rollfeed.pipeline.ledger import Ledger, Place
+from rollfeed.pipeline.ledger import Ledger
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import Placement
-from rollfeed.pipeline.settlement import (
-    ROLLOUT_SETTING,
-    book,
-    dropped_groups,
-    indices,
-    joined,
-    step_metrics,
-    too_old,
-    wasted_tokens,
-)
-from rollfeed.pipeline.supply import PromptSupply, load_state
+from rollfeed.pipeline.returned import ROLLOUT_SETTING, checked, too_old
+from rollfeed.pipeline.supply import PromptSupply
 from rollfeed.pipeline.watchdog import Watchdog, describe_phases
 from rollfeed.pipeline.weight_follower import WeightFollower
 from rollfeed.protocols import (
     AgeRule,
     BatchCutter,
     Engine,
-    GenerateFn,
     GroupFilter,
     PromptBuffer,
     PromptSource,
     RolloutFn,
-    SampleHook,
-    Scorer,
-    Tokenizer,
     WeightProof,
 )
 from rollfeed.types import (
     STALE,
     BatchCut,
-    ByAge,
-    DroppedGroup,
+    Dropped,
+    Ending,
+    Failed,
     Group,
     LedgerCounts,
-    RolloutOutput,
+    Place,
+    Requeued,
     RunState,
     StepCommit,
+    Surplus,
     TrainBatch,
+    Trained,
     WeightProbe,
 )
 
-EMPTY_STATE = RunState(next_step=0, next_group_index=0, source={})
+FAILED_REASON = "failed"
+"""Of failed groups among the dropped ones of a commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
-    """The functions that make up a run, chosen or default."""
+    """What makes a run's steps of its groups, chosen or default."""
 
-    generate_fn: GenerateFn
-    default_generate_fn: GenerateFn
     rollout_fn: RolloutFn
-    scorer: Scorer
     group_filter: GroupFilter
     cut_batch: BatchCutter
     surplus_rule: AgeRule
     """Which groups that were kept by earlier steps may still be used."""
-    sample_hook: SampleHook | None
     buffer: PromptBuffer
     placement: Placement = field(default_factory=Placement)
     weights: WeightFollower | None = None
@@ -89,24 +76,29 @@ class RolloutParts:
 
 
 @dataclass(slots=True)
-class _Making:
+class _Step:
     """A step that is being made."""
 
     context: StepContext
-    output: RolloutOutput
-    """What the rollout function has given so far."""
-    task: asyncio.Task[RolloutOutput]
-    """Its present call."""
+    endings: list[Ending]
+    """Of its groups, as far as they are known; booked when the batch has been cut."""
+    task: asyncio.Task[object]
+    """The present call of the rollout function."""
     started: float
     """By the monotonic clock."""
     tokens_before: int
     """Generated in the whole run."""
 
+    @property
+    def trained(self) -> list[Group]:
+        """The groups of the batch so far."""
+        return [ending.group for ending in self.endings if isinstance(ending, Trained)]
+
 
 class Rollouts:
     """Makes batches, one at a time. Enter it with ``async with``; that starts the engine.
 
-    In ``async`` mode the next step begins when a batch has been cut, and goes on while nobody waits for its batch.
+    In ``async`` mode the next step begins when a batch has been cut, and is made while nobody waits for its batch.
     """
 
     def __init__(
@@ -116,58 +108,41 @@ class Rollouts:
         parts: RolloutParts,
         source: PromptSource,
         engine: Engine,
-        tokenizer: Tokenizer,
         state: RunState | None,
         commit: Callable[[StepCommit], None] | None,
         observers: Observers,
-        services: AbstractAsyncContextManager[object] | None = None,
+        resources: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
         self._settings = settings = plan.settings
-        self._services = services
+        self._resources = resources
         self._parts = parts
-        self._source = source
         self._engine = engine
         self._commit = commit
         self._observers = observers
-        self._state = state or EMPTY_STATE
+        self._state = state or RunState(next_step=0, next_group_index=0, source={})
         self._surplus = self._state.surplus
-        if state is not None:
-            load_state(source, state.source)
-        # Nobody works any more on what was under way when the state was taken.
-        requeued = sorted([*self._state.in_flight, *self._state.requeued], key=lambda draw: draw.group_index)
+        # Nobody works any more on what was in flight when the state was taken.
+        requeued = sorted([*self._state.in_flight, *self._state.requeued], key=lambda group: group.group_index)
         self._ledger = Ledger(
             self._state.ledger,
-            requeued=[draw.group_index for draw in requeued],
+            requeued=[group.group_index for group in requeued],
             surplus=[group.group_index for group in self._state.surplus],
         )
         parts.buffer.add(requeued)
         self._supply = PromptSupply(
-            source,
-            ledger=self._ledger,
-            next_group_index=self._state.next_group_index,
-            buffer=parts.buffer,
-            placement=parts.placement,
+            source, ledger=self._ledger, buffer=parts.buffer, placement=parts.placement, state=state
         )
         self._in_flight = InFlight()
-        self._making: _Making | None = None
+        self._step: _Step | None = None
         self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
         self._failures = FailureBudget(settings, settled=self._state.outcomes)
-        self._runner = GroupRunner(
-            plan=plan,
-            endpoint=self._gate,
-            tokenizer=tokenizer,
-            generate_fn=parts.generate_fn,
-            default_generate_fn=parts.default_generate_fn,
-            scorer=parts.scorer,
-            sample_hook=parts.sample_hook,
-            failures=self._failures,
-            observer=observers,
-        )
+        plan = replace(plan, services=replace(plan.services, endpoint=self._gate))
+        self._runner = GroupRunner(plan, failures=self._failures, observer=observers)
 
     async def __aenter__(self) -> Rollouts:
         async with AsyncExitStack() as entered:
-            if self._services is not None:
-                await entered.enter_async_context(self._services)
+            if self._resources is not None:
+                await entered.enter_async_context(self._resources)
             await self._engine.__aenter__()
             entered.push_async_exit(self._engine.__aexit__)
             if self._parts.weights is not None:
@@ -179,8 +154,8 @@ class Rollouts:
 
     async def __aexit__(self, *exc_info: object) -> None:
         try:
-            if self._making is not None:
-                await self._stop(self._making)
+            if self._step is not None:
+                await self._stop(self._step)
         finally:
             await self._entered.aclose()
 
@@ -219,26 +194,27 @@ class Rollouts:
         """
         if self._parts.weights is not None:
             await self._parts.weights.before_step(self._state.next_step)
-        making = self._making or self._begin()
-        making.context.want()
+        step = self._step or self._begin()
+        step.context.want()
         try:
-            cut = await self._cut(making)
+            cut = await self._cut(step)
         except BaseException:
-            await self._stop(making)
+            await self._stop(step)
             raise
         if self._settings.mode is not RolloutMode.ASYNC:
-            await making.context.close()
-        commit = self._settle(making, cut)
-        self._state, self._surplus, self._making = commit.state, commit.state.surplus, None
+            await step.context.close()
+        commit = self._settle(step, cut)
+        self._state, self._surplus, self._step = commit.state, commit.state.surplus, None
         if self._settings.mode is RolloutMode.ASYNC:
-            self._making = self._begin()
+            self._step = self._begin()
         await self._store(commit)
         self._observers.step_finished(commit)
         return commit.batch
 
-    def _begin(self) -> _Making:
+    def _begin(self) -> _Step:
         """Begin to make the next step."""
         self._observers.step_started(self._state.next_step)
+        self._ledger.begin_step()
         self._parts.placement.begin_step()
         self._gate.open()
         context = StepContext(
@@ -253,67 +229,65 @@ class Rollouts:
             observer=self._observers,
             abort_grace_seconds=self._settings.abort_grace_seconds,
         )
-        output = RolloutOutput(groups=(), dropped=self._offer_surplus(context, self._surplus))
-        return _Making(context, output, self._call(context), time.monotonic(), self._runner.num_generated_tokens)
+        endings = self._offer_surplus(context, self._surplus)
+        return _Step(context, endings, self._call(context), time.monotonic(), self._runner.num_generated_tokens)
 
-    async def _cut(self, making: _Making) -> BatchCut:
+    async def _cut(self, step: _Step) -> BatchCut:
         """Call the rollout function until its groups are a batch that is new enough.
 
         Raises:
             RunFailedError: If two calls in a row add nothing that is, or too many prompts were drawn.
         """
-        num_in_vain = 0
+        num_in_vain, context = 0, step.context
         while True:
-            context, num_before = making.context, len(making.output.groups)
-            returned = await making.task
+            num_before, returned = len(step.trained), await step.task
             with blaming(ROLLOUT_SETTING, self._parts.rollout_fn):
-                making.output = joined(making.output, returned, context, self._parts.rollout_fn)
-            cut = self._parts.cut_batch(
-                making.output.groups, step=context.step, policy_version=self._engine.policy_version
-            )
+                new = checked(returned, context, self._parts.rollout_fn, before=step.endings)
+            context.take(ending.group for ending in new)
+            step.endings += new
+            cut = self._parts.cut_batch(step.trained, step=context.step, policy_version=self._engine.policy_version)
             if isinstance(cut, BatchCut):
                 return cut
             num_in_vain = 0 if len(cut.fresh) > num_before else num_in_vain + 1
-            most = self._settings.max_draws_per_batch * self._settings.rollout_batch_size
-            if num_in_vain == 2 or context.num_submitted >= most:
-                raise RunFailedError(
-                    too_old(context, cut, num_in_vain, self._engine.policy_version, self._settings.max_staleness)
-                )
-            await self._ask_again(making, cut)
+            num_submitted = self._ledger.num_submitted
+            if num_in_vain == 2 or num_submitted >= (
+                self._settings.max_draws_per_batch * self._settings.rollout_batch_size
+            ):
+                raise RunFailedError(too_old(context, cut, num_in_vain, num_submitted, self._settings.max_staleness))
+            if self._settings.mode is not RolloutMode.ASYNC:
+                await context.close()
+            others = [each for each in step.endings if not isinstance(each, Trained | Surplus)]
+            step.endings = [*map(Trained, cut.fresh), *others, *self._take_out(context, cut.old)]
+            surplus = [ending.group for ending in new if isinstance(ending, Surplus)]
+            context.requeue_rest(keep_partial=self._keeps_partial)
+            step.endings += self._offer_surplus(context, surplus)
+            context.reopen(missing=self._settings.rollout_batch_size - len(cut.fresh))
+            step.task = self._call(context)
 
-    def _offer_surplus(self, context: StepContext, surplus: Sequence[Group]) -> tuple[DroppedGroup, ...]:
-        """Offer a step what may still be trained on; return what is dropped."""
+    def _offer_surplus(self, context: StepContext, surplus: Sequence[Group]) -> list[Ending]:
+        """Offer a step what may still be trained on; return the endings of the rest."""
         by_age = self._parts.surplus_rule(surplus, policy_version=self._engine.policy_version)
-        for group in by_age.requeued:
-            context.requeue(group)
-        context.wasted_tokens[STALE] += by_age.masked_tokens
+        endings = self._take_out(context, by_age.old)
+        self._ledger.waste(STALE, by_age.masked_tokens)
         context.surplus = by_age.fresh
-        return by_age.dropped
+        return endings
 
-    async def _ask_again(self, making: _Making, cut: ByAge) -> None:
-        """Keep what is new enough, and have what is missing made."""
-        context, output = making.context, making.output
-        if self._settings.mode is not RolloutMode.ASYNC:
-            await context.close()
-        named = indices(output)
-        for group in cut.requeued:
-            context.requeue(group)
-        context.requeue_rest(named, keep_partial=self._keeps_partial)
-        dropped = (*output.dropped, *cut.dropped, *self._offer_surplus(context, output.surplus))
-        making.output = replace(output, groups=cut.fresh, dropped=dropped, surplus=())
-        context.reopen(named, missing=self._settings.rollout_batch_size - len(cut.fresh))
-        making.task = self._call(context)
+    def _take_out(self, context: StepContext, endings: Sequence[Ending]) -> list[Ending]:
+        """Requeue what is to be answered again; return the other endings."""
+        context.give_back([ending for ending in endings if isinstance(ending, Requeued)])
+        return [ending for ending in endings if not isinstance(ending, Requeued)]
 
     @property
     def _keeps_partial(self) -> bool:
         return self._settings.mode is not RolloutMode.SYNC
 
-    def _call(self, context: StepContext) -> asyncio.Task[RolloutOutput]:
+    def _call(self, context: StepContext) -> asyncio.Task[object]:
         return asyncio.create_task(self._make_step(context), name=f"step {context.step}")
 
-    async def _make_step(self, context: StepContext) -> RolloutOutput:
+    async def _make_step(self, context: StepContext) -> object:
         def describe() -> str:
-            return describe_phases(self._runner.phases, num_at_engine=self._gate.num_at_engine)
+            phases = {i: each.phase for i, each in context.running.items() if not each.task.done()}
+            return describe_phases(phases, num_at_engine=self._gate.num_at_engine)
 
         watchdog = Watchdog(
             quiet_seconds=self._settings.watchdog_seconds, describe=describe, report=self._observers.waiting
@@ -324,32 +298,39 @@ class Rollouts:
                 with blaming(ROLLOUT_SETTING, self._parts.rollout_fn):
                     return await self._parts.rollout_fn(context)
 
-    async def _stop(self, making: _Making) -> None:
+    async def _stop(self, step: _Step) -> None:
         """End a step that will have no batch, and give its prompts back."""
-        self._making = None
-        making.task.cancel()
-        await asyncio.gather(making.task, return_exceptions=True)
-        await making.context.close()
-        making.context.requeue_rest((), keep_partial=self._keeps_partial)
-        self._in_flight.clear()
+        self._step = None
+        step.task.cancel()
+        await asyncio.gather(step.task, return_exceptions=True)
+        await step.context.close()
+        ended = {group.group_index: group for group in (*step.context.surplus, *(each.group for each in step.endings))}
+        # What was surplus before the step stays so.
+        rest = [group for index, group in ended.items() if self._ledger.place(index) is Place.IN_FLIGHT]
+        step.context.requeue_rest(rest, keep_partial=self._keeps_partial)
         self._failures.settle(())
         self._surplus = tuple(
             group for group in self._surplus if self._ledger.place(group.group_index) is Place.SURPLUS
         )
 
-    def _settle(self, making: _Making, cut: BatchCut) -> StepCommit:
-        context, output, seconds = making.context, making.output, time.monotonic() - making.started
-        context.wasted_tokens[STALE] += cut.masked_tokens
-        book(output, context, ledger=self._ledger, in_flight=self._in_flight)
-        context.requeue_rest(indices(output), keep_partial=self._keeps_partial)
-        self._parts.placement.learn([*output.groups, *(dropped.group for dropped in output.dropped)])
-        counts, in_flight = self._ledger.counts(), tuple(flight.draft.rest() for flight in self._in_flight)
+    def _settle(self, step: _Step, cut: BatchCut) -> StepCommit:
+        """Book all endings of a step whose batch has been cut, and return what is to be stored."""
+        context, ledger, seconds = step.context, self._ledger, time.monotonic() - step.started
+        ledger.waste(STALE, cut.masked_tokens)
+        ended = sorted(self._take_out(context, step.endings), key=lambda ending: ending.group.group_index)
+        new = [each.group for each in ended if ledger.place(each.group.group_index) is Place.IN_FLIGHT]
+        for ending in ended:
+            context.book(ending)
+        context.requeue_rest(keep_partial=self._keeps_partial)
+        self._supply.learn([group for group in new if group.is_finished])
+        counts = ledger.counts()
+        in_flight = tuple(running.rest() for running in self._in_flight.groups.values())
         assert counts.balanced, f"the ledger does not balance: {counts}"
-        assert counts.in_flight == len(in_flight), f"{len(in_flight)} prompts are under way: {counts}"
-        num_tokens = self._runner.num_generated_tokens - making.tokens_before
+        assert counts.in_flight == len(in_flight), f"{len(in_flight)} groups are in flight: {counts}"
+        num_tokens = self._runner.num_generated_tokens - step.tokens_before
         metrics = {
             **cut.batch.metrics,
-            **step_metrics(output, context),
+            **ledger.step_metrics(),
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
@@ -361,26 +342,26 @@ class Rollouts:
         state = RunState(
             next_step=context.step + 1,
             next_group_index=self._supply.next_group_index,
-            source=self._supply.source_state(),
             requeued=self._supply.requeued,
-            surplus=tuple(sorted(output.surplus, key=lambda group: group.group_index)),
+            surplus=tuple(each.group for each in ended if isinstance(each, Surplus)),
             in_flight=in_flight,
-            lengths=self._parts.placement.state_dict(),
             ledger=counts,
-            outcomes=self._outcomes(context),
+            outcomes=self._failures.settle(
+                [ending.group.group_index for ending in ended], in_flight=self._in_flight.groups
+            ),
+            **self._supply.learned(),
         )
+        self._failures.report()
         return StepCommit(
             batch=replace(cut.batch, metrics=metrics),
-            dropped=dropped_groups(output),
-            wasted_tokens=wasted_tokens(context),
+            dropped=tuple(
+                Dropped(each.group, FAILED_REASON) if isinstance(each, Failed) else each
+                for each in ended
+                if isinstance(each, Dropped | Failed)
+            ),
+            wasted_tokens=ledger.wasted_tokens(),
             state=state,
         )
-
-    def _outcomes(self, context: StepContext) -> tuple[bool, ...]:
-        under_way = {flight.draft.draw.group_index for flight in self._in_flight}
-        outcomes = self._failures.settle(context.draws.keys() - under_way, under_way=under_way)
-        self._failures.report()
-        return outcomes
 
     async def _store(self, commit: StepCommit) -> None:
         """Store the step in a thread; a cancellation waits until it is stored or has failed."""

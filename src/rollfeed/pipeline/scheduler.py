@@ -2,8 +2,8 @@
 
 Prompts are submitted until the groups that count reach the target; as groups finish, the filter keeps or drops
 them; when enough are kept, the batch is chosen, oldest groups first. Then the rest is aborted (``sync``), aborted
-and kept (``partial``), or goes on (``async``, where a step also begins before somebody waits for its batch). Where a
-batch filter chooses, it does so among the oldest groups of a fixed number, and what it leaves out is dropped.
+and kept (``partial``), or stays in flight (``async``, where a step also begins before somebody waits for its batch).
+Where a batch filter chooses, it does so among the oldest groups of a fixed number, and what it leaves out is dropped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rollfeed.config import GroupFailurePolicy, Refill, RolloutMode, RolloutSett
 from rollfeed.errors import PromptsEndedError, RunFailedError
 from rollfeed.faults import blaming, complaint, is_own
 from rollfeed.pipeline.staleness import StalenessClock
-from rollfeed.protocols import AgeRule, BatchFilter, RolloutContext, Running
-from rollfeed.types import OVER_SAMPLED, Drop, DroppedGroup, Group, GroupResult, GroupStatus, RolloutOutput
+from rollfeed.protocols import AgeRule, BatchFilter, RolloutContext, RunningGroup
+from rollfeed.types import OVER_SAMPLED, Discarded, Drop, Dropped, Ending, Failed, Group, Requeued, Surplus, Trained
 
 
 class OverSampling(NamedTuple):
@@ -31,20 +31,19 @@ class OverSampling(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Step:
+class _Progress:
     """What has become of the step's groups so far."""
 
     context: RolloutContext
     ready: list[Group] = field(default_factory=list)
     """Kept and not delivered."""
-    dropped: list[DroppedGroup] = field(default_factory=list)
+    endings: list[Dropped | Failed] = field(default_factory=list)
     fallback: list[Group] = field(default_factory=list)
     """Dropped, but better than an incomplete batch."""
-    failed: list[GroupResult] = field(default_factory=list)
     aborted: list[Group] = field(default_factory=list)
     num_stale: int = 0
     """Groups that became too old and are answered again."""
-    pending: dict[int, Running] = field(default_factory=dict)
+    pending: dict[int, RunningGroup] = field(default_factory=dict)
     """Submitted and not yet decided, in submission order."""
     versions: dict[int, int | None] = field(default_factory=dict)
     """The oldest trained version of groups that are ready, by index, as far as it was asked for: finding it reads every
@@ -56,22 +55,18 @@ class _Step:
     owed: int = 0
     """Groups to submit whatever the refill rule says."""
 
-    def settle(self, result: GroupResult) -> None:
-        if result.status is GroupStatus.FAILED:
-            self.failed.append(result)
-        elif result.status is GroupStatus.ABORTED:
-            self.aborted.append(result.group)
-        else:
-            self._decide(result.group)
-
-    def _decide(self, group: Group) -> None:
-        decision = self.context.decide(group)
-        if not isinstance(decision, Drop):
+    def settle(self, group: Group) -> None:
+        """Decide what becomes of a group that nothing works on any more."""
+        if group.error is not None:
+            self.endings.append(Failed(group, group.error))
+        elif not group.is_finished:
+            self.aborted.append(group)
+        elif not isinstance(decision := self.context.decide(group), Drop):
             self.ready.append(group)
-            return
-        self.dropped.append(DroppedGroup(group=group, reason=decision.reason))
-        if decision.usable:
-            self.fallback.append(group)
+        else:
+            self.endings.append(Dropped(group, decision.reason))
+            if decision.usable:
+                self.fallback.append(group)
 
     def use_fallback(self) -> None:
         """Fill the batch with groups that were dropped but may be used when the step is short."""
@@ -79,14 +74,15 @@ class _Step:
         chosen = sorted(self.fallback, key=lambda group: group.group_index)[:missing]
         indices = {group.group_index for group in chosen}
         self.ready += chosen
-        self.dropped = [dropped for dropped in self.dropped if dropped.group.group_index not in indices]
+        self.endings = [ending for ending in self.endings if ending.group.group_index not in indices]
 
     def shortage(self) -> str:
         """Say why the batch is short."""
-        reasons = Counter(dropped.reason for dropped in self.dropped)
+        reasons = Counter(ending.reason for ending in self.endings if isinstance(ending, Dropped))
+        causes = [ending.reason for ending in self.endings if isinstance(ending, Failed)]
         told = [f"{count} dropped as {reason}" for reason, count in reasons.most_common(3)]
         told += [f"{self.num_stale} too old"] if self.num_stale else []
-        told += [f"{len(self.failed)} failed, the first one: {self.failed[0].cause}"] if self.failed else []
+        told += [f"{len(causes)} failed, the first one: {causes[0]}"] if causes else []
         why = "the prompt source has ended" if self.source_ended else "rollout.max_draws_per_batch is reached"
         return (
             f"step {self.context.step} has {len(self.ready)} of {self.context.rollout_batch_size} groups after "
@@ -114,14 +110,14 @@ class Scheduler:
                 max_staleness=chosen.max_staleness, groups_per_batch=chosen.rollout_batch_size + num_extra
             )
 
-    async def __call__(self, context: RolloutContext) -> RolloutOutput:
+    async def __call__(self, context: RolloutContext) -> list[Ending]:
         """Make one step's batch.
 
         Raises:
             PromptsEndedError: If the source ends before the batch is full.
             RunFailedError: If too many prompts have been drawn before.
         """
-        step = _Step(context, ready=list(context.surplus), pending=dict(context.running))
+        step = _Progress(context, ready=list(context.surplus), pending=dict(context.running))
         while not self._is_complete(step):
             await self._submit_due(step)
             if not step.pending and context.is_wanted:
@@ -132,9 +128,9 @@ class Scheduler:
             await context.abort()
             # Which of these finished in time depends on timing, so a deterministic run leaves them to be requeued.
             self._settle(step, [] if self.settings.deterministic else list(step.pending))
-        return self._output(step)
+        return self._endings(step)
 
-    def _is_complete(self, step: _Step) -> bool:
+    def _is_complete(self, step: _Progress) -> bool:
         self._weed(step)
         num_candidates = self._num_candidates(step)
         if len(step.ready) < num_candidates:
@@ -147,18 +143,18 @@ class Scheduler:
         running = [each.policy_version for each in step.pending.values()]
         return not self.clock.must_wait(left, running, policy_version=step.context.policy_version)
 
-    def _num_candidates(self, step: _Step) -> int:
+    def _num_candidates(self, step: _Progress) -> int:
         """Return among how many groups the batch is chosen."""
         num_extra = self.over_sampling.num_extra if self.over_sampling is not None else 0
         return step.context.rollout_batch_size + num_extra
 
-    def _complete_from_fallback(self, step: _Step) -> None:
+    def _complete_from_fallback(self, step: _Progress) -> None:
         if len(step.ready) < step.context.rollout_batch_size:
             step.use_fallback()
         if len(step.ready) < step.context.rollout_batch_size:
             raise (PromptsEndedError if step.source_ended else RunFailedError)(step.shortage())
 
-    async def _submit_due(self, step: _Step) -> None:
+    async def _submit_due(self, step: _Progress) -> None:
         """Submit what the refill rule and the limits ask for now."""
         is_first = step.num_drawn == 0
         owed, step.owed = step.owed, 0
@@ -172,13 +168,13 @@ class Scheduler:
         if self.over_sampling is not None and missing > 0:
             await self._submit(step, missing)
 
-    def _has_batch(self, step: _Step) -> bool:
+    def _has_batch(self, step: _Progress) -> bool:
         return self.settings.mode is not RolloutMode.ASYNC and len(step.ready) >= step.context.rollout_batch_size
 
-    def _num_counted(self, step: _Step) -> int:
+    def _num_counted(self, step: _Progress) -> int:
         return len(step.pending) + (len(step.ready) if self.refill.counts_kept else 0)
 
-    async def _submit(self, step: _Step, count: int) -> int:
+    async def _submit(self, step: _Progress, count: int) -> int:
         """Submit up to ``count`` groups and return how many."""
         context = step.context
         count = min(count, self.settings.max_draws_per_batch * context.rollout_batch_size - step.num_drawn)
@@ -188,34 +184,35 @@ class Scheduler:
             count = min(count, most - len(step.pending) - len(step.ready))
         if count <= 0 or step.source_ended:
             return 0
-        draws = await context.draw(count)
-        step.num_drawn += len(draws)
-        step.source_ended = len(draws) < count
-        for draw in draws:
-            step.pending[draw.group_index] = Running(context.submit(draw), context.policy_version)
-        return len(draws)
+        groups = await context.draw(count)
+        step.num_drawn += len(groups)
+        step.source_ended = len(groups) < count
+        for group in groups:
+            context.submit(group)
+            step.pending[group.group_index] = context.running[group.group_index]
+        return len(groups)
 
-    async def _settle_next(self, step: _Step) -> None:
-        """Decide all groups that may be decided; wait for one, or for another reason to go on, if there is none."""
+    async def _settle_next(self, step: _Progress) -> None:
+        """Decide all groups that may be decided; if there is none, wait for one or for another change."""
         if not (due := self._due(step)):
             await step.context.changed()
             due = self._due(step)
         self._settle(step, due)
 
-    def _due(self, step: _Step) -> list[int]:
+    def _due(self, step: _Progress) -> list[int]:
         if not self.settings.deterministic:
             return [group_index for group_index, running in step.pending.items() if running.task.done()]
         first = next(iter(step.pending.items()), None)
         return [first[0]] if first is not None and first[1].task.done() else []
 
-    def _settle(self, step: _Step, group_indices: Iterable[int]) -> None:
+    def _settle(self, step: _Progress, group_indices: Iterable[int]) -> None:
         for group_index in group_indices:
-            num_failed = len(step.failed)
-            step.settle(step.pending.pop(group_index).task.result())
-            if self.settings.group_failure is GroupFailurePolicy.REFILL:
-                step.owed += len(step.failed) - num_failed
+            group = step.pending.pop(group_index).task.result()
+            step.settle(group)
+            if group.error is not None and self.settings.group_failure is GroupFailurePolicy.REFILL:
+                step.owed += 1
 
-    def _weed(self, step: _Step) -> None:
+    def _weed(self, step: _Progress) -> None:
         """Take out what has become too old; what is only to be masked is so when the batch is cut."""
         now = step.context.policy_version
         if self.clock is not None:
@@ -225,18 +222,18 @@ class Scheduler:
             return
         by_age = self.age_rule(unseen, policy_version=now)
         step.weeded |= {group.group_index: now for group in by_age.fresh}
-        step.dropped += by_age.dropped
-        if by_age.requeued:
-            step.num_stale += len(by_age.requeued)
-            step.source_ended = False  # these can be drawn
-        gone = {dropped.group.group_index for dropped in by_age.dropped}
-        for group in by_age.requeued:
-            step.context.requeue(group)
-            step.versions.pop(group.group_index, None)
-            gone.add(group.group_index)
+        gone = {ending.group.group_index for ending in by_age.old}
+        for ending in by_age.old:
+            if isinstance(ending, Requeued):
+                step.context.requeue(ending.group)
+                step.versions.pop(ending.group.group_index, None)
+                step.num_stale += 1
+                step.source_ended = False  # it can be drawn
+            else:
+                step.endings.append(ending)
         step.ready = [group for group in step.ready if group.group_index not in gone]
 
-    def _version(self, group: Group, step: _Step) -> int:
+    def _version(self, group: Group, step: _Progress) -> int:
         if group.group_index not in step.versions:
             step.versions[group.group_index] = group.oldest_trained_version
         version, now = step.versions[group.group_index], step.context.policy_version
@@ -245,35 +242,29 @@ class Scheduler:
         # Tokens that are too old will have lost their weight when the batch is cut.
         return version if self.clock is None else max(version, now - self.clock.max_staleness)
 
-    def _by_age(self, step: _Step) -> list[Group]:
+    def _by_age(self, step: _Progress) -> list[Group]:
         """Return the finished groups, those first that must be trained first."""
         if self.clock is not None:
             return sorted(step.ready, key=lambda group: (self._version(group, step), group.group_index))
         return sorted(step.ready, key=lambda group: group.group_index)
 
-    def _output(self, step: _Step) -> RolloutOutput:
+    def _endings(self, step: _Progress) -> list[Ending]:
         size, ordered = step.context.rollout_batch_size, self._by_age(step)
-        groups, surplus, discarded = ordered[:size], ordered[size:], list[Group]()
+        num_candidates = self._num_candidates(step)
+        candidates, surplus, chosen = ordered[:num_candidates], ordered[num_candidates:], list(range(size))
         if self.over_sampling is not None:
-            num_candidates = self._num_candidates(step)
-            candidates, surplus = ordered[:num_candidates], ordered[num_candidates:]
             chosen = _chosen(self.over_sampling.batch_filter, candidates, count=size)
-            groups = [candidates[index] for index in chosen]
-            left_out = [group for index, group in enumerate(candidates) if index not in chosen]
-            step.dropped += [DroppedGroup(group=group, reason=OVER_SAMPLED) for group in left_out]
-        if self.settings.surplus is SurplusPolicy.DROP and self.settings.mode is not RolloutMode.ASYNC:
-            surplus, discarded = [], surplus
-        if not self.settings.requeue_aborted:
-            discarded += step.aborted
+        left_out = [candidates[index] for index in sorted(set(range(len(candidates))) - set(chosen))]
+        drops_surplus = self.settings.surplus is SurplusPolicy.DROP and self.settings.mode is not RolloutMode.ASYNC
         if self.clock is not None:
             self.clock.cut()
-        return RolloutOutput(
-            groups=tuple(groups),
-            dropped=tuple(step.dropped),
-            failed=tuple(step.failed),
-            surplus=tuple(surplus),
-            discarded=tuple(discarded),
-        )
+        return [
+            *(Trained(candidates[index]) for index in chosen),
+            *(Dropped(group, OVER_SAMPLED) for group in left_out),
+            *step.endings,
+            *(Discarded(group, "surplus") if drops_surplus else Surplus(group) for group in surplus),
+            *(Discarded(group, "aborted") for group in step.aborted if not self.settings.requeue_aborted),
+        ]
 
 
 def _chosen(batch_filter: BatchFilter, candidates: list[Group], *, count: int) -> list[int]:

@@ -1,6 +1,6 @@
 """How old the tokens of a batch may be, in policy versions, and what that asks of the scheduler.
 
-A group that is under way or finished can wait for at most ``max_staleness`` further versions. It is assumed that
+A group that is in flight or finished can wait for at most ``max_staleness`` further versions. It is assumed that
 every batch leads to one new version: then no group ever becomes too old, as long as a batch is cut only when those
 that remain can all be trained in time, and new groups begin only when there will be room for them. What comes too
 late all the same, because versions came faster, is found before the batch is chosen, and when it is cut.
@@ -36,7 +36,7 @@ class StalenessClock:
         self._num_cuts += 1
 
     def max_live_groups(self, *, is_wanted: bool) -> int:
-        """Return how many groups may be under way or wait finished, so that the next one will be trained in time.
+        """Return how many groups may be in flight or wait finished, so that the next one will be trained in time.
 
         Args:
             is_wanted: Whether somebody waits for the batch: then it is cut at the present version, whatever was
@@ -52,7 +52,7 @@ class StalenessClock:
 
         Args:
             finished: Versions of the finished groups that the batch would leave.
-            running: Versions of the groups under way.
+            running: Versions of the groups in flight.
             policy_version: The engine's.
         """
         left = sorted([*finished, *running])

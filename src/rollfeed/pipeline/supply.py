@@ -10,91 +10,112 @@ from rollfeed.faults import blaming, complaint, describe, is_own
 from rollfeed.pipeline.ledger import Ledger
 from rollfeed.pipeline.placement import Placement
 from rollfeed.protocols import PromptBuffer, PromptSource
-from rollfeed.types import Prompt, PromptDraw
-
-
-def load_state(source: PromptSource, state: Mapping[str, Any]) -> None:
-    """Take a source to where an earlier process left it.
-
-    Raises:
-        ConfigError: If it does not go there.
-    """
-    try:
-        source.load_state_dict(state)
-    except RollfeedError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{_setting(source)}: load_state_dict: {describe(error, source)}") from error
-
-
-def _setting(source: PromptSource) -> str:
-    return "prompts" if is_own(source) else "plugins.prompt_source"
+from rollfeed.types import Group, Prompt, RunState
 
 
 class PromptSupply:
-    """Numbers what the source hands out; a prompt that is taken back keeps its number."""
+    """Numbers what the source hands out; a prompt that is taken back keeps its number.
+
+    Args:
+        source: Where new prompts come from.
+        ledger: Where they are entered.
+        buffer: Those that wait.
+        placement: The order of new ones.
+        state: Where an earlier process left all of them.
+
+    Raises:
+        ConfigError: If the source does not go there.
+    """
 
     def __init__(
         self,
         source: PromptSource,
         *,
         ledger: Ledger,
-        next_group_index: int,
         buffer: PromptBuffer,
         placement: Placement,
+        state: RunState | None,
     ) -> None:
         self._source = source
+        self._setting = "prompts" if is_own(source) else "plugins.prompt_source"
         self._ledger = ledger
         self._buffer = buffer
         self._placement = placement
-        self.next_group_index = next_group_index
+        self.next_group_index = 0
+        if state is not None:
+            self.next_group_index = state.next_group_index
+            self._load(state.source)
+            if placement.lengths is not None and state.lengths:
+                placement.lengths.load_state_dict(state.lengths)
 
     @property
-    def requeued(self) -> Sequence[PromptDraw]:
-        """Prompts that wait to be answered again or gone on with, by group index, as of now."""
+    def requeued(self) -> Sequence[Group]:
+        """Prompts that wait to be answered again or resumed, by group index, as of now."""
         held = self._placement.held
         waiting = self._buffer.snapshot()
-        return sorted([*waiting, *held], key=lambda draw: draw.group_index) if held else waiting
+        return sorted([*waiting, *held], key=lambda group: group.group_index) if held else waiting
 
-    async def draw(self, count: int, *, policy_version: int) -> list[PromptDraw]:
+    async def draw(self, count: int, *, policy_version: int) -> list[Group]:
         """Return the next ``count`` prompts; fewer only when the source has ended.
 
         Raises:
             RunFailedError: If the source or the buffer's policy raises, or returns something else than it must.
         """
-        draws = self._placement.tail(count)
-        draws += self._buffer.take(count - len(draws), policy_version=policy_version)
-        while len(draws) < count:
-            new = await self._draw_new(count - len(draws))
+        groups = self._placement.tail(count)
+        groups += self._buffer.take(count - len(groups), policy_version=policy_version)
+        while len(groups) < count:
+            new = await self._draw_new(count - len(groups))
             if not new:
                 # What was held back is all there is.
-                draws += self._placement.release(count - len(draws))
+                groups += self._placement.release(count - len(groups))
                 break
-            draws += self._placement.order(new)
-        return draws
+            groups += self._placement.order(new)
+        return groups
 
-    def source_state(self) -> dict[str, Any]:
-        """Return where the source is.
+    def learn(self, groups: Iterable[Group]) -> None:
+        """Tell what learns of scored groups, in this order.
 
         Raises:
-            RunFailedError: If it raises.
+            RunFailedError: If the source raises.
         """
-        with blaming(_setting(self._source), self._source):
-            return self._source.state_dict()
+        for group in groups:
+            if self._placement.lengths is not None:
+                self._placement.lengths.learn(group)
+            with blaming(self._setting, self._source):
+                self._source.learn(group)
 
-    def requeue(self, draws: Iterable[PromptDraw]) -> None:
+    def learned(self) -> dict[str, Mapping[str, Any]]:
+        """Return the states of what learns, as fields of :class:`RunState`.
+
+        Raises:
+            RunFailedError: If the source raises.
+        """
+        lengths = self._placement.lengths
+        with blaming(self._setting, self._source):
+            source = self._source.state_dict()
+        return {"source": source, "lengths": {} if lengths is None else lengths.state_dict()}
+
+    def requeue(self, groups: Iterable[Group]) -> None:
         """Take prompts back; they are drawn again before new ones."""
-        self._buffer.add(draws)
+        self._buffer.add(groups)
 
-    async def _draw_new(self, count: int) -> list[PromptDraw]:
-        with blaming(_setting(self._source), self._source):
+    def _load(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._source.load_state_dict(state)
+        except RollfeedError:
+            raise
+        except Exception as error:
+            raise PluginError(f"{self._setting}: load_state_dict: {describe(error, self._source)}") from error
+
+    async def _draw_new(self, count: int) -> list[Group]:
+        with blaming(self._setting, self._source):
             prompts = list(await self._source.draw(count))
         if len(prompts) > count or not all(isinstance(prompt, Prompt) for prompt in prompts):
             told = f"{len(prompts)} of {', '.join(sorted({type(prompt).__name__ for prompt in prompts}))}"
-            raise complaint(_setting(self._source), self._source, f"returned {told}; {count} prompts were asked for")
-        draws = []
+            raise complaint(self._setting, self._source, f"returned {told}; {count} prompts were asked for")
+        groups = []
         for prompt in prompts:
-            draws.append(PromptDraw(self.next_group_index, prompt))
+            groups.append(Group(self.next_group_index, prompt))
             self._ledger.draw(self.next_group_index)
             self.next_group_index += 1
-        return draws
+        return groups

@@ -16,12 +16,12 @@ from typing import Any
 from rollfeed.errors import ConfigError
 from rollfeed.prompts.loader import PromptLoader, RowCheck
 from rollfeed.prompts.rows import ColumnKeys
-from rollfeed.protocols import PromptRenderer
+from rollfeed.protocols import PromptRenderer, PromptSource
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
 
 
-class DatasetSource:
+class DatasetSource(PromptSource):
     """Hands out the prompts of a file, epoch after epoch.
 
     Everything is read, checked and tokenised when the source is made, so that a mistake shows before

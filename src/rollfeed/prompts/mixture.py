@@ -15,10 +15,10 @@ from rollfeed.errors import ConfigError
 from rollfeed.prompts.dataset import DatasetSource
 from rollfeed.protocols import PromptSource
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Prompt
+from rollfeed.types import Group, Prompt
 
 
-class MixtureSource:
+class MixtureSource(PromptSource):
     """Draws from each source in proportion to its weight; a source that has ended is left out.
 
     Args:
@@ -79,6 +79,11 @@ class MixtureSource:
             drawn.extend(prompts)
             self._num_draws += 1
         return drawn
+
+    def learn(self, group: Group) -> None:
+        """Tell the source that the group's prompt is of."""
+        if (source := self._sources.get(group.prompt.source)) is not None:
+            source.learn(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of draws and every source's own state by name."""

@@ -5,7 +5,6 @@ does the handing. The protocols a user may implement (named in ``[plugins]`` of 
 passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
 """
 
-from rollfeed.protocols.buffer import BufferPolicy, PromptBuffer
 from rollfeed.protocols.execution import (
     ExecLimits,
     ExecOutcome,
@@ -16,24 +15,30 @@ from rollfeed.protocols.execution import (
     SandboxProvider,
     Workers,
 )
-from rollfeed.protocols.prompts import PromptRenderer, Tokenizer
+from rollfeed.protocols.generate import Environments, GenerateFn, RolloutRequest, SampleHook, Services, TurnJournal
+from rollfeed.protocols.prompts import Learner, PromptRenderer, PromptSource, Tokenizer
 from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
     Endpoint,
     Engine,
     Environment,
-    GenerateFn,
     GroupFilter,
-    PromptSource,
     RolloutObserver,
-    RolloutRequest,
-    SampleHook,
     Task,
     Tracker,
 )
-from rollfeed.protocols.steps import AgeRule, BatchCutter, BatchFilter, RolloutContext, RolloutFn, Running
-from rollfeed.protocols.supply import LengthPredictor, WeightProof, WeightSource
+from rollfeed.protocols.steps import (
+    AgeRule,
+    BatchCutter,
+    BatchFilter,
+    BufferPolicy,
+    PromptBuffer,
+    RolloutContext,
+    RolloutFn,
+    RunningGroup,
+)
+from rollfeed.protocols.supply import WeightProof, WeightSource
 
 __all__ = [
     "AdvantageFn",
@@ -45,6 +50,7 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Environment",
+    "Environments",
     "ExecLimits",
     "ExecOutcome",
     "ExecResult",
@@ -54,7 +60,7 @@ __all__ = [
     "GroupRewardFn",
     "Isolation",
     "IsolationLevel",
-    "LengthPredictor",
+    "Learner",
     "PromptBuffer",
     "PromptRenderer",
     "PromptSource",
@@ -63,14 +69,16 @@ __all__ = [
     "RolloutFn",
     "RolloutObserver",
     "RolloutRequest",
-    "Running",
+    "RunningGroup",
     "SampleHook",
     "Sandbox",
     "SandboxProvider",
     "Scorer",
+    "Services",
     "Task",
     "Tokenizer",
     "Tracker",
+    "TurnJournal",
     "WeightProof",
     "WeightSource",
     "Workers",

@@ -1,4 +1,4 @@
-"""What makes token ids of a question."""
+"""Where prompts come from, and what makes token ids of a question."""
 
 from __future__ import annotations
 
@@ -8,7 +8,36 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.types import Message
+from rollfeed.types import Group, Message, Prompt
+
+
+class Learner(Protocol):
+    """Learns from scored groups; its state is committed with the batch that they went into."""
+
+    def learn(self, group: Group) -> None:
+        """Learn from a group whose rollouts have all finished and are scored; by default nothing.
+
+        It is told of each once, filtered out or not, and again only where the group was answered anew: by index, when
+        the batch of its step has been cut and before the state is taken that is stored with it.
+        """
+        del group
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state that :meth:`state_dict` returned."""
+
+
+class PromptSource(Learner, Protocol):
+    """Where prompts come from. *Extension point*; inherit from it, and the source learns nothing unless it says how.
+
+    A source hands out prompts in an order that depends on its settings and its state only: its position, and what it
+    has learned.
+    """
+
+    async def draw(self, count: int) -> Sequence[Prompt]:
+        """Return the next ``count`` prompts; fewer only when the source has ended."""
 
 
 class Tokenizer(Protocol):

@@ -1,4 +1,4 @@
-"""From prompt to scored group: engines, sources, graders and filters."""
+"""From prompt to batch: engines, environments, filters, advantages, and who is told of what happens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.protocols.prompts import Tokenizer
 from rollfeed.types import (
     Completion,
     EngineLoad,
     FilterDecision,
     Group,
-    Prompt,
-    PromptDraw,
     Rollout,
     Sample,
     SamplingParams,
@@ -120,23 +117,6 @@ class Engine(Endpoint, Protocol):
         """
 
 
-class PromptSource(Protocol):
-    """Where prompts come from. *Extension point*.
-
-    A source hands out prompts in an order that depends on its settings and its state only; the
-    state is JSON and is committed together with the batch its prompts went into.
-    """
-
-    async def draw(self, count: int) -> Sequence[Prompt]:
-        """Return the next ``count`` prompts; fewer only when the source has ended."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position as JSON values."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that :meth:`state_dict` returned."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One problem of an environment, determined by (environment, version, split, level, index, run seed)."""
@@ -177,53 +157,11 @@ class Environment(Protocol):
         """Grade a response: reward in [0, 1], and ``correct``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRequest:
-    """One answering to be done."""
-
-    prompt: Prompt
-    params: SamplingParams
-    """Seeded for this rollout; ``max_new_tokens`` is the whole response's budget."""
-    group_index: int
-    index: int
-    rollout_id: int
-    step: int
-    max_context_length: int
-    """Prompt and response together may not be longer."""
-    partial: Sample | None = None
-    """What an earlier, aborted execution left; its tokens are kept and continued."""
-    evaluation: bool = False
-    """Whether the answer measures the policy and is not trained on."""
-
-
-class GenerateFn(Protocol):
-    """Answers a prompt once. *Extension point*; the default is ``generate.single_turn``.
-
-    It is handed the built-in one as ``default``, so that it can wrap it. Once the step has been
-    aborted, ``endpoint`` answers every further request with an empty completion that says ABORT.
-    """
-
-    async def __call__(
-        self, request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
-    ) -> Sequence[Sample]:
-        """Return the samples of the rollout, at least one.
-
-        They share the reward that the last of them is given; where one brings a reward, each keeps or is given its own.
-        """
-
-
 class GroupFilter(Protocol):
     """Decides whether a scored group teaches something. *Extension point*."""
 
     def __call__(self, samples: Sequence[Sample]) -> FilterDecision:
         """Return Keep or Drop(reason) for the samples of one group."""
-
-
-class SampleHook(Protocol):
-    """Sees, and may replace, every finished sample before it is scored. *Extension point*."""
-
-    def __call__(self, sample: Sample, prompt: Prompt) -> Sample:
-        """Return the sample to go on with."""
 
 
 class AdvantageFn(Protocol):
@@ -259,7 +197,7 @@ class RolloutObserver(Protocol):
     def step_started(self, step: int) -> None:
         """A step begins."""
 
-    def group_submitted(self, draw: PromptDraw) -> None:
+    def group_submitted(self, group: Group) -> None:
         """Work on a prompt begins."""
 
     def rollout_finished(self, rollout: Rollout) -> None:

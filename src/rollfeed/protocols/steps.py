@@ -1,12 +1,13 @@
-"""A step: what makes its batch, and what that may use."""
+"""A step: what makes its batch, what that may use, and where prompts wait between two steps."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from rollfeed.types import BatchCut, ByAge, FilterDecision, Group, GroupResult, PromptDraw, RolloutOutput
+from rollfeed.types import BatchCut, ByAge, Ending, FilterDecision, Group, Rollout, SampleStatus
 
 
 class BatchFilter(Protocol):
@@ -36,12 +37,50 @@ class BatchCutter(Protocol):
         """Return the batch, with the metrics that its groups alone give; or, if some are too old, which."""
 
 
-class Running(NamedTuple):
-    """A group under way."""
+@dataclass(slots=True, kw_only=True)
+class RunningGroup:
+    """A group in flight: what its members have so far, filled by what answers them."""
 
-    task: asyncio.Task[GroupResult]
+    group: Group
+    """As it was submitted."""
+    rollouts: list[Rollout]
+    """One a member; without samples where nothing has been sampled."""
     policy_version: int
     """The oldest version that its tokens can have."""
+    phase: str = "generating"
+    """Or ``scoring``."""
+    task: asyncio.Task[Group] = field(init=False)
+    """Gives the group with what its members have in the end."""
+
+    @classmethod
+    def of(cls, group: Group, *, n_samples_per_prompt: int, policy_version: int) -> RunningGroup:
+        """Return a group that is to be answered, or resumed.
+
+        Raises:
+            ValueError: If an earlier execution left another number of rollouts than a group has.
+        """
+        num_rollouts, first = len(group.rollouts), group.group_index * n_samples_per_prompt
+        if num_rollouts not in (0, n_samples_per_prompt):
+            raise ValueError(
+                f"group {group.group_index} has {num_rollouts} rollouts, n_samples_per_prompt is {n_samples_per_prompt}"
+            )
+        oldest = group.oldest_trained_version
+        return cls(
+            group=group,
+            rollouts=list(group.rollouts)
+            or [Rollout(rollout_id=first + member, samples=()) for member in range(n_samples_per_prompt)],
+            policy_version=policy_version if oldest is None else min(oldest, policy_version),
+        )
+
+    def rest(self) -> Group:
+        """Return the group with what can be kept of its members: finished rollouts, and aborted ones to be resumed."""
+        kept = tuple(
+            rollout
+            if rollout.has_finished or rollout.status is SampleStatus.ABORTED
+            else Rollout(rollout_id=rollout.rollout_id, samples=())
+            for rollout in self.rollouts
+        )
+        return replace(self.group, rollouts=kept if any(rollout.samples for rollout in kept) else ())
 
 
 class RolloutContext(Protocol):
@@ -57,34 +96,37 @@ class RolloutContext(Protocol):
 
     @property
     def surplus(self) -> Sequence[Group]:
-        """Groups that were finished and kept earlier, by index; those that the output does not name stay so."""
+        """Groups that were finished and kept earlier, by index; those that no ending names stay so."""
 
     @property
     def policy_version(self) -> int:
         """The engine's version now."""
 
     @property
-    def running(self) -> Mapping[int, Running]:
-        """Groups that earlier steps left under way, by index; empty but in ``async`` mode."""
+    def running(self) -> Mapping[int, RunningGroup]:
+        """Groups in flight, by index, in the order in which they were submitted; those that earlier steps left, too."""
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for the batch; in ``async`` mode a step begins before that."""
 
     async def changed(self) -> None:
-        """Return when a submitted group has ended or the batch has become wanted, since the last call."""
+        """Return when a group in flight has ended or the batch has become wanted, since the last call."""
 
-    async def draw(self, count: int) -> Sequence[PromptDraw]:
+    async def draw(self, count: int) -> Sequence[Group]:
         """Take prompts: requeued ones first, then new ones; fewer only when the source has ended.
 
         A function whose batch is then short returns what it has: the run ends there, with the batches before.
 
         Raises:
-            PromptsEndedError: If nothing was left the last time, and no group is under way.
+            PromptsEndedError: If nothing was left the last time, and no group is in flight.
         """
 
-    def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
-        """Start generating and scoring one group; the task never raises but for cancellation or a spent budget."""
+    def submit(self, group: Group) -> asyncio.Task[Group]:
+        """Start generating and scoring one group; the task never raises but for cancellation or a spent budget.
+
+        It gives the group whole, whatever became of its rollouts: ``is_finished``, or with an ``error``, or aborted.
+        """
 
     def decide(self, group: Group) -> FilterDecision:
         """Apply the group filters."""
@@ -92,7 +134,7 @@ class RolloutContext(Protocol):
     def requeue(self, group: Group) -> None:
         """Have a finished group answered again from the beginning, because it is too old; it is drawn before new ones.
 
-        Its tokens count as wasted; the output may not name it.
+        Its tokens count as wasted; no ending may name it.
         """
 
     async def abort(self) -> None:
@@ -102,9 +144,53 @@ class RolloutContext(Protocol):
 class RolloutFn(Protocol):
     """Makes a whole step. *Extension point*; the default is ``pipeline.scheduler``."""
 
-    async def __call__(self, context: RolloutContext) -> RolloutOutput:
-        """Return exactly ``rollout_batch_size`` scored groups, and where the others went.
+    async def __call__(self, context: RolloutContext) -> Sequence[Ending]:
+        """Return where groups went: exactly ``rollout_batch_size`` scored ones ``Trained``, and what became of others.
+
+        What was drawn and is not named is requeued, and its tokens counted as wasted where it is not resumed.
 
         Groups whose tokens are older than ``max_staleness`` allows when the batch is cut are not delivered: the
         function is called again, in the same step, for what is missing then.
         """
+
+
+class BufferPolicy(Protocol):
+    """Chooses which waiting prompts leave the buffer next. *Extension point*.
+
+    The buffer does the removing, so that a policy cannot lose a prompt. It must be a pure function: it is also asked
+    for the order of all entries, when the buffer is to decide which of them can wait on the disk.
+    """
+
+    def __call__(self, entries: Sequence[Group], count: int, *, policy_version: int) -> Sequence[int]:
+        """Return indices into ``entries``, the first to leave first: at most ``count``, each once.
+
+        Args:
+            entries: All that wait, by group index. Statuses, lengths, rewards and version spans are always there;
+                what is on the disk has tokens of -1, logprobs of NaN, and no text or metadata.
+            count: How many are asked for.
+            policy_version: The engine's now.
+        """
+
+
+class PromptBuffer(Protocol):
+    """Holds prompts that wait to be answered again or resumed."""
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Take prompts, all or none.
+
+        Raises:
+            RunFailedError: If one has another number of rollouts than a group, or is in the buffer already.
+        """
+
+    def take(self, count: int, *, policy_version: int) -> list[Group]:
+        """Remove and return up to ``count`` prompts, in the order of the policy.
+
+        Raises:
+            PluginError: If the policy returns something else than indices, each once; nothing is removed.
+        """
+
+    def snapshot(self) -> Sequence[Group]:
+        """Return all that wait, by group index; what is on the disk is read when it is asked for."""

@@ -1,28 +1,12 @@
-"""What the pipeline is handed to learn from: lengths of earlier answers, and new weights."""
+"""Where new weights come from, and what proves them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from rollfeed.types import Group, Prompt, PromptDraw, WeightProbe
-
-
-class LengthPredictor(Protocol):
-    """Predicts how long answers will be from how long they were."""
-
-    def learn(self, group: Group) -> None:
-        """Learn from a finished group."""
-
-    def order(self, draws: Iterable[PromptDraw]) -> Sequence[PromptDraw]:
-        """Return the draws, those with the longest answers first."""
-
-    def is_long(self, prompt: Prompt) -> bool:
-        """Whether the answers will be among the longest."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, as JSON values."""
+from rollfeed.types import WeightProbe
 
 
 class WeightSource(Protocol):

@@ -25,7 +25,6 @@ from rollfeed.types import (
     LedgerCounts,
     Outcome,
     Prompt,
-    PromptDraw,
     Reward,
     Rollout,
     RunState,
@@ -147,7 +146,7 @@ def decode_group(encoded: bytes) -> Group:
     return _opened("group", encoded, _Group, _unpack_group)
 
 
-def encode_draw(draw: PromptDraw) -> bytes:
+def encode_draw(draw: Group) -> bytes:
     """Return a prompt draw as bytes, what earlier executions left included.
 
     Raises:
@@ -156,7 +155,7 @@ def encode_draw(draw: PromptDraw) -> bytes:
     return _seal("draw", _pack_draw(draw))
 
 
-def decode_draw(encoded: bytes) -> PromptDraw:
+def decode_draw(encoded: bytes) -> Group:
     """Return the draw that :func:`encode_draw` was given.
 
     Raises:
@@ -226,14 +225,14 @@ def _unpack_group(group: _Group) -> Group:
     return Group(group_index=group.group_index, prompt=_unpack_prompt(group.prompt), rollouts=rollouts)
 
 
-def _pack_draw(draw: PromptDraw) -> _Group:
+def _pack_draw(draw: Group) -> _Group:
     rollouts = [_pack_rollout(rollout) for rollout in draw.rollouts]
     return _Group(draw.group_index, _pack_prompt(draw.prompt), rollouts)
 
 
-def _unpack_draw(draw: _Group) -> PromptDraw:
+def _unpack_draw(draw: _Group) -> Group:
     rollouts = tuple(_unpack_rollout(rollout) for rollout in draw.rollouts)
-    return PromptDraw(draw.group_index, _unpack_prompt(draw.prompt), rollouts)
+    return Group(draw.group_index, _unpack_prompt(draw.prompt), rollouts)
 
 
 def _unpack_state(state: _State) -> RunState:

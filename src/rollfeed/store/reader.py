@@ -20,7 +20,7 @@ from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL
 from rollfeed.store.lock import is_held
 from rollfeed.store.step_log import StepRecord, read_steps
 from rollfeed.store.tables import read_batch, read_columns, read_dropped, read_groups, read_timings
-from rollfeed.types import Correct, DroppedGroup, Group, LedgerCounts, Message, SampleStatus, TrainBatch
+from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, SampleStatus, TrainBatch
 from rollfeed.types.text import step_range
 
 INTERRUPTED = "interrupted"
@@ -195,7 +195,7 @@ class RunReader:
         timings = read_timings(step_file(self.path, TIMINGS, step))
         return read_batch(step_file(self.path, BATCHES, step), metrics=record.metrics, timings=timings)
 
-    def dropped(self, step: int) -> tuple[DroppedGroup, ...]:
+    def dropped(self, step: int) -> tuple[Dropped, ...]:
         """Return the groups that a committed step dropped.
 
         Raises:

@@ -13,23 +13,23 @@ from threading import RLock
 
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.store.codec import decode_draw, encode_draw
-from rollfeed.types import PromptDraw
+from rollfeed.types import Group
 
 _NAME = re.compile(r"draw-\d+\.spill")
 
 
 @dataclass(frozen=True, slots=True)
 class SpillHandle:
-    """Names a draw that was put on disk."""
+    """Names a group that was put on disk."""
 
     number: int
     num_bytes: int
 
 
 class SpillFile:
-    """A folder of draws; a file a draw, removed when it is taken, so that the disk holds what waits and no more.
+    """A folder of groups; a file a group, removed when it is taken, so that the disk holds what waits and no more.
 
-    Threads may share it: a commit reads draws while others are taken.
+    Threads may share it: a commit reads groups while others are taken.
 
     Args:
         folder: Created where missing. What another process left in it is removed; other files are not touched.
@@ -56,13 +56,13 @@ class SpillFile:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, draw: PromptDraw) -> SpillHandle:
-        """Write a draw.
+    def put(self, group: Group) -> SpillHandle:
+        """Write a group.
 
         Raises:
             RunFailedError: If a label, metadata or message is not JSON.
         """
-        encoded = encode_draw(draw)
+        encoded = encode_draw(group)
         with self._lock:
             handle = SpillHandle(self._next, len(encoded))
             self._next += 1
@@ -76,8 +76,8 @@ class SpillFile:
                 raise self._refused(error) from error
         return handle
 
-    def peek(self, handle: SpillHandle) -> PromptDraw:
-        """Return a draw that stays where it is.
+    def peek(self, handle: SpillHandle) -> Group:
+        """Return a group that stays where it is.
 
         Raises:
             KeyError: If it has been taken.
@@ -88,17 +88,17 @@ class SpillFile:
         except RunDirectoryError as error:
             raise RunFailedError(str(error)) from error
 
-    def take(self, handle: SpillHandle) -> PromptDraw:
-        """Return a draw and remove it.
+    def take(self, handle: SpillHandle) -> Group:
+        """Return a group and remove it.
 
         Raises:
             KeyError: If it has been taken.
             RunFailedError: If its file is damaged.
         """
         with self._lock:
-            draw = self.peek(handle)
+            group = self.peek(handle)
             self._remove(handle)
-        return draw
+        return group
 
     def close(self) -> None:
         """Remove everything, the folder too when nothing else is in it; may be called twice."""

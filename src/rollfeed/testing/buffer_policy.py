@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rollfeed.protocols import BufferPolicy
 from rollfeed.testing.contracts import make_prompt, make_sample
-from rollfeed.types import PromptDraw, Rollout, SampleStatus, VersionSpan
+from rollfeed.types import Group, Rollout, SampleStatus, VersionSpan
 
 _POLICY_VERSION = 9
 
@@ -28,7 +28,7 @@ def check_buffer_policy(policy: BufferPolicy) -> None:
     assert _indices(policy, entries, len(entries)), "none of 7 entries may ever leave"
 
 
-def _indices(policy: BufferPolicy, entries: Sequence[PromptDraw], count: int) -> list[int]:
+def _indices(policy: BufferPolicy, entries: Sequence[Group], count: int) -> list[int]:
     returned: object = policy(tuple(entries), count, policy_version=_POLICY_VERSION)
     try:
         return [operator.index(index) for index in returned]  # type: ignore[attr-defined]
@@ -36,10 +36,10 @@ def _indices(policy: BufferPolicy, entries: Sequence[PromptDraw], count: int) ->
         raise AssertionError(f"{returned!r} is not a sequence of indices") from None
 
 
-def _draw(group_index: int, version: int | None) -> PromptDraw:
+def _draw(group_index: int, version: int | None) -> Group:
     """Return a fresh prompt, or one with two members that were aborted at a version."""
     if version is None:
-        return PromptDraw(group_index, make_prompt())
+        return Group(group_index, make_prompt())
     rollouts = [
         Rollout(
             rollout_id=2 * group_index + member,
@@ -54,4 +54,4 @@ def _draw(group_index: int, version: int | None) -> PromptDraw:
         )
         for member in range(2)
     ]
-    return PromptDraw(group_index, make_prompt(), tuple(rollouts))
+    return Group(group_index, make_prompt(), tuple(rollouts))

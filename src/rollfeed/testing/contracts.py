@@ -19,7 +19,6 @@ import numpy as np
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
-    Endpoint,
     Engine,
     Environment,
     GenerateFn,
@@ -29,9 +28,9 @@ from rollfeed.protocols import (
     RewardFn,
     RolloutFn,
     RolloutRequest,
-    Running,
+    RunningGroup,
     SampleHook,
-    Tokenizer,
+    Services,
     Tracker,
 )
 from rollfeed.testing.scripted import ScriptedEngine
@@ -40,19 +39,17 @@ from rollfeed.types import (
     Completion,
     Correct,
     Drop,
+    Ending,
     FilterDecision,
     FinishKind,
     Group,
-    GroupResult,
-    GroupStatus,
     Keep,
     Prompt,
-    PromptDraw,
     Rollout,
-    RolloutOutput,
     Sample,
     SampleStatus,
     SamplingParams,
+    Trained,
     Verdict,
     VersionSpan,
 )
@@ -103,7 +100,7 @@ def make_group(rewards: Sequence[float | dict[str, float]], *, group_index: int 
 
 
 async def check_prompt_source(make: Callable[[], PromptSource], *, count: int = 6) -> None:
-    """Check order, state and identity of a source; ``make`` returns a new one at its beginning."""
+    """Check order, state and learning of a source; ``make`` returns a new one at its beginning."""
     whole = [prompt.prompt_id for prompt in await make().draw(count)]
     assert whole, "a new source has no prompt"
     source, pieces = make(), []
@@ -111,7 +108,8 @@ async def check_prompt_source(make: Callable[[], PromptSource], *, count: int = 
         pieces += [prompt.prompt_id for prompt in await source.draw(size)]
     assert pieces == whole, f"the order depends on how many are drawn at a time: {pieces} instead of {whole}"
     source = make()
-    await source.draw(2)
+    for number, prompt in enumerate(await source.draw(2)):
+        source.learn(replace(make_group([0.0, 1.0], group_index=number), prompt=prompt))
     state = json.loads(json.dumps(source.state_dict()))
     rest = [prompt.prompt_id for prompt in await source.draw(count - 2)]
     restored = make()
@@ -122,7 +120,7 @@ async def check_prompt_source(make: Callable[[], PromptSource], *, count: int = 
 
 async def check_generate(generate: GenerateFn) -> None:
     """Check what a generate function returns for a plain prompt, and that it ends when a step is aborted."""
-    tokenizer, prompt = CharTokenizer(), make_prompt()
+    prompt = make_prompt()
     request = RolloutRequest(
         prompt=prompt,
         params=SamplingParams(max_new_tokens=8, seed=1),
@@ -133,8 +131,9 @@ async def check_generate(generate: GenerateFn) -> None:
         max_context_length=1000,
     )
     async with ScriptedEngine() as engine:
+        services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=_one_answer)
         for each in (request, replace(request, evaluation=True)):
-            samples = await generate(each, default=_one_answer, endpoint=engine, tokenizer=tokenizer)
+            samples = await generate(each, services=services)
             assert samples, "no sample was returned"
             assert all(isinstance(sample, Sample) for sample in samples), "something else than samples was returned"
             assert {sample.group_index for sample in samples} == {7}, "group_index is not the request's"
@@ -142,7 +141,7 @@ async def check_generate(generate: GenerateFn) -> None:
             assert all(sample.status is not SampleStatus.PENDING for sample in samples), "a sample is still PENDING"
             for number in (sample.reward for sample in samples if sample.reward is not None):
                 _check_reward_value(number)
-        await generate(request, default=_one_answer, endpoint=_ClosedEndpoint(engine), tokenizer=tokenizer)
+        await generate(request, services=replace(services, endpoint=_ClosedEndpoint(engine)))
 
 
 class _ClosedEndpoint:
@@ -166,11 +165,8 @@ class _ClosedEndpoint:
         )
 
 
-async def _one_answer(
-    request: RolloutRequest, *, default: GenerateFn, endpoint: Endpoint, tokenizer: Tokenizer
-) -> Sequence[Sample]:
-    del default, tokenizer
-    completion = await endpoint.generate(request.prompt.token_ids, request.params, request_id="check")
+async def _one_answer(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+    completion = await services.endpoint.generate(request.prompt.token_ids, request.params, request_id="check")
     aborted = completion.finish_reason.kind is FinishKind.ABORT
     sample = make_sample(completion.text, reward=None, prompt=request.prompt)
     return [
@@ -240,7 +236,7 @@ def check_sample_hook(hook: SampleHook) -> None:
     """Check that a hook returns a sample of the same rollout."""
     sample, prompt = make_sample(reward=None), make_prompt()
     returned = hook(sample, prompt)
-    assert isinstance(returned, Sample), f"{returned!r} is not a Sample; return the sample to go on with"
+    assert isinstance(returned, Sample), f"{returned!r} is not a Sample; return the sample to use"
     assert returned.rollout_id == sample.rollout_id, "the hook changed rollout_id"
 
 
@@ -254,21 +250,22 @@ class _InstantContext:
 
     def __init__(self, rollout_batch_size: int) -> None:
         self.rollout_batch_size = rollout_batch_size
-        self.running: dict[int, Running] = {}
-        self.tasks: dict[int, asyncio.Task[GroupResult]] = {}
+        self.running: dict[int, RunningGroup] = {}
         self._num_drawn = 0
 
     async def changed(self) -> None:
         await asyncio.sleep(0)
 
-    async def draw(self, count: int) -> list[PromptDraw]:
+    async def draw(self, count: int) -> list[Group]:
         numbers = range(self._num_drawn, self._num_drawn + count)
         self._num_drawn += count
-        return [PromptDraw(number, make_prompt()) for number in numbers]
+        return [Group(number, make_prompt()) for number in numbers]
 
-    def submit(self, draw: PromptDraw) -> asyncio.Task[GroupResult]:
-        self.tasks[draw.group_index] = asyncio.create_task(self._run(draw))
-        return self.tasks[draw.group_index]
+    def submit(self, group: Group) -> asyncio.Task[Group]:
+        running = RunningGroup.of(group, n_samples_per_prompt=2, policy_version=0)
+        running.task = asyncio.create_task(self._run(group))
+        self.running[group.group_index] = running
+        return running.task
 
     def decide(self, group: Group) -> FilterDecision:
         return Drop("third") if group.group_index % 3 == 2 else Keep()
@@ -277,12 +274,11 @@ class _InstantContext:
         raise AssertionError(f"group {group.group_index} was requeued, and it is not too old")
 
     async def abort(self) -> None:
-        await asyncio.gather(*self.tasks.values())
+        await asyncio.gather(*(running.task for running in self.running.values()))
 
-    async def _run(self, draw: PromptDraw) -> GroupResult:
+    async def _run(self, group: Group) -> Group:
         await asyncio.sleep(0)
-        group = make_group([0.0, 1.0], group_index=draw.group_index)
-        return GroupResult(group=group, status=GroupStatus.FINISHED)
+        return make_group([0.0, 1.0], group_index=group.group_index)
 
 
 async def check_rollout(rollout: RolloutFn) -> None:
@@ -295,20 +291,22 @@ async def check_rollout(rollout: RolloutFn) -> None:
 
 
 async def _check_rollout(rollout: RolloutFn, context: _InstantContext) -> None:
-    output = await rollout(context)
-    assert isinstance(output, RolloutOutput), f"{type(output).__name__} was returned; return a RolloutOutput"
-    num_groups = len(output.groups)
+    endings = await rollout(context)
+    assert isinstance(endings, Sequence), f"{endings!r:.80} was returned; return a list of endings"
+    others = [ending for ending in endings if not isinstance(ending, Ending)]
+    assert not others, f"{others[0]!r:.80} is not an ending, such as Trained(group)"
+    num_groups = sum(isinstance(ending, Trained) for ending in endings)
     assert num_groups == context.rollout_batch_size, (
         f"{num_groups} groups were returned; the batch has {context.rollout_batch_size}: context.rollout_batch_size"
     )
-    named = [group.group_index for group in (*output.groups, *output.surplus, *output.discarded)]
-    named += [dropped.group.group_index for dropped in output.dropped]
-    named += [failed.group.group_index for failed in output.failed]
+    named = [ending.group.group_index for ending in endings]
     twice = sorted({index for index in named if named.count(index) > 1})
     assert not twice, f"group {twice[0]} goes two ways"
-    unknown = set(named) - context.tasks.keys()
+    unknown = set(named) - context.running.keys()
     assert not unknown, f"groups {sorted(unknown)} were not submitted in this step"
-    assert all(task.done() for task in context.tasks.values()), "groups still run: await context.abort() at the end"
+    assert all(running.task.done() for running in context.running.values()), (
+        "groups still run: await context.abort() at the end"
+    )
 
 
 def check_advantage(advantage: AdvantageFn) -> None:

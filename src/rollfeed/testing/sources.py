@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollfeed.protocols import PromptSource
 from rollfeed.testing.tokenizer import CharTokenizer
 from rollfeed.types import Prompt
 
 
-class ListSource:
+class ListSource(PromptSource):
     """Hands out a fixed list of texts, once, or for ever when ``repeat`` is set."""
 
     def __init__(self, texts: Sequence[str], *, labels: Sequence[Any] | None = None, repeat: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -280,13 +280,26 @@ class Rollout:
         return replace(self, samples=samples, verdict=verdict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one prompt."""
+    """One prompt taken from the source, and its rollouts: as it is drawn, waits, is answered and is stored."""
 
     group_index: int
+    """Its number in the run, given once, when it is drawn."""
     prompt: Prompt
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[Rollout, ...] = ()
+    """One a member: finished ones, and aborted ones to be resumed. Empty for a prompt that is to be answered from the
+    beginning."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rollouts have come to their own end and are scored."""
+        return bool(self.rollouts) and all(each.has_finished and each.is_scored for each in self.rollouts)
+
+    @property
+    def error(self) -> str | None:
+        """Why its first rollout that failed did so; None where none has."""
+        return next((rollout.error for rollout in self.rollouts if rollout.error is not None), None)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -331,21 +344,6 @@ class Group:
             above = [sample.get_reward_value(reward_key) - reward for sample in rollout.samples]
             advantages_S += [advantage + scale * each if each else advantage for each in above]
         return np.array(advantages_S, np.float64)
-
-
-class PromptDraw(NamedTuple):
-    """One prompt taken from the source, with its number in the run."""
-
-    group_index: int
-    prompt: Prompt
-    rollouts: tuple[Rollout, ...] = ()
-    """What an earlier execution left, one a member: finished ones, and aborted ones to be gone on with. Empty for
-    a prompt that is to be answered from the beginning."""
-
-    @property
-    def response_tokens(self) -> int:
-        """Response tokens that earlier executions left."""
-        return sum(rollout.response_tokens for rollout in self.rollouts)
 
 
 Advantages: TypeAlias = NDArray[np.float32] | tuple[NDArray[np.float32], ...]

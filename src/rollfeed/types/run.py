@@ -1,13 +1,13 @@
-"""What a step leaves behind, and what a run needs to go on after it."""
+"""What a step leaves behind, and what a run needs to resume after it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from rollfeed.types.records import Group, PromptDraw, TrainBatch
+from rollfeed.types.records import Group, Rollout, TrainBatch
 
 OVER_SAMPLED = "over_sampled"
 """The reason of a group that a batch filter left out."""
@@ -39,51 +39,94 @@ class LedgerCounts:
         )
 
 
-class GroupStatus(StrEnum):
-    """How the work on a group ended."""
+class Place(StrEnum):
+    """Where a drawn prompt can be; names are the fields of :class:`LedgerCounts`."""
 
-    FINISHED = "finished"
-    """All rollouts finished and are scored."""
-    ABORTED = "aborted"
-    """Cut short by the end of the step; not to be trained on."""
+    REQUEUED = "requeued"
+    IN_FLIGHT = "in_flight"
+    SURPLUS = "surplus"
+    TRAINED = "trained"
+    DROPPED = "dropped"
     FAILED = "failed"
-    """At least one rollout failed."""
+    DISCARDED = "discarded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupResult:
-    """A group as its runner lets go of it: always whole, whatever became of its rollouts."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a group of a step went, and why: made by the rollout function, booked by the ledger."""
 
-    group: Group
-    status: GroupStatus
-    cause: str = ""
-    """The first failure, for FAILED."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DroppedGroup:
-    """A group that will not be trained on, and why."""
+    place: ClassVar[Place]
 
     group: Group
     reason: str
-    """A group filter's reason, :data:`OVER_SAMPLED`, :data:`STALE` or ``failed``."""
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Response tokens that will not be trained on."""
+        return self.group.response_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutOutput:
-    """What a rollout function returns: where the groups of its step went.
+@dataclass(frozen=True, slots=True)
+class _Kept(Ending):
+    @property
+    def wasted_tokens(self) -> int:
+        return 0
 
-    Prompts that it drew and does not name here are requeued, and their tokens counted as wasted.
-    """
 
-    groups: tuple[Group, ...]
-    """The batch: exactly ``rollout_batch_size`` groups."""
-    dropped: tuple[DroppedGroup, ...] = ()
-    failed: tuple[GroupResult, ...] = ()
-    surplus: tuple[Group, ...] = ()
-    """Finished and worth training on, for the next step."""
-    discarded: tuple[Group, ...] = ()
+@dataclass(frozen=True, slots=True)
+class Trained(_Kept):
+    """In the step's batch."""
+
+    place = Place.TRAINED
+    reason: str = "chosen"
+
+
+@dataclass(frozen=True, slots=True)
+class Surplus(_Kept):
+    """Finished and worth training on, for a later step."""
+
+    place = Place.SURPLUS
+    reason: str = "more_than_needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Ending):
+    """Not to be trained on; the reason is a filter's, :data:`OVER_SAMPLED` or :data:`STALE`."""
+
+    place = Place.DROPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Ending):
+    """Not to be trained on, because a rollout failed; the reason is the first cause."""
+
+    place = Place.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Ending):
     """Thrown away by policy."""
+
+    place = Place.DISCARDED
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued(Ending):
+    """To be answered again, before new prompts."""
+
+    place = Place.REQUEUED
+    kept: tuple[Rollout, ...] | None = None
+    """What is resumed then, one a member, empty where nothing was sampled; None where it begins anew."""
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Response tokens that are made again."""
+        return self.group.response_tokens - self.waiting.response_tokens
+
+    @property
+    def waiting(self) -> Group:
+        """The group as it waits."""
+        return replace(self.group, rollouts=self.kept or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +135,8 @@ class ByAge:
 
     fresh: tuple[Group, ...] = ()
     """As they may be trained on: where policy says so, tokens that are too old have lost their weight."""
-    requeued: tuple[Group, ...] = ()
-    """To be answered again, from the beginning."""
-    dropped: tuple[DroppedGroup, ...] = ()
+    old: tuple[Dropped | Requeued, ...] = ()
+    """The others, with the reason :data:`STALE`: not to be trained on, or to be answered from the beginning."""
     masked_tokens: int = 0
     """Tokens that lost their weight."""
 
@@ -116,12 +158,12 @@ class RunState:
     next_group_index: int
     source: Mapping[str, Any]
     """The prompt source's own state; JSON values."""
-    requeued: Sequence[PromptDraw] = ()
-    """The buffer: prompts to be answered again or gone on with, by group index."""
+    requeued: Sequence[Group] = ()
+    """The buffer: prompts to be answered again or resumed, by group index."""
     surplus: tuple[Group, ...] = ()
     """Finished groups for later batches."""
-    in_flight: tuple[PromptDraw, ...] = ()
-    """What was being answered when the state was taken, as it was submitted; a process that goes on from here
+    in_flight: tuple[Group, ...] = ()
+    """What was being answered when the state was taken, as it was submitted; a process that resumes from here
     submits it again, first."""
     lengths: Mapping[str, Any] = field(default_factory=dict)
     """What was learned of response lengths; JSON values, empty where nothing is ordered by them."""
@@ -136,7 +178,7 @@ class StepCommit:
     """One finished step: what is delivered, and the state it leaves, to be stored in one go."""
 
     batch: TrainBatch
-    dropped: tuple[DroppedGroup, ...]
+    dropped: tuple[Dropped, ...]
     """Ordered by group index."""
     wasted_tokens: Mapping[str, int]
     """Response tokens that will not be trained on, by reason."""

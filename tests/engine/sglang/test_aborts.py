@@ -14,7 +14,7 @@ import pytest
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.generate import single_turn
 from rollfeed.pipeline.groups.gate import EngineGate
-from rollfeed.protocols import RolloutRequest
+from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.testing import CharTokenizer
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import FinishKind, Prompt, Sample, SampleStatus, SamplingParams, VersionSpan
@@ -190,7 +190,8 @@ class Turns:
 
     async def go_on(self, partial: Sample | None) -> Sample:
         request = replace(self.request, partial=partial)
-        samples = await single_turn(request, default=single_turn, endpoint=self.engine, tokenizer=CharTokenizer())
+        services = Services(endpoint=self.engine, tokenizer=CharTokenizer(), default=single_turn)
+        samples = await single_turn(request, services=services)
         return samples[0]
 
 

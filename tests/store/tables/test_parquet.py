@@ -24,7 +24,7 @@ from rollfeed.store.tables.parquet import (
     timings_table,
 )
 from rollfeed.store.tables.schema import BATCH_SCHEMA, DROPPED_SCHEMA, TIMINGS_SCHEMA
-from rollfeed.types import DroppedGroup, Group, Prompt, Rollout, Sample, SampleStatus, TrainBatch, VersionSpan
+from rollfeed.types import Dropped, Group, Prompt, Rollout, Sample, SampleStatus, TrainBatch, VersionSpan
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "parquet.md"
 
@@ -45,7 +45,7 @@ def put(path: Path, table: pa.Table) -> Path:
 def test_dropped_groups_of_every_shape_come_back(data, any_group, plain, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("parquet")
     dropped = [
-        DroppedGroup(group=data.draw(any_group(index)), reason=data.draw(st.sampled_from(["zero_std_0.0", "failed"])))
+        Dropped(group=data.draw(any_group(index)), reason=data.draw(st.sampled_from(["zero_std_0.0", "failed"])))
         for index in range(data.draw(st.integers(1, 3)))
     ]
     table = dropped_table(dropped, step=2, policy_version=3, reward_key=None)
@@ -195,7 +195,7 @@ def test_reward_is_the_number_under_the_key_and_rewards_the_dictionary(make_grou
         prompt=group.prompt,
         rollouts=(Rollout(rollout_id=0, samples=tuple(Sample.from_dict(s) for s in samples)),),
     )
-    dropped = [DroppedGroup(group=group, reason="x")]
+    dropped = [Dropped(group=group, reason="x")]
 
     def columns(reward_key: str | None) -> dict[str, object]:
         table = dropped_table(dropped, step=1, policy_version=0, reward_key=reward_key)
@@ -209,7 +209,7 @@ def test_reward_is_the_number_under_the_key_and_rewards_the_dictionary(make_grou
 
 def test_a_lone_surrogate_is_stored_as_a_replacement_character(tmp_path) -> None:
     prompt = Prompt(prompt_id="p", source="s", text="a\ud800", token_ids=np.zeros(0, np.int32), label="\udfff")
-    dropped = [DroppedGroup(group=Group(group_index=0, prompt=prompt, rollouts=()), reason="failed")]
+    dropped = [Dropped(group=Group(group_index=0, prompt=prompt, rollouts=()), reason="failed")]
     path = put(tmp_path / "d.parquet", dropped_table(dropped, step=1, policy_version=0, reward_key=None))
     (read,) = read_dropped(path, timings={})
     assert (read.group.prompt.text, read.group.prompt.label) == ("a\ufffd", "\ufffd")

@@ -26,7 +26,7 @@ from rollfeed.config.train import OptimizerSettings, TrainPrecision, TrainSettin
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.training.trainer import Trainer, TrainReport
-from rollfeed.types import Group, PromptDraw, Rollout, StepCommit, TrainBatch
+from rollfeed.types import Group, Rollout, StepCommit, TrainBatch
 
 ENVIRONMENT = "core/compare_max"
 LEVEL = 1
@@ -144,7 +144,7 @@ class _LastResponse:
 
     def step_started(self, step: int) -> None: ...
 
-    def group_submitted(self, draw: PromptDraw) -> None: ...
+    def group_submitted(self, group: Group) -> None: ...
 
     def rollout_finished(self, rollout: Rollout) -> None:
         self.ended_at = time.perf_counter()

@@ -15,7 +15,7 @@ from rollfeed.app.training import TrainedStep
 from rollfeed.cli.training.figures import Chart, Figures, charts_that_fit, figure_lines
 from rollfeed.evaluation import EvalResult
 from rollfeed.report import Curves, accuracy_lines, accuracy_report
-from rollfeed.types import FilterDecision, Keep, PromptDraw, Rollout, StepCommit
+from rollfeed.types import FilterDecision, Keep, Rollout, StepCommit
 from rollfeed.types import Group as RolloutGroup
 
 _FRAME_WIDTH, _FRAME_HEIGHT = 4, 2
@@ -135,7 +135,7 @@ class TrainingView:
         self._making, self._num_kept = step, 0
         self._tell_kept()
 
-    def group_submitted(self, draw: PromptDraw) -> None:
+    def group_submitted(self, group: RolloutGroup) -> None:
         pass
 
     def rollout_finished(self, rollout: Rollout) -> None:

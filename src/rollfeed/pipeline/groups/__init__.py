@@ -3,15 +3,11 @@
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID, GroupPlan, GroupRunner
-from rollfeed.pipeline.groups.in_flight import Draft, Flight, InFlight
 
 __all__ = [
     "START_ROLLOUT_ID",
-    "Draft",
     "EngineGate",
     "FailureBudget",
-    "Flight",
     "GroupPlan",
     "GroupRunner",
-    "InFlight",
 ]

@@ -84,11 +84,11 @@ class FailureBudget:
             f"{self._share:g} of them; the first one: {first.told(sum(each.kind == first.kind for each in failures))}"
         )
 
-    def settle(self, decided: Iterable[int], *, under_way: Iterable[int] = ()) -> tuple[bool, ...]:
-        """Return the outcomes to commit, now that some groups are decided; those not under way are forgotten."""
+    def settle(self, decided: Iterable[int], *, in_flight: Iterable[int] = ()) -> tuple[bool, ...]:
+        """Return the outcomes to commit, now that some groups are decided; those not in flight are forgotten."""
         for group_index in sorted(decided):
             self._settled.extend(sorted(self._open.pop(group_index, ())))
-        for group_index in self._open.keys() - set(under_way):
+        for group_index in self._open.keys() - set(in_flight):
             del self._open[group_index]
         return tuple(self._settled)
 

@@ -10,7 +10,7 @@ from rollfeed.answers import MAX_CHARS, find_box, normalize
 from rollfeed.rewards.isolation import IsolatedCall
 from rollfeed.rewards.labels import undecidable
 from rollfeed.rewards.mathematics import grade_equality, math_labels, no_answer, one_or_zero
-from rollfeed.types import FilterDecision, Group, PromptDraw, Rollout, StepCommit, Verdict
+from rollfeed.types import FilterDecision, Group, Rollout, StepCommit, Verdict
 
 _RM_TYPES = ("deepscaler", "boxed_deepscaler")
 _THINK_END = "</think>"
@@ -60,7 +60,7 @@ class MarkerWatch:
     def step_started(self, step: int) -> None:
         self._num_graded = self._num_unmarked = 0
 
-    def group_submitted(self, draw: PromptDraw) -> None:
+    def group_submitted(self, group: Group) -> None:
         """Nothing is graded yet."""
 
     def rollout_finished(self, rollout: Rollout) -> None:

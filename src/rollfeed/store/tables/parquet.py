@@ -32,7 +32,7 @@ from rollfeed.store.tables.schema import (
 from rollfeed.types import (
     Advantages,
     Correct,
-    DroppedGroup,
+    Dropped,
     Group,
     Outcome,
     Prompt,
@@ -75,9 +75,7 @@ def batch_table(batch: TrainBatch, *, reward_key: str | None) -> pa.Table:
     return table_of(rows, with_sampling_masks(schema, rows))
 
 
-def dropped_table(
-    dropped: Sequence[DroppedGroup], *, step: int, policy_version: int, reward_key: str | None
-) -> pa.Table:
+def dropped_table(dropped: Sequence[Dropped], *, step: int, policy_version: int, reward_key: str | None) -> pa.Table:
     """Return dropped groups as rows; a rollout without samples, and a group without rollouts, has one row.
 
     Raises:
@@ -138,7 +136,7 @@ def read_groups(path: Path, *, group_index: int | None = None, timings: Timings)
         return tuple(_group(rows, timings) for _, rows in _groups_of(_read(path, group_index)))
 
 
-def read_dropped(path: Path, *, group_index: int | None = None, timings: Timings) -> tuple[DroppedGroup, ...]:
+def read_dropped(path: Path, *, group_index: int | None = None, timings: Timings) -> tuple[Dropped, ...]:
     """Return the groups of a file of dropped groups, or the one with ``group_index``, if it is there.
 
     Raises:
@@ -146,7 +144,7 @@ def read_dropped(path: Path, *, group_index: int | None = None, timings: Timings
     """
     with _explained(path):
         return tuple(
-            DroppedGroup(group=_group(rows, timings), reason=rows[0]["drop_reason"])
+            Dropped(group=_group(rows, timings), reason=rows[0]["drop_reason"])
             for _, rows in _groups_of(_read(path, group_index))
         )
 

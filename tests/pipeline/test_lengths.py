@@ -9,9 +9,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from rollfeed.errors import ConfigError
-from rollfeed.history import LengthHistory
+from rollfeed.pipeline import LengthHistory
 from rollfeed.testing.contracts import make_group
-from rollfeed.types import Prompt, PromptDraw
+from rollfeed.types import Group, Prompt
 
 
 def row(number: int, *, epoch: int = 0, source: str = "math") -> Prompt:
@@ -30,8 +30,8 @@ def problem(index: int, *, level: int) -> Prompt:
     )
 
 
-def draws(*prompts: Prompt) -> list[PromptDraw]:
-    return [PromptDraw(index, prompt) for index, prompt in enumerate(prompts)]
+def draws(*prompts: Prompt) -> list[Group]:
+    return [Group(index, prompt) for index, prompt in enumerate(prompts)]
 
 
 def order(history: LengthHistory, *prompts: Prompt) -> list[int]:
@@ -51,19 +51,17 @@ def test_a_problem_is_known_by_its_level() -> None:
     history.observe(problem(0, level=2), [50])
     assert history.predict(problem(9, level=2)) == 50.0
     assert history.predict(problem(0, level=3)) is None
-    assert len(history) == 1
+    assert len(history.state_dict()["prompts"]) == 1
 
 
 def test_the_mean_is_plain_at_first_and_exponential_later() -> None:
-    history = LengthHistory(weight=0.25)
+    history = LengthHistory()
     for length in (10, 20, 30):
         history.observe(row(0), [length])
     assert history.predict(row(0)) == pytest.approx(20.0)
     for _ in range(60):
         history.observe(row(0), [100])
     assert history.predict(row(0)) == pytest.approx(100.0, abs=0.1)
-    assert history.num_groups(row(0)) == 63
-    assert history.num_groups(row(1)) == 0
 
 
 def test_the_longest_start_first_and_equals_stay_in_order() -> None:
@@ -90,7 +88,7 @@ def test_only_rollouts_that_ended_by_themselves_teach() -> None:
     history.learn(group)
     assert history.predict(group.prompt) == 1.0
     history.observe(row(0), [])
-    assert len(history) == 1
+    assert len(history.state_dict()["prompts"]) == 1
 
 
 def test_the_prompts_seen_least_recently_are_forgotten() -> None:
@@ -100,12 +98,12 @@ def test_the_prompts_seen_least_recently_are_forgotten() -> None:
     assert [history.predict(row(number)) is not None for number in range(4)] == [True, False, True, True]
     for number in range(1000):
         history.observe(row(number, source=f"source {number}"), [5])
-    assert len(history) == 3
+    assert len(history.state_dict()["prompts"]) == 3
     assert all(len(part) <= 1024 for part in history.state_dict().values())
 
 
 def test_a_fifth_of_the_prompts_is_long() -> None:
-    history = LengthHistory(long_quantile=0.8)
+    history = LengthHistory()
     assert not history.is_long(row(0))
     for number in range(100):
         history.observe(row(number), [number])
@@ -187,11 +185,3 @@ def test_a_state_that_is_none_changes_nothing(damage: Callable[[dict[str, Any]],
     with pytest.raises(ConfigError, match="history of response lengths cannot be read"):
         history.load_state_dict(state)
     assert history.state_dict() == learned().state_dict()
-
-
-@pytest.mark.parametrize(
-    "settings", [{"max_prompts": 0}, {"weight": 0.0}, {"weight": 1.5}, {"long_quantile": 1.0}, {"long_quantile": 0.0}]
-)
-def test_numbers_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        LengthHistory(**settings)
