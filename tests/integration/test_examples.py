@@ -95,6 +95,14 @@ def test_the_library_example_runs_without_a_settings_file() -> None:
     assert len(done.stdout.splitlines()) == 2 * 2 * 4
 
 
+@pytest.mark.model
+def test_the_two_turns_run_and_leave_no_journal(rollfeed, tmp_path: Path) -> None:
+    ran = rollfeed("run", EXAMPLES / "turns" / "turns.toml", "--out", tmp_path / "run", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["ledger"]["trained"] == 2
+    assert not (tmp_path / "run" / "turns.log").exists()
+
+
 async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
     await check_prompt_source(lambda: plugins("CountrySource")(CharTokenizer()))
     await check_generate(plugins("shorter_for_later_members"))

@@ -160,6 +160,7 @@ def _open_run(prepared: PreparedRun, directory: RunDirectory, observers: Sequenc
         observers=observers,
         on_isolation=directory.record_isolation,
         spill=directory.spill,
+        turns=directory.turns,
     )
 
 

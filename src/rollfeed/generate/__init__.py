@@ -1,6 +1,7 @@
 """From a prompt to samples."""
 
 from rollfeed.generate.builder import SampleBuilder
+from rollfeed.generate.episode import Episode
 from rollfeed.generate.single_turn import single_turn
 
-__all__ = ["SampleBuilder", "single_turn"]
+__all__ = ["Episode", "SampleBuilder", "single_turn"]

@@ -9,11 +9,10 @@ from rollfeed.store.codec import (
     encode_state,
 )
 from rollfeed.store.journal import RunRecord, RunStatus
-from rollfeed.store.metrics_file import MetricsFile
 from rollfeed.store.reader import FoundGroup, GroupSummary, MemberSummary, RunReader, RunTotals, question_of
 from rollfeed.store.run_directory import Rewind, RunDirectory
 from rollfeed.store.spill import SpillFile, SpillHandle
-from rollfeed.store.step_log import StepRecord
+from rollfeed.store.step_log import MetricsFile, StepRecord
 
 __all__ = [
     "FoundGroup",

@@ -19,6 +19,7 @@
     timings/step-000001.parquet  times and cache counters of both
     states/step-000001.state     what the next step starts from
     spill/                       draws that do not fit into memory, of no use to another process
+    turns.log                    what rollouts of several turns have done whose groups are not committed, if any
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SETTINGS = "settings.json"
 ISOLATION = "isolation.json"
 TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
 WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
-_TRAINING_FILES = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html")
+TURNS = "turns.log"
+_FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS)
 _TRAINING_FOLDERS = (CHECKPOINTS, MODEL, f".{MODEL}.tmp")
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
@@ -48,6 +50,7 @@ _TEMPORARY_FILES = frozenset(
         f".{SETTINGS}.tmp",
         f".{ISOLATION}.tmp",
         f".{METRICS}.tmp",
+        f".{TURNS}.tmp",
         f".{JOURNAL}.tmp",
         f".{JOURNAL}.tmp-journal",
         f".{JOURNAL}.tmp-wal",
@@ -71,8 +74,8 @@ def holds_training(directory: Path) -> bool:
 
 
 def remove_training_files(directory: Path) -> None:
-    """Remove what a trainer left, for a run that replaces its own."""
-    for name in _TRAINING_FILES:
+    """Remove what a trainer and turns left, for a run that replaces its own."""
+    for name in _FILES_OF_BEFORE:
         (directory / name).unlink(missing_ok=True)
     for name in _TRAINING_FOLDERS:
         shutil.rmtree(directory / name, ignore_errors=True)

@@ -38,17 +38,18 @@ from rollfeed.store.layout import (
     SPILL,
     STEP_FOLDERS,
     TIMINGS,
+    TURNS,
     may_precede_journal,
     remove_training_files,
     remove_uncommitted,
     step_file,
 )
 from rollfeed.store.lock import RunLock, held_message, is_held
-from rollfeed.store.metrics_file import MetricsFile
 from rollfeed.store.spill import SpillFile
 from rollfeed.store.states import StateEntry, StateFiles
-from rollfeed.store.step_log import StepLog, StepRecord, read_steps
+from rollfeed.store.step_log import MetricsFile, StepLog, StepRecord, read_steps
 from rollfeed.store.tables import batch_table, dropped_table, timings_table, write_table
+from rollfeed.store.turns import TurnFile
 from rollfeed.types import RunState, StepCommit
 from rollfeed.types.text import step_range
 
@@ -88,6 +89,8 @@ class RunDirectory:
         """What this process goes on from; None where nothing was committed before."""
         self.spill = SpillFile(path / SPILL)
         """Where draws may wait that do not fit into memory; emptied at the end."""
+        self.turns = TurnFile(path / TURNS, state)
+        """What rollouts of several turns have done."""
         self._lock = lock
         self._journal = journal
         self._states = states
@@ -147,8 +150,9 @@ class RunDirectory:
                 state = _state_after(states, kept[-1]) if kept else None
                 _start(journal, kept, settings=settings, folders=folders)
                 step_log, metrics = _restore_files(path, kept, records, settings, undo)
+                made = cls(path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics)
                 undo.pop_all()
-                return cls(path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics)
+                return made
         except (OSError, sqlite3.Error) as error:
             raise RunDirectoryError(
                 f"{path}: cannot be written: {_reason(error)}; choose another --out, or make it writable"
@@ -223,6 +227,7 @@ class RunDirectory:
             )
             self._journal.commit(entry)
             self._step_log.committed(entry)
+            self.turns.committed(batch.step + 1)
             self._metrics.log(record.metrics, step=batch.step)
 
     def record_isolation(self, isolation: Isolation) -> None:
@@ -248,6 +253,7 @@ class RunDirectory:
     def close(self) -> None:
         """Close the files and let other processes work on the run; may be called twice."""
         self.spill.close()
+        self.turns.close()
         self._metrics.close()
         self._step_log.close()
         self._journal.close()
@@ -280,6 +286,8 @@ def _start(
     journal: Journal, kept: Sequence[StepEntry], *, settings: Mapping[str, Any], folders: Sequence[Path]
 ) -> None:
     next_step = kept[-1].step + 1 if kept else 0
+    if len(kept) < len(journal.steps()):  # what was done in turns goes back with the run
+        (journal.path.parent / TURNS).unlink(missing_ok=True)
     for change in journal.start(settings=settings, folders=[str(folder) for folder in folders], next_step=next_step):
         logger.info("%s: %s", journal.path.parent, change)
 

@@ -1,4 +1,4 @@
-"""steps.jsonl: the account of each committed step, a line a step.
+"""steps.jsonl: the account of each committed step, a line a step; and metrics.jsonl, which is derived from it.
 
 The journal says where the line of a step ends and what its checksum is; what stands behind the last
 of them is not committed.
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunDirectoryError
+from rollfeed.store.atomic import replace_file
 from rollfeed.store.journal import Journal, StepEntry
-from rollfeed.store.json_text import metrics_json, to_json
+from rollfeed.store.json_text import metrics_json, metrics_line, to_json
 from rollfeed.store.layout import STEPS
 from rollfeed.types import LedgerCounts
 
@@ -68,6 +69,29 @@ class StepLog:
     def committed(self, entry: StepEntry) -> None:
         """Go on behind the line of this step."""
         self._end = entry.record_end
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+class MetricsFile:
+    """A tracker that appends to metrics.jsonl, for people and scripts to follow.
+
+    The records of the committed steps are the original: opening the file gives it one line for each of
+    them, whatever an interrupted process left.
+    """
+
+    def __init__(self, path: Path, *, committed: Sequence[StepRecord]) -> None:
+        expected = "".join(metrics_line(record.step, record.metrics) for record in committed).encode()
+        if not path.exists() or path.read_bytes() != expected:
+            replace_file(path, lambda file: file.write(expected))
+        self._file = path.open("ab")
+
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Append the line of a step."""
+        self._file.write(metrics_line(step, metrics).encode())
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file; may be called twice."""

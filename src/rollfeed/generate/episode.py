@@ -1,0 +1,145 @@
+"""An answering of several turns that survives the end of its process.
+
+Its generate function is run again from the beginning, and what an earlier execution sampled and was answered is given
+again from the journal.
+
+Invariant: a tool is called at most once, whatever ends the process and whenever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rollfeed.errors import RunFailedError
+from rollfeed.generate.builder import STATUS_OF, SampleBuilder
+from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.types import Answered, Called, Completion, FinishKind, Sample, Sampled, Turn
+from rollfeed.types.text import well_formed
+
+_Turn = TypeVar("_Turn", bound=Turn)
+
+
+class Episode:
+    """One rollout of several turns.
+
+    Args:
+        request: What is asked.
+        services: The engine, the tokenizer and the journal.
+    """
+
+    def __init__(self, request: RolloutRequest, services: Services) -> None:
+        self.builder = SampleBuilder(replace(request, partial=None))
+        """The sample in the making."""
+        self._request = request
+        self._services = services
+        self._done = deque(services.journal.turns(request))
+        self._num_known = 0
+        self._policy_version = services.endpoint.policy_version
+        self._num_turns = 0
+
+    async def sample(self) -> Completion:
+        """Sample the next turn and append it; one that was aborted is resumed.
+
+        An episode ends with the status ABORTED where the finish reason is ABORT.
+
+        Raises:
+            RunFailedError: If the function asks for something else than the journal says it did.
+        """
+        pieces: list[Completion] = []
+        is_new = False
+        while not pieces or (pieces[-1].finish_reason.kind is FinishKind.ABORT and not is_new):
+            sent = self.builder.token_ids[self._num_known :]
+            turn = self._again(Sampled)
+            is_new = turn is None
+            if turn is None:
+                turn = Sampled(sent, await self._generate())
+                if len(turn.completion.token_ids) or turn.completion.finish_reason.kind is not FinishKind.ABORT:
+                    self._services.journal.write(self._request, turn)
+            elif not np.array_equal(sent, turn.sent):
+                raise self._other(f"{len(turn.sent)} other tokens were sent to the engine")
+            self.builder.append_completion(turn.completion)
+            self._num_known = len(self.builder.token_ids)
+            pieces.append(turn.completion)
+            if turn.completion.version_spans:
+                self._policy_version = turn.completion.version_spans[-1].policy_version
+        self._num_turns += 1
+        if len(pieces) == 1:
+            return pieces[0]
+        # A character may be split between two pieces, so their texts cannot simply be joined.
+        ids = np.concatenate([piece.token_ids for piece in pieces])
+        skip = self._request.params.skip_special_tokens
+        return replace(pieces[-1], text=self._services.tokenizer.decode(ids, skip_special_tokens=skip))
+
+    def tell(self, text: str) -> None:
+        """Append what the model is told before its next turn; it is not trained on."""
+        ids = self._services.tokenizer.encode(text, add_special_tokens=False)
+        self.builder.append_inserted(ids, policy_version=self._policy_version)
+
+    def end(self, last: Completion, *, response: str | None = None) -> list[Sample]:
+        """Return the rollout's sample, which ends as its last turn did; the text of the response is that turn's."""
+        status = STATUS_OF[last.finish_reason.kind]
+        return [self.builder.build(status, response=last.text if response is None else response)]
+
+    async def call(self, tool: str, arguments: Any, run: Callable[[], Awaitable[Any]], *, if_lost: Any) -> Any:
+        """Call a tool unless an earlier execution has, and return its answer.
+
+        Args:
+            tool: Its name.
+            arguments: JSON values.
+            run: Calls it and returns JSON values.
+            if_lost: The answer where an earlier execution has called it and nobody knows what it answered.
+
+        Raises:
+            RunFailedError: If the function asks for something else than the journal says it did.
+        """
+        journal, call = self._services.journal, Called(tool, _json(arguments))
+        begun = self._again(Called)
+        if begun is not None:
+            if begun != call:
+                raise self._other(f"{begun.tool} was called with {begun.arguments!r:.80}")
+            known = self._again(Answered)
+            if known is not None:
+                return known.answer
+            answer = if_lost
+        else:
+            journal.write(self._request, call)
+            await journal.flush()
+            answer = _json(await run())
+        journal.write(self._request, Answered(answer))
+        return answer
+
+    async def _generate(self) -> Completion:
+        request, budget = self._request, self.builder.remaining_budget
+        params = replace(
+            request.params, max_new_tokens=budget, min_new_tokens=min(budget, request.params.min_new_tokens)
+        )
+        return await self._services.endpoint.generate(
+            self.builder.token_ids,
+            params,
+            request_id=f"step{request.step}-turn{self._num_turns}-rollout{request.rollout_id}",
+            images=request.prompt.images,
+        )
+
+    def _again(self, kind: type[_Turn]) -> _Turn | None:
+        """Return what an earlier execution did next; None where it did nothing more."""
+        if not self._done:
+            return None
+        turn = self._done.popleft()
+        if not isinstance(turn, kind):
+            raise self._other(f"{type(turn).__name__} follows, not {kind.__name__}")
+        return turn
+
+    def _other(self, what: str) -> RunFailedError:
+        where = f"rollout {self._request.rollout_id}, turn {self._num_turns}"
+        return RunFailedError(f"{where}: in an earlier execution {what}: a generate function must do the same again")
+
+
+def _json(value: Any) -> Any:
+    """Return a value as the journal gives it again."""
+    return json.loads(well_formed(json.dumps(value, ensure_ascii=False)))
