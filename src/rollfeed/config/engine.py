@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.paths import checked_address
 from rollfeed.config.section import FreeUnlessDeterministic, OnPurpose, Resume, Section
 
+Address: TypeAlias = Annotated[str, AfterValidator(checked_address)]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
@@ -51,9 +52,9 @@ class Purpose(StrEnum):
 class SGLangSettings(Section, resume=Resume.FREE):
     """SGLang servers: give either `workers` or `router`; the tokenizer is still that of `model.checkpoint`."""
 
-    workers: tuple[str, ...] = Field(default=(), strict=False)
+    workers: tuple[Address, ...] = Field(default=(), strict=False)
     """Addresses of the servers, for example `["http://10.0.0.5:30000"]`; requests go to the least busy one."""
-    router: str | None = None
+    router: Address | None = None
     """Address of a router in front of the servers; aborts and weights go to the servers that it lists."""
     api_key_env: KeyVariable | None = None
     """Name of the environment variable that holds the key of all servers and the router, as they have it by
@@ -94,16 +95,10 @@ class SGLangSettings(Section, resume=Resume.FREE):
 
     @field_validator("workers", mode="after")
     @classmethod
-    def _workers_are_addresses(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
-        addresses = tuple(checked_address(worker) for worker in workers)
-        if len(set(addresses)) != len(addresses):
+    def _workers_differ(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(workers)) != len(workers):
             raise ValueError("an address is given twice; remove one")
-        return addresses
-
-    @field_validator("router", mode="after")
-    @classmethod
-    def _router_is_an_address(cls, router: str | None) -> str | None:
-        return None if router is None else checked_address(router)
+        return workers
 
     @model_validator(mode="after")
     def _fits_together(self) -> SGLangSettings:

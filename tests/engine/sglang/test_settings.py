@@ -25,8 +25,11 @@ def settings_with(**sglang: Any) -> Any:
     [
         ({}, "x.toml: engine.sglang: no server: give workers"),
         ({"workers": ["http://a:1"], "router": "http://b:2"}, "x.toml: engine.sglang: workers and router are both"),
-        ({"workers": ["a:1"]}, "x.toml: engine.sglang.workers: 'a:1' is not an address: write it as http://host:port"),
-        ({"workers": ["http://a:99999"]}, "x.toml: engine.sglang.workers: 'http://a:99999' is not an address"),
+        (
+            {"workers": ["a:1"]},
+            "x.toml: engine.sglang.workers.0: 'a:1' is not an address: write it as http://host:port",
+        ),
+        ({"workers": ["http://a:99999"]}, "x.toml: engine.sglang.workers.0: 'http://a:99999' is not an address"),
         ({"workers": ["http://a:1/generate"]}, "has more than host and port"),
         ({"workers": ["http://a:1", "http://a:1/"]}, "an address is given twice"),
         ({"router": "ftp://a:1"}, "x.toml: engine.sglang.router: 'ftp://a:1' is not an address"),
