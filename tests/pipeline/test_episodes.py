@@ -2,11 +2,14 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from rollfeed.generate import Episode
+from rollfeed.store import decode_state, encode_state
 from rollfeed.testing import ListSource, ScriptedEngine
+from rollfeed.types import SampleStatus, StepCommit
 
 
 @pytest.mark.parametrize(("mode", "num_calls", "answer"), [("partial", 1, "lost"), ("sync", 2, "found")])
@@ -47,3 +50,26 @@ async def test_an_episode_that_the_end_of_a_step_cuts_in_its_tool(make_rollouts,
     assert {calls[0], calls[1]} == {num_calls}
     assert (answers[0], answers[2]) == (answer, "found")
     assert all(count == 1 for rollout_id, count in calls.items() if rollout_id > 1)
+
+
+async def test_what_an_aborted_execution_wants_to_know_is_given_to_the_one_that_resumes(make_rollouts) -> None:
+    """Also where it has no tokens, and after the state of a commit was stored and read."""
+    told: list[object] = []
+
+    async def generate(request, *, services):
+        if request.group_index == 0:
+            told.append(dict(request.state))
+        (sample,) = await services.default(replace(request, partial=None), services=services)
+        if request.group_index == 0 and request.step == 0:
+            return [replace(sample, status=SampleStatus.ABORTED, state={"turn": request.rollout_id})]
+        return [sample]
+
+    commits: list[StepCommit] = []
+    source = ListSource([f"prompt {number}" for number in range(20)])
+    settings = {"generate_fn": generate, "mode": "partial", "over_sampling_batch_size": 5}
+    async with make_rollouts(ScriptedEngine(), source=source, commit=commits.append, **settings) as rollouts:
+        await rollouts.generate_batch()
+    state = decode_state(encode_state(commits[0].state))
+    async with make_rollouts(ScriptedEngine(), source=source, state=state, **settings) as rollouts:
+        await rollouts.generate_batch()
+    assert sorted(told, key=str) == [{"turn": 0}, {"turn": 1}, {}, {}]

@@ -279,6 +279,7 @@ def _sample(sample: Sample) -> Sample:
         response="",
         metadata={},
         extra={},
+        state={},
     )
 
 
@@ -287,5 +288,6 @@ def _sample_bytes(sample: Sample) -> int:
     if (mask := sample.sampling_mask) is not None:
         arrays += mask.lengths.nbytes + mask.token_ids.nbytes
     # Metadata is of any depth; its text is about as long as it is large.
-    texts = len(sample.response) + sum(len(repr(part)) for part in (sample.metadata, sample.extra) if part)
+    parts = (sample.metadata, sample.extra, sample.state)
+    texts = len(sample.response) + sum(len(repr(part)) for part in parts if part)
     return arrays + texts + _SAMPLE_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ class RolloutRequest:
     """Prompt and response together may not be longer."""
     partial: Sample | None = None
     """What an earlier, aborted execution left; its tokens are kept and continued."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The ``state`` of the last sample of an earlier, aborted execution, whether it can be resumed or not."""
     evaluation: bool = False
     """Whether the answer measures the policy and is not trained on."""
 

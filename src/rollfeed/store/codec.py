@@ -88,6 +88,7 @@ class _Sample(msgspec.Struct, array_like=True, frozen=True):
     correct: Correct | None = None
     """Not in version 3: there it is as the rollout's verdict says."""
     sampling_mask: tuple[bytes, bytes] | None = None
+    state: _Json = "{}"
 
 
 class _Verdict(msgspec.Struct, array_like=True, frozen=True):
@@ -303,6 +304,7 @@ def _pack_sample(sample: Sample) -> _Sample:
         extra=to_json(dict(sample.extra), f"{what}: unknown keys"),
         correct=sample.correct,
         sampling_mask=None if mask is None else (_array(mask.lengths, "<i4"), _array(mask.token_ids, "<i4")),
+        state=to_json(dict(sample.state), f"{what}: state"),
     )
 
 
@@ -330,6 +332,7 @@ def _unpack_sample(sample: _Sample, verdict: _Verdict | None) -> Sample:
         extra=json.loads(sample.extra),
         correct=known if sample.correct is None else sample.correct,
         sampling_mask=None if sample.sampling_mask is None else SamplingMask(*map(_int32, sample.sampling_mask)),
+        state=json.loads(sample.state),
     )
 
 

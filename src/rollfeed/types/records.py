@@ -98,6 +98,8 @@ class Sample:
     """What the tokens were drawn from, where ``sampling.return_sampling_mask`` asks for it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a dictionary form that this version does not know; written back unchanged."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the generate function that made it wants to know when it resumes the rollout; JSON values."""
 
     def __post_init__(self) -> None:
         length = self.response_length
@@ -171,7 +173,7 @@ class Sample:
         if self.sampling_mask is not None:
             mask = self.sampling_mask
             record["sampling_mask"] = {"lengths": mask.lengths.tolist(), "token_ids": mask.token_ids.tolist()}
-        record["metadata"] = dict(self.metadata)
+        record["metadata"], record["state"] = dict(self.metadata), dict(self.state)
         return {**self.extra, **record}
 
     @classmethod

@@ -184,6 +184,7 @@ class GroupRunner:
             step=step,
             max_context_length=plan.max_context_length,
             partial=_partial(before),
+            state=before.samples[-1].state if before.samples else {},
             evaluation=plan.evaluation,
         )
 
