@@ -15,7 +15,7 @@ from rollfeed import app
 from rollfeed.config import EvalSettings, RolloutConfig, SamplingSettings
 from rollfeed.errors import ConfigError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import EvalProgress
-from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, load_prompts
 from rollfeed.testing import CharTokenizer, Fault, ScriptedEngine, ScriptedRequest
 from rollfeed.types import Prompt, Sample
 
@@ -290,12 +290,12 @@ async def test_it_can_be_cancelled_and_the_engine_goes_on(prepare: Prepare) -> N
 
 
 async def test_it_measures_between_the_batches_of_a_run(prepare: Prepare, data: Path) -> None:
-    source = DatasetSource(
+    loaded = load_prompts(
         str(data),
         renderer=ChatRenderer(CharTokenizer(), rollout_max_prompt_len=None),
         keys=ColumnKeys(input_key="question", label_key="answer"),
-        seed=0,
     )
+    source = DatasetSource(loaded, seed=0)
     config = RolloutConfig(rollout={"rollout_batch_size": 2, "n_samples_per_prompt": 2}, reward={"rm_type": "exact"})
     engine = ScriptedEngine(answer=right_answer)
     prepared = prepare(config)

@@ -16,7 +16,7 @@ import pytest
 from rollfeed import app
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, validate_settings
 from rollfeed.errors import ConfigError, RunDirectoryError
-from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource, load_prompts
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.testing import CharTokenizer, ScriptedEngine
 from rollfeed.types import Prompt, Sample
@@ -38,14 +38,13 @@ def data(tmp_path: Path) -> Path:
 
 
 def shuffled(data: Path) -> MixtureSource:
-    source = DatasetSource(
+    loaded = load_prompts(
         str(data),
         name="questions",
         renderer=ChatRenderer(CharTokenizer(), rollout_max_prompt_len=None),
         keys=ColumnKeys(input_key="question", label_key="answer"),
-        rollout_shuffle=True,
-        seed=7,
     )
+    source = DatasetSource(loaded, rollout_shuffle=True, seed=7)
     return MixtureSource([(source.name, 1.0, source)], seed=7)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from rollfeed.errors import ConfigError, DataError
-from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, load_tokenizer
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, load_prompts, load_tokenizer
 from rollfeed.types import Prompt
 
 Write = Callable[..., str]
@@ -21,7 +21,9 @@ TEN = [{"prompt": f"question {number}"} for number in range(10)]
 def make_source(renderer: ChatRenderer) -> Callable[..., DatasetSource]:
     def make(path: str, **settings: Any) -> DatasetSource:
         keys = ColumnKeys(**{key: settings.pop(key) for key in list(settings) if key.endswith("_key")})
-        return DatasetSource(path, **{"renderer": renderer, "seed": 1, "keys": keys} | settings)
+        order = {key: settings.pop(key) for key in ("seed", "rollout_shuffle", "num_epoch") if key in settings}
+        loaded = load_prompts(path, **{"renderer": renderer, "keys": keys} | settings)
+        return DatasetSource(loaded, **{"seed": 1} | order)
 
     return make
 
@@ -282,12 +284,12 @@ async def test_prompts_over_the_limit_are_dropped_and_counted_in_order(
     path = write_jsonl([{"prompt": text} for text in ("ab", "éé", "éa", "abcd", "abc", "ééé")])
     source = make_source(path, renderer=make_renderer(4), apply_chat_template=False, num_epoch=1)
     assert await ids_of(source, 9) == ["train/0@e0", "train/2@e0", "train/4@e0"]
-    assert source.num_over_length == 3
+    assert source.loaded.num_over_length == 3
 
 
 async def test_without_a_limit_every_prompt_is_kept(make_source: Make, write_jsonl: Write) -> None:
     source = make_source(write_jsonl([{"prompt": "long " * 1000}, {"prompt": "short"}]))
-    assert (len(source), source.num_over_length) == (2, 0)
+    assert (len(source), source.loaded.num_over_length) == (2, 0)
 
 
 def test_every_prompt_over_the_limit_is_an_error(
@@ -336,9 +338,9 @@ def test_bad_row_is_named_with_file_and_line(make_source: Make, tmp_path: Path, 
     assert message.startswith(f"{path}:3: {what}")
     assert message.endswith("mend the row, or set skip_bad_rows = true")
     source = make_source(str(path), skip_bad_rows=True)
-    assert (len(source), source.num_bad_rows) == (1, 1)
-    assert source.first_bad_row is not None
-    assert source.first_bad_row.startswith(f"{path}:3: {what}")
+    assert (len(source), source.loaded.num_bad_rows) == (1, 1)
+    assert source.loaded.first_bad_row is not None
+    assert source.loaded.first_bad_row.startswith(f"{path}:3: {what}")
 
 
 @pytest.mark.parametrize(
@@ -372,7 +374,7 @@ def test_a_row_that_is_of_no_use_is_named_or_skipped(make_source: Make, write_js
     expected = f"{path}:2: asks for b"
     assert refusal(make_source, path, check_row=check) == f"{expected}; mend the row, or set skip_bad_rows = true"
     source = make_source(path, check_row=check, skip_bad_rows=True)
-    assert (len(source), source.num_bad_rows, source.first_bad_row) == (1, 1, expected)
+    assert (len(source), source.loaded.num_bad_rows, source.loaded.first_bad_row) == (1, 1, expected)
 
 
 def test_optional_columns_may_be_left_out_of_rows(make_source: Make, write_jsonl: Write) -> None:

@@ -20,8 +20,7 @@ from rollfeed.evaluation import (
     plan_set,
     without_repeats,
 )
-from rollfeed.prompts import ChatRenderer, ColumnKeys
-from rollfeed.prompts.loader import PromptLoader
+from rollfeed.prompts import ChatRenderer, ColumnKeys, load_prompts
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Prompt
 
@@ -107,21 +106,17 @@ def _dataset_set(
     def note(prompt: Prompt, rm_type: str) -> None:
         unlabelled[prompt.prompt_id] = rm_type
 
-    loader = PromptLoader(
-        renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
-        keys=ColumnKeys(
-            input_key=column("input_key") or "prompt",
-            label_key=column("label_key"),
-            metadata_key=column("metadata_key"),
-            tools_key=column("tools_key"),
-            image_key=column("image_key"),
-        ),
-        apply_chat_template=plan.apply_chat_template,
-        check_row=rows.of(chosen.path, label_key=column("label_key"), unlabelled=note),
-        skip_bad_rows=False,  # without some of its rows it is another set
-    )
+    keys = {key: column(key) for key in ("label_key", "metadata_key", "tools_key", "image_key")}
     try:
-        loaded = loader.load(str(find_file(chosen.path, folders)), name=chosen.name)
+        loaded = load_prompts(
+            str(find_file(chosen.path, folders)),
+            name=chosen.name,
+            renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
+            keys=ColumnKeys(input_key=column("input_key") or "prompt", **keys),
+            apply_chat_template=plan.apply_chat_template,
+            check_row=rows.of(chosen.path, label_key=keys["label_key"], unlabelled=note),
+            skip_bad_rows=False,  # without some of its rows it is another set
+        )
     except ConfigError as error:
         message = str(error).removesuffix(", or set skip_bad_rows = true")
         raise type(error)(f"eval set {chosen.name or chosen.path}: {message}") from None

@@ -27,8 +27,7 @@ from rollfeed.errors import ConfigError, suggestion
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
-from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource
-from rollfeed.prompts.loader import RowCheck
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource, RowCheck, load_prompts
 from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.rewards import BUILTIN_GRADERS
 from rollfeed.rewards.code import tests_problem
@@ -116,7 +115,7 @@ def _dataset_source(
     def unlabelled(prompt: Prompt, rm_type: str) -> str:
         return f"prompts.datasets: rm_type = {rm_type!r} needs labels, and {dataset.path} has none: set its label_key"
 
-    return DatasetSource(
+    loaded = load_prompts(
         str(find_file(dataset.path, folders)),
         name=dataset.name,
         renderer=renderer,
@@ -128,28 +127,31 @@ def _dataset_source(
             image_key=dataset.image_key,
         ),
         apply_chat_template=dataset.apply_chat_template,
-        rollout_shuffle=settings.prompts.rollout_shuffle,
-        seed=settings.seed,
-        num_epoch=settings.prompts.num_epoch,
         skip_bad_rows=settings.prompts.skip_bad_rows,
         check_row=None if rows is None else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled),
+    )
+    return DatasetSource(
+        loaded,
+        seed=settings.seed,
+        rollout_shuffle=settings.prompts.rollout_shuffle,
+        num_epoch=settings.prompts.num_epoch,
     )
 
 
 def _tell_what_was_left_out(dataset: DatasetSource, settings: Settings) -> None:
-    if dataset.num_over_length:
+    if dataset.loaded.num_over_length:
         _log.warning(
             "%d prompts of %s are over rollout_max_prompt_len = %d tokens and are left out",
-            dataset.num_over_length,
+            dataset.loaded.num_over_length,
             dataset.name,
             settings.max_prompt_length,
         )
-    if dataset.num_bad_rows:
+    if dataset.loaded.num_bad_rows:
         _log.warning(
             "%d rows of %s cannot be used and are left out, the first: %s",
-            dataset.num_bad_rows,
+            dataset.loaded.num_bad_rows,
             dataset.name,
-            dataset.first_bad_row,
+            dataset.loaded.first_bad_row,
         )
 
 

@@ -1,11 +1,10 @@
 """Prompts: data sets, mixtures of sources, tokenizers and chat templates."""
 
 from rollfeed.prompts.data_limit import DataLimit, data_limit
-from rollfeed.prompts.dataset import DatasetSource
+from rollfeed.prompts.dataset import DatasetSource, RowCheck, load_prompts
 from rollfeed.prompts.mixture import MixtureSource
-from rollfeed.prompts.renderer import ChatRenderer
 from rollfeed.prompts.rows import ColumnKeys
-from rollfeed.prompts.tokenizer import LocalTokenizer, load_tokenizer
+from rollfeed.prompts.tokenizer import ChatRenderer, LocalTokenizer, load_tokenizer
 
 __all__ = [
     "ChatRenderer",
@@ -14,6 +13,8 @@ __all__ = [
     "DatasetSource",
     "LocalTokenizer",
     "MixtureSource",
+    "RowCheck",
     "data_limit",
+    "load_prompts",
     "load_tokenizer",
 ]

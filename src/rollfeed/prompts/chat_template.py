@@ -187,7 +187,7 @@ class ChatTemplate:
 
 
 class _Parts(Enum):
-    """How many parts of a content a template renders."""
+    """The parts of a content that a template renders."""
 
     NONE = "none"
     FIRST = "first"

@@ -1,78 +1,173 @@
-"""A prompt file as a source of prompts.
+"""A prompt file: read whole, checked, rendered, tokenised and filtered by length, and a source of its prompts.
 
-Invariants: the order depends on the seed, the epoch and the file only; every prompt is tokenised once, when
-the source is made; what a run began with is what it goes on with.
+Invariants: the order depends on the seed, the epoch and the file only; every prompt is tokenised once, when the file is
+loaded; what a run began with is what it goes on with.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
-from rollfeed.errors import ConfigError
-from rollfeed.prompts.loader import PromptLoader, RowCheck
-from rollfeed.prompts.rows import ColumnKeys
+from rollfeed.errors import ConfigError, DataError
+from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
+from rollfeed.prompts.rows import ColumnKeys, read_fields
 from rollfeed.protocols import PromptRenderer, PromptSource
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
+from rollfeed.types.text import well_formed
+
+RowCheck: TypeAlias = Callable[[Prompt], str | None]
+"""Why a row is of no use that could be read, such as a label that its grader cannot compare with; or None."""
 
 
-class DatasetSource(PromptSource):
-    """Hands out the prompts of a file, epoch after epoch.
+@dataclass(slots=True, kw_only=True)
+class LoadedPrompts:
+    """The usable prompts of a file in its order, and what was left out."""
 
-    Everything is read, checked and tokenised when the source is made, so that a mistake shows before
-    anything else starts.
+    name: str
+    prompts: list[Prompt] = field(default_factory=list)
+    """Their ids are ``name/row``, the row counted from 0 over the whole file."""
+    num_over_length: int = 0
+    """Prompts over ``rollout_max_prompt_len`` tokens."""
+    shortest_over_length: int | None = None
+    """Tokens of the shortest of them."""
+    num_bad_rows: int = 0
+    """Rows that cannot be read or used."""
+    first_bad_row: str | None = None
+    """What was wrong with it, with file and line."""
+
+    def refuse(self, where: str, error: object, *, is_skipped: bool) -> None:
+        """Count a row that cannot be used.
+
+        Raises:
+            DataError: Unless it is to be skipped.
+        """
+        problem = f"{where}: {error}"
+        if not is_skipped:
+            raise DataError(f"{problem}; mend the row, or set skip_bad_rows = true")
+        self.num_bad_rows += 1
+        self.first_bad_row = self.first_bad_row or problem
+
+
+def load_prompts(
+    path: str,
+    *,
+    renderer: PromptRenderer,
+    name: str | None = None,
+    keys: ColumnKeys | None = None,
+    apply_chat_template: bool = True,
+    skip_bad_rows: bool = False,
+    check_row: RowCheck | None = None,
+) -> LoadedPrompts:
+    """Read a prompt file, so that a mistake in it shows before anything else starts.
 
     Args:
         path: A ``.jsonl`` or ``.parquet`` file, or a slice of it: ``path@[start:stop]``.
         renderer: Makes token ids, and holds the length limit.
-        seed: Of the shuffle; used with ``rollout_shuffle``.
         name: Names the source in prompt ids; by default the file's stem.
         keys: Which column holds what.
         apply_chat_template: Render through the chat template; False takes texts as they are.
-        rollout_shuffle: Shuffle anew each epoch, by (seed, epoch).
-        num_epoch: End after this many epochs; None never ends.
         skip_bad_rows: Count and skip rows that cannot be read or used.
         check_row: Says why a row cannot be used that could be read.
 
     Raises:
         DataError: If the file or a row cannot be used, or no prompt is left.
-        ConfigError: If the model has no chat template but one is to be applied.
+        ConfigError: If the model has no chat template but one is to be applied, or ``check_row`` raises it.
+    """
+    keys = keys or ColumnKeys()
+    if apply_chat_template:
+        renderer.check_template()  # a missing one is no fault of a row
+    file = open_prompt_file(path, columns=keys.named().values())
+    loaded = LoadedPrompts(name=name or well_formed(file.path.stem))
+    records: Iterable[tuple[RawRow, Mapping[str, Any]]] = _parsed(file.rows, loaded, skip_bad_rows)
+    columns = file.columns
+    if columns is None:
+        records = list(records)
+        columns = tuple(dict.fromkeys(column for _, record in records for column in record))
+    for key, column in keys.named().items() if columns else ():
+        if column not in columns:
+            raise missing_column(file.path, key, column, columns)
+    for raw, record in records:
+        try:
+            prompt = _make_prompt(record, keys, renderer, f"{loaded.name}/{raw.number}", apply_chat_template)
+        except ValueError as error:
+            loaded.refuse(raw.where, error, is_skipped=skip_bad_rows)
+            continue
+        if not renderer.fits(prompt.token_ids):
+            loaded.num_over_length += 1
+            shortest, length = loaded.shortest_over_length, len(prompt.token_ids)
+            loaded.shortest_over_length = length if shortest is None else min(shortest, length)
+        elif check_row is not None and (problem := check_row(prompt)) is not None:
+            loaded.refuse(raw.where, problem, is_skipped=skip_bad_rows)
+        else:
+            loaded.prompts.append(prompt)
+    _check_not_empty(str(file.path), loaded)
+    return loaded
+
+
+def _parsed(
+    rows: Iterable[RawRow], loaded: LoadedPrompts, skip_bad_rows: bool
+) -> Iterator[tuple[RawRow, Mapping[str, Any]]]:
+    for raw in rows:
+        try:
+            record = raw.read()
+        except ValueError as error:
+            loaded.refuse(raw.where, error, is_skipped=skip_bad_rows)
+            continue
+        yield raw, record
+
+
+def _make_prompt(
+    record: Mapping[str, Any], keys: ColumnKeys, renderer: PromptRenderer, prompt_id: str, is_chat: bool
+) -> Prompt:
+    row = read_fields(record, keys, is_chat=is_chat)
+    text, token_ids = renderer.render(
+        row.content, apply_chat_template=is_chat, tools=row.tools, num_images=len(row.images)
+    )
+    messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
+    return Prompt(
+        prompt_id=prompt_id,
+        source=prompt_id.rpartition("/")[0],
+        text=text,
+        token_ids=token_ids,
+        messages=messages if is_chat else None,
+        label=row.label,
+        metadata=row.metadata,
+        tools=row.tools,
+        images=row.images,
+    )
+
+
+def _check_not_empty(path: str, loaded: LoadedPrompts) -> None:
+    if loaded.num_over_length and not loaded.prompts:
+        raise DataError(
+            f"{path}: every prompt ({loaded.num_over_length}) is longer than rollout_max_prompt_len; "
+            f"the shortest has {loaded.shortest_over_length} tokens: raise the limit or shorten the prompts"
+        )
+    if not loaded.prompts:
+        raise DataError(f"{path}: no row can be used, {loaded.num_bad_rows} are bad; the first: {loaded.first_bad_row}")
+
+
+class DatasetSource(PromptSource):
+    """Hands out the prompts of a file, epoch after epoch.
+
+    Args:
+        loaded: The prompts, and what was left out.
+        seed: Of the shuffle; used with ``rollout_shuffle``.
+        rollout_shuffle: Shuffle anew each epoch, by (seed, epoch).
+        num_epoch: End after this many epochs; None never ends.
     """
 
     def __init__(
-        self,
-        path: str,
-        *,
-        renderer: PromptRenderer,
-        seed: int,
-        name: str | None = None,
-        keys: ColumnKeys | None = None,
-        apply_chat_template: bool = True,
-        rollout_shuffle: bool = False,
-        num_epoch: int | None = None,
-        skip_bad_rows: bool = False,
-        check_row: RowCheck | None = None,
+        self, loaded: LoadedPrompts, *, seed: int, rollout_shuffle: bool = False, num_epoch: int | None = None
     ) -> None:
-        loader = PromptLoader(
-            renderer=renderer,
-            keys=keys or ColumnKeys(),
-            apply_chat_template=apply_chat_template,
-            skip_bad_rows=skip_bad_rows,
-            check_row=check_row,
-        )
-        loaded = loader.load(path, name=name)
+        self.loaded = loaded
         self.name = loaded.name
-        self.num_over_length = loaded.num_over_length
-        """Prompts left out because they are over ``rollout_max_prompt_len`` tokens."""
-        self.num_bad_rows = loaded.num_bad_rows
-        """Rows left out because they cannot be read or used."""
-        self.first_bad_row = loaded.first_bad_row
-        """What was wrong with the first of them, with file and line."""
         self._prompts = loaded.prompts
         self._seed = seed
         self._rollout_shuffle = rollout_shuffle
@@ -116,19 +211,13 @@ class DatasetSource(PromptSource):
         Raises:
             ConfigError: If the prompts or their order are not those of the run that returned it.
         """
-        ours = self._identity()
-        for key in ("num_rows", "shuffle_seed"):
-            if state.get(key) != ours[key]:
+        for key, ours in self._identity().items():
+            if state.get(key) != ours:
+                also = "the file, or the model's tokenizer or chat template, has changed: "
                 raise ConfigError(
-                    f"data set {self.name}: {key} is {ours[key]!r}, but the run began with {state.get(key)!r}: "
-                    "restore the file and the settings, or start a new run"
+                    f"data set {self.name}: {key} is {ours!r}, but the run began with {state.get(key)!r}: "
+                    f"{also if key == 'content_digest' else ''}restore the file and the settings, or start a new run"
                 )
-        if state.get("content_digest") != ours["content_digest"]:
-            raise ConfigError(
-                f"data set {self.name}: content_digest is {ours['content_digest']!r}, but the run began with "
-                f"{state.get('content_digest')!r}: the file, or the model's tokenizer or chat template, has changed: "
-                "restore the file and the settings, or start a new run"
-            )
         self._go_to(state["epoch"], state["cursor"])
 
     def _go_to(self, epoch: int, cursor: int) -> None:
@@ -140,8 +229,8 @@ class DatasetSource(PromptSource):
     def _identity(self) -> dict[str, Any]:
         return {
             "num_rows": len(self._prompts),
-            "content_digest": self._content_digest,
             "shuffle_seed": self._seed if self._rollout_shuffle else None,
+            "content_digest": self._content_digest,
         }
 
 

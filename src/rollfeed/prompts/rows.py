@@ -1,4 +1,4 @@
-"""From a row of a prompt file to the fields of a prompt, checked."""
+"""Reads and checks the fields of a prompt in a row of a prompt file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollfeed.types.text import well_formed_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnKeys:
-    """Which column holds what; None means that there is none."""
+    """The columns of a prompt file; None means that there is none."""
 
     input_key: str = "prompt"
     """Text, or a list of chat messages."""
@@ -34,7 +34,7 @@ class ColumnKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFields:
-    """What one row says."""
+    """The fields of one row."""
 
     content: str | tuple[Message, ...]
     label: Any
