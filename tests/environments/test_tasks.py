@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any
 
 import pytest
 
-from rollfeed.environments import make_task
-from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
-from rollfeed.errors import ConfigError
+from rollfeed.environments import EnvironmentSource, make_task, with_parameters
+from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS, AddNumbers, ReverseText
+from rollfeed.environments.tasks import HELD_OUT_SHARE, held_out_rule, problem_hash
+from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.protocols import PromptRenderer
+from rollfeed.types import Correct, Verdict
 
 
 def test_task_can_be_made_again_from_its_place(parity: Any) -> None:
@@ -74,3 +80,206 @@ print(json.dumps([(task.seed, task.question, dict(task.params), task.answer) for
         environ = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)}
         out = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
         assert json.loads(out.stdout) == here
+
+
+def test_an_environment_without_parameters_takes_none() -> None:
+    environment = AddNumbers()
+    assert with_parameters(environment, {}) is environment
+    with pytest.raises(ConfigError, match="core/add_numbers: has no parameters, so digits, terms cannot be set"):
+        with_parameters(environment, {"terms": 2, "digits": 3})
+
+
+def test_parameters_hold_in_every_split() -> None:
+    environment = with_parameters(ReverseText(), {"style": "compact", "alphabet_size": 3})
+    for split in ("train", "eval"):
+        task = make_task(environment, level=6, index=0, run_seed=0, split=split)
+        assert task.question.startswith("rev:")
+        assert set(task.params["text"]) <= set("abc")
+
+
+def test_an_environment_without_splits_has_other_seeds_for_each() -> None:
+    seeds = {make_task(AddNumbers(), level=0, index=0, run_seed=0, split=split).seed for split in ("train", "eval")}
+    assert len(seeds) == 2
+
+
+async def test_source_of_a_split_draws_from_its_words_only(make_renderer: Callable[..., PromptRenderer]) -> None:
+    environment = ReverseText(style="compact")
+    words: dict[str, set[Any]] = {}
+    for split in ("train", "eval"):
+        source = EnvironmentSource(
+            environment, level=1, seed=5, renderer=make_renderer(), split=split, apply_chat_template=False
+        )
+        prompts = await source.draw(100)
+        assert all(prompt.text.startswith("rev:") for prompt in prompts)
+        words[split] = {prompt.metadata["params"]["text"] for prompt in prompts}
+    assert not words["train"] & words["eval"]
+
+
+def test_take_returns_what_draw_does(make_renderer: Callable[..., PromptRenderer]) -> None:
+    first, second = (EnvironmentSource(AddNumbers(), level=2, seed=5, renderer=make_renderer()) for _ in range(2))
+    taken = first.take(3) + first.take(2)
+    assert [prompt.prompt_id for prompt in taken] == [prompt.prompt_id for prompt in second.take(5)]
+
+
+MakeSource = Callable[..., EnvironmentSource]
+
+
+class Few:
+    """An environment that has so many problems at every level, and asks them in no order."""
+
+    environment_id: str = "my/few"
+    version: int = 1
+    summary: str = "few problems"
+    max_level: int | None = 0
+
+    def __init__(self, num_problems: int, salt: str = "") -> None:
+        self._num_problems = num_problems
+        self._salt = salt
+
+    def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
+        number = random.randrange(self._num_problems)
+        return f"{self._salt}{number}?", {"number": number}, str(number)
+
+    def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
+        right = response == str(params["number"])
+        return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO)
+
+
+@pytest.fixture
+def make_source(make_renderer: Callable[..., PromptRenderer]) -> MakeSource:
+    def make(environment: Any, **settings: Any) -> EnvironmentSource:
+        return EnvironmentSource(environment, renderer=make_renderer(), **{"level": 0, "seed": 0} | settings)
+
+    return make
+
+
+def asked(prompts: list[Any]) -> set[str]:
+    return {prompt.text for prompt in prompts}
+
+
+@pytest.mark.parametrize("environment", BUILTIN_ENVIRONMENTS, ids=lambda each: each.environment_id)
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_no_held_out_problem_is_one_of_training(make_source: MakeSource, environment: Any, level: int) -> None:
+    held_out = asked(make_source(environment, level=level, split="eval").take_different(100))
+    trained = asked(make_source(environment, level=level, seed=7).take(1000))
+    assert held_out
+    assert not held_out & trained
+
+
+def test_the_side_of_a_problem_is_the_same_in_every_run_and_split(make_source: MakeSource) -> None:
+    for seed in range(2):
+        probed = asked(make_source(Few(50), split="probe", seed=seed).take_different(100))
+        evaluated = asked(make_source(Few(50), split="eval", seed=seed + 10).take_different(100))
+        assert probed == evaluated
+        assert asked(make_source(Few(50), seed=seed).take_different(100)) | probed == {
+            f"<user>{number}?" for number in range(50)
+        }
+
+
+def test_about_a_fifth_of_all_problems_is_held_out() -> None:
+    rule = held_out_rule(Few(10_000), 0)
+    assert rule is not None
+    held_out = sum(rule.is_of(f"{number}?", "eval") for number in range(10_000))
+    assert held_out / 10_000 == pytest.approx(HELD_OUT_SHARE, abs=0.02)
+
+
+@pytest.mark.parametrize("num_problems", [2, 3, 5, 16])
+def test_a_small_level_has_problems_on_both_sides(num_problems: int) -> None:
+    for salt in map(str, range(40)):
+        rule = held_out_rule(Few(num_problems, salt), 0)
+        assert rule is not None
+        held_out = [rule.is_of(f"{salt}{number}?", "eval") for number in range(num_problems)]
+        assert 0 < sum(held_out) < num_problems
+
+
+def test_a_level_of_two_problems_trains_on_one_and_is_measured_on_the_other(make_source: MakeSource) -> None:
+    trained = asked(make_source(Few(2)).take(50))
+    held_out = asked(make_source(Few(2), split="eval", seed=3).take_different(100))
+    assert (len(trained), len(held_out), len(trained | held_out)) == (1, 1, 2)
+
+
+def test_the_only_problem_of_a_level_is_trained_on_and_cannot_be_measured_on(make_source: MakeSource) -> None:
+    for salt in "abc":
+        environment = Few(1, salt)
+        assert len(make_source(environment).take(3)) == 3
+        with pytest.raises(ConfigError, match=r"my/few@0: of 1,000 problems .* none is of the split 'eval'.*split = "):
+            make_source(environment, split="eval")
+
+
+def test_a_set_of_different_problems_is_as_large_as_the_level(make_source: MakeSource) -> None:
+    all_of_them = make_source(Few(81), split="eval").take_different(1000)
+    assert len(all_of_them) == len(asked(all_of_them))
+    rule = held_out_rule(Few(81), 0)
+    assert rule is not None
+    assert len(all_of_them) == sum(rule.is_of(f"{number}?", "eval") for number in range(81))
+    assert len(make_source(Few(81), split="eval").take_different(5)) == 5
+
+
+def test_an_index_gives_the_same_problem_whatever_was_drawn_before(make_source: MakeSource) -> None:
+    prompts = make_source(Few(10)).take(30)
+    for prompt in prompts:
+        index = int(prompt.prompt_id.rsplit("/", 1)[1])
+        assert prompt.text == f"<user>{make_task(Few(10), level=0, index=index, run_seed=0).question}"
+    indices = [int(prompt.prompt_id.rsplit("/", 1)[1]) for prompt in prompts]
+    assert indices == sorted(indices)
+    assert indices != list(range(30))
+    for stop in (1, 7, 20):
+        first, second = make_source(Few(10)), make_source(Few(10))
+        first.take(stop)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert [each.prompt_id for each in second.take(30 - stop)] == [each.prompt_id for each in prompts[stop:]]
+
+
+def test_first_prompts_are_those_of_a_new_source_and_the_source_stays_where_it_is(make_source: MakeSource) -> None:
+    source = make_source(Few(10))
+    unbroken = [prompt.prompt_id for prompt in make_source(Few(10)).take(6)]
+    source.take(3)
+    assert [prompt.prompt_id for prompt in source.first(6)] == unbroken
+    assert [prompt.prompt_id for prompt in source.take(3)] == unbroken[3:]
+
+
+def test_a_run_that_held_seeds_out_is_not_gone_on_with(make_source: MakeSource) -> None:
+    state = make_source(Few(10)).state_dict()
+    del state["held_out_below"]
+    with pytest.raises(ConfigError, match=r"my/few@0: the run is of a version that held out seeds .*start a new run"):
+        make_source(Few(10)).load_state_dict(state)
+
+
+def test_a_run_of_an_environment_with_splits_of_its_own_goes_on(make_source: MakeSource) -> None:
+    reverse = next(each for each in BUILTIN_ENVIRONMENTS if each.environment_id == "core/reverse_text")
+    state = make_source(reverse).state_dict()
+    del state["held_out_below"]
+    make_source(reverse).load_state_dict(state)
+
+
+def test_training_on_a_level_that_gives_only_held_out_problems_after_all_ends_with_its_name(
+    make_source: MakeSource,
+) -> None:
+    environment = Few(1000)
+    source = make_source(environment)
+    rule = held_out_rule(environment, 0)
+    assert rule is not None
+    only = next(number for number in range(1000) if rule.is_of(f"{number}?", "eval"))
+    environment.make = lambda level, random: (f"{only}?", {}, "")  # type: ignore[method-assign]
+    with pytest.raises(RunFailedError, match=r"my/few@0: of 1,000 problems in a row none is of the split 'train'"):
+        source.take(1)
+
+
+def test_sides_are_the_same_in_every_process() -> None:
+    code = (
+        "from rollfeed.environments.tasks import *\n"
+        "from rollfeed.environments.builtin import AddNumbers\n"
+        "print(problem_hash('3 + 4?'), held_out_rule(AddNumbers(), 0))"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+    assert str(problem_hash("3 + 4?")) in told.pop()

@@ -1,12 +1,17 @@
 """Environments: generators of problems with verifiers, as prompt sources and as graders."""
 
-from rollfeed.environments.grading import RM_TYPE, EnvironmentGrader
-from rollfeed.environments.problems import environment_problem, rlve_problem
+from rollfeed.environments.grading import (
+    RLVE_KEYS,
+    RLVE_RM_TYPE,
+    RM_TYPE,
+    EnvironmentGrader,
+    RlveGrader,
+    environment_problem,
+    rlve_problem,
+)
 from rollfeed.environments.registry import ENTRY_POINT_GROUP, EnvironmentRegistry
-from rollfeed.environments.rlve import RLVE_KEYS, RLVE_RM_TYPE, RlveGrader
 from rollfeed.environments.source import EnvironmentSource
-from rollfeed.environments.tasks import make_task
-from rollfeed.environments.variants import HasParameters, HasSplits, with_parameters
+from rollfeed.environments.tasks import HasParameters, HasSplits, make_task, with_parameters
 
 __all__ = [
     "ENTRY_POINT_GROUP",

@@ -72,14 +72,6 @@ class EnvironmentRegistry:
             raise ConfigError(f"environment {environment_id!r}: there is none; {self._suggestion(environment_id)}")
         return self._environments[environment_id]
 
-    def list(self) -> tuple[Environment, ...]:
-        """Return all environments by id, those of other packages included.
-
-        Raises:
-            PluginError: If one of them cannot be loaded.
-        """
-        return tuple(self.get(environment_id) for environment_id in self.ids())
-
     def _add(self, environment: Environment) -> None:
         lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
         if lacking:

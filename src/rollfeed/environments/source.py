@@ -7,8 +7,7 @@ from copy import copy
 from typing import Any
 
 from rollfeed.environments.grading import RM_TYPE
-from rollfeed.environments.held_out import TRAIN, held_out_rule
-from rollfeed.environments.tasks import check_level, make_task
+from rollfeed.environments.tasks import TRAIN, check_level, held_out_rule, make_task
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.faults import describe
 from rollfeed.protocols import Environment, PromptRenderer, PromptSource, Task
@@ -27,7 +26,7 @@ class EnvironmentSource(PromptSource):
 
     A problem that cannot be made, or is over ``rollout_max_prompt_len`` tokens, is counted and its index passed
     over, so that a task does not depend on what became of others. The index of a problem of the other split, which
-    :mod:`rollfeed.environments.held_out` decides by what it asks, is passed over too.
+    a :class:`~rollfeed.environments.tasks.HeldOutRule` decides by what it asks, is passed over too.
 
     Raises:
         ConfigError: If the environment has no such level, or none of its first problems can be used.

@@ -1,26 +1,75 @@
-"""Problems of an environment, each made from a derived seed.
+"""Problems of an environment: made from derived seeds, in variants, some of them held out of training.
 
-Invariant: a task depends on (run seed, split, environment, version, level, index) and nothing else; no global
-random state is read or written.
+Invariants: a task depends on (run seed, split, environment, version, level, index) and nothing else; no global random
+state is read or written. Which side a problem is on depends on its question, the environment and the level, and on no
+run, split, index or process.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from rollfeed.environments.variants import for_split
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Environment, Task
 from rollfeed.seeds import derive_seed
 from rollfeed.types.text import well_formed, well_formed_json
 
+TRAIN = "train"
+"""The split that training draws from; problems of every other split are held out of it."""
+HELD_OUT_SHARE = 0.2
+"""Of all problems of a level."""
+_CENSUS_SIZE = 200
+"""Problems that are looked at before a level counts as having none on one side: of a large level 1 in 10^19 does."""
 
-def make_task(environment: Environment, *, level: int, index: int, run_seed: int, split: str = "train") -> Task:
+
+@runtime_checkable
+class HasParameters(Protocol):
+    """An environment with parameters that a settings file can set. *Extension point*, optional."""
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> Environment:
+        """Return the environment with some of its parameters changed.
+
+        Raises:
+            ConfigError: If there is no such parameter, or a value is out of its bounds.
+        """
+
+
+@runtime_checkable
+class HasSplits(Protocol):
+    """An environment that says itself which problems are held out. *Extension point*, optional.
+
+    Without it :func:`held_out_rule` does, by what a problem asks: for environments in which differently asked problems
+    are the same.
+    """
+
+    def for_split(self, split: str) -> Environment:
+        """Return the environment that makes the problems of a split; those of ``train`` are in no other."""
+
+
+def with_parameters(environment: Environment, parameters: Mapping[str, Any]) -> Environment:
+    """Return the environment with these parameters; itself where there are none.
+
+    Raises:
+        ConfigError: If it has no parameters, or not these.
+    """
+    if not parameters:
+        return environment
+    if not isinstance(environment, HasParameters):
+        raise ConfigError(
+            f"environment {environment.environment_id}: has no parameters, so {', '.join(sorted(parameters))} cannot "
+            "be set: remove parameters"
+        )
+    return environment.with_parameters(parameters)
+
+
+def make_task(environment: Environment, *, level: int, index: int, run_seed: int, split: str = TRAIN) -> Task:
     """Make problem number ``index`` of a level; tasks of different splits never share a seed.
 
-    Whether the problem is of the split is not asked: see :mod:`rollfeed.environments.held_out`.
+    Whether the problem is of the split is not asked: see :func:`held_out_rule`.
 
     Raises:
         ConfigError: If the environment has no such level.
@@ -28,7 +77,8 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
     """
     check_level(environment, level)
     seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
-    question, params, answer = for_split(environment, split).make(level, Random(seed))
+    made_by = environment.for_split(split) if isinstance(environment, HasSplits) else environment
+    question, params, answer = made_by.make(level, Random(seed))
     return Task(
         environment=environment.environment_id,
         version=environment.version,
@@ -56,3 +106,45 @@ def check_level(environment: Environment, level: int) -> None:
     if level < 0 or (hardest is not None and level > hardest):
         levels = "0 and up" if hardest is None else f"0 to {hardest}"
         raise ConfigError(f"environment {environment.environment_id}: level = {level}: its levels are {levels}")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutRule:
+    """Problems whose hash is below a threshold are held out."""
+
+    threshold: int
+
+    def is_of(self, question: str, split: str) -> bool:
+        """Whether a problem is of a split."""
+        return (problem_hash(question) < self.threshold) is (split != TRAIN)
+
+
+def problem_hash(question: str) -> int:
+    """Return 64 bits that depend on what a problem asks."""
+    return derive_seed("problem", question)
+
+
+def held_out_rule(environment: Environment, level: int) -> HeldOutRule | None:
+    """Return what is held out of training at a level; None where the environment has splits of its own.
+
+    A fifth of all problems is. Where all of a level's problems would be on one side, as may be of the few of a small
+    level, one alone is on the other: the one with the lowest hash is held out, or the one with the highest is trained
+    on. The only problem of a level is trained on, and none is held out.
+    """
+    if isinstance(environment, HasSplits):
+        return None
+    share = HeldOutRule(int(HELD_OUT_SHARE * 2**64))
+    hashes: set[int] = set()
+    for index in range(_CENSUS_SIZE):
+        try:
+            task = make_task(environment, level=level, index=index, run_seed=0, split="census")
+        except Exception:  # of another package perhaps; the source that meets it tells
+            continue
+        hashes.add(problem_hash(task.question))
+        if min(hashes) < share.threshold <= max(hashes):
+            return share
+    if not hashes:
+        return share
+    if len(hashes) == 1:
+        return HeldOutRule(0)
+    return HeldOutRule(min(hashes) + 1 if min(hashes) >= share.threshold else max(hashes))

@@ -1,19 +1,22 @@
-"""The environments that come with rollfeed."""
+"""The environments that come with rollfeed.
+
+They verify in the process that asks, not in a worker: this is the list of those that are trusted to be quick whatever a
+response is.
+"""
 
 from rollfeed.environments.builtin.add_numbers import AddNumbers
-from rollfeed.environments.builtin.all import BUILTIN_ENVIRONMENTS
 from rollfeed.environments.builtin.compare_max import CompareMax
 from rollfeed.environments.builtin.constrained_words import ConstrainedWords
 from rollfeed.environments.builtin.copy_text import CopyText
 from rollfeed.environments.builtin.count_symbol import CountSymbol
 from rollfeed.environments.builtin.reverse_text import ReverseText
+from rollfeed.protocols import Environment
 
-__all__ = [
-    "BUILTIN_ENVIRONMENTS",
-    "AddNumbers",
-    "CompareMax",
-    "ConstrainedWords",
-    "CopyText",
-    "CountSymbol",
-    "ReverseText",
-]
+BUILTIN_ENVIRONMENTS: tuple[Environment, ...] = (
+    AddNumbers(),
+    CompareMax(),
+    ConstrainedWords(),
+    CopyText(),
+    CountSymbol(),
+    ReverseText(),
+)

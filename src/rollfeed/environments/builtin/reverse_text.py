@@ -8,12 +8,10 @@ from typing import Any
 
 from rollfeed.answers import Mark, clean, find_answer, find_quoted, without_end_token
 from rollfeed.environments.builtin.scoring import graded, no_answer
+from rollfeed.environments.tasks import TRAIN
 from rollfeed.errors import ConfigError
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Verdict
-
-TRAIN = "train"
-"""The split whose words are in no other."""
 
 _SYMBOLS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _STYLES = ("chat", "compact")
@@ -50,7 +48,7 @@ class ReverseText:
         where = f"environment {self.environment_id}"
         if style not in _STYLES:
             raise ConfigError(f"{where}: style = {style!r}: must be {' or '.join(_STYLES)}")
-        if not _is_integer(alphabet_size) or not 2 <= alphabet_size <= len(_SYMBOLS):
+        if type(alphabet_size) is not int or not 2 <= alphabet_size <= len(_SYMBOLS):
             raise ConfigError(f"{where}: alphabet_size = {alphabet_size!r}: must be 2 to {len(_SYMBOLS)}")
         if isinstance(held_out_share, bool | str) or not 0.0 < held_out_share < 1.0:
             raise ConfigError(f"{where}: held_out_share = {held_out_share!r}: must be above 0 and below 1")
@@ -133,7 +131,3 @@ def _written_word(response: str) -> str:
         return ""
     quoted = find_quoted(answer.text)
     return clean(quoted[0] if len(quoted) == 1 else answer.text)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
