@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from rollfeed.evaluation import (
+    ANSWERS_SCHEMA,
     EvalResult,
     EvalSet,
     SetResult,
-    cluster_interval,
+    answers_table,
     is_right,
+    log_record,
     summarise,
-    wilson_interval,
 )
-from rollfeed.testing import make_group, make_sample
-from rollfeed.types import Correct, Group, SampleStatus, Verdict
+from rollfeed.evaluation.statistics import cluster_interval, paired_interval, wilson_interval
+from rollfeed.testing import make_group, make_prompt, make_sample
+from rollfeed.types import Correct, Group, Rollout, SampleStatus, Verdict
 
 
 def with_verdicts(rewards: list[float], correct: list[Correct]) -> Group:
@@ -156,3 +161,105 @@ def test_accuracy_of_all_is_the_mean_of_the_sets(
     small = summarise(make_set("b", num_prompts=1), [result_of([0] * 4)])
     assert made_of(large, small).accuracy == 0.5
     assert list(made_of(large, small).summary()["sets"]) == ["a", "b"]
+
+
+ResultOf = Callable[..., Any]
+
+
+def record(
+    eval_set: EvalSet, result_of: ResultOf, rewards_by_prompt: list[Any], *, step: int = 0, first: Any = None
+) -> dict[str, Any]:
+    """Return the line of an evaluation; a prompt without rewards failed."""
+    results = [
+        result_of(rewards or [0.0], index=index, cause="" if rewards else "timeout")
+        for index, rewards in enumerate(rewards_by_prompt)
+    ]
+    asked = [replace(result, prompt=prompt) for result, prompt in zip(results, eval_set.prompts, strict=True)]
+    found = EvalResult(sets=(summarise(eval_set, asked),), seed=0, policy_versions=(0, 0), seconds=1.0, num_tokens=1)
+    made: dict[str, Any] = json.loads(json.dumps(log_record(found, step=step, first=first)))
+    return made
+
+
+def test_the_change_is_over_the_prompts_that_both_evaluations_scored(
+    make_set: Callable[..., EvalSet], result_of: ResultOf
+) -> None:
+    numbers = make_set(num_prompts=4, n_samples_per_prompt=2)
+    first = record(numbers, result_of, [[0, 0], [1, 0], [1, 1], [1, 1]])
+    assert first["change"] == {}
+    assert first["prompts"]["numbers"]["right"] == [0, 1, 2, 2]
+    last = record(numbers, result_of, [[1, 0], [1, 1], [1, 1], None], step=6, first=first)
+    change = last["change"]["numbers"]
+    low, high = paired_interval([0.0, 0.5, 1.0], [0.5, 1.0, 1.0], trials_before=2, trials_after=2)
+    assert change == {"since": 0, "num_prompts": 3, "accuracy": pytest.approx(1 / 3), "low": low, "high": high}
+
+
+def test_other_prompts_are_not_compared(make_set: Callable[..., EvalSet], result_of: ResultOf) -> None:
+    numbers = make_set(n_samples_per_prompt=1)
+    first = record(numbers, result_of, [[0], [1]])
+    others = replace(numbers, prompts=(numbers.prompts[0], make_prompt("something else")))
+    assert record(others, result_of, [[0], [1]], step=1, first=first)["change"] == {}
+    turned = replace(numbers, prompts=numbers.prompts[::-1])
+    assert record(turned, result_of, [[0], [1]], step=1, first=first)["change"] == {}
+    renamed = replace(numbers, name="letters")
+    assert record(renamed, result_of, [[0], [1]], step=1, first=first)["change"] == {}
+
+
+def test_a_first_evaluation_of_a_version_that_kept_no_answers_is_not_compared_with(
+    make_set: Callable[..., EvalSet], result_of: ResultOf
+) -> None:
+    numbers = make_set(n_samples_per_prompt=1)
+    first = record(numbers, result_of, [[0], [1]])
+    del first["prompts"], first["change"]
+    assert record(numbers, result_of, [[0], [1]], step=1, first=first)["change"] == {}
+
+
+def test_where_no_prompt_was_scored_twice_there_is_no_change(
+    make_set: Callable[..., EvalSet], result_of: ResultOf
+) -> None:
+    numbers = make_set(n_samples_per_prompt=1)
+    first = record(numbers, result_of, [None, [1]])
+    assert record(numbers, result_of, [[1], None], step=1, first=first)["change"] == {}
+
+
+def table_rows(*sets: Any) -> list[dict[str, Any]]:
+    table = answers_table(EvalResult(sets=sets, seed=0, policy_versions=(0, 0), seconds=1.0, num_tokens=1))
+    assert table.schema == ANSWERS_SCHEMA
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return pq.read_table(file).to_pylist()
+
+
+def test_there_is_a_row_an_answer_in_order(make_set: Callable[..., EvalSet], result_of: Callable[..., Any]) -> None:
+    first = summarise(make_set("a", n_samples_per_prompt=2), [result_of([1, 0]), result_of([0.5, 1], index=1)])
+    second = summarise(make_set("b", n_samples_per_prompt=1, num_prompts=1), [result_of([1])])
+    rows = table_rows(first, second)
+    assert [(row["set"], row["index"], row["answer"]) for row in rows] == [
+        ("a", 0, 0),
+        ("a", 0, 1),
+        ("a", 1, 0),
+        ("a", 1, 1),
+        ("b", 0, 0),
+    ]
+    assert [row["reward"] for row in rows] == [1.0, 0.0, 0.5, 1.0, 1.0]
+    assert [row["correct"] for row in rows] == [True, False, False, True, True]
+    assert rows[0]["label"] == '"4"'
+    assert rows[1]["response"] == "1"
+
+
+def test_what_could_not_be_scored_has_no_reward_and_a_cause(make_set: Callable[..., EvalSet]) -> None:
+    whole = make_group([1.0])
+    failed = Rollout(rollout_id=0, samples=(), error="prompt 0: engine closed")
+    group = Group(group_index=0, prompt=whole.prompt, rollouts=(failed,))
+    (row,) = table_rows(summarise(make_set(num_prompts=1, n_samples_per_prompt=1), [group]))
+    assert (row["reward"], row["correct"], row["response"], row["status"]) == (None, None, None, "failed")
+    assert row["error"] == "prompt 0: engine closed"
+
+
+def test_text_that_utf8_cannot_carry_has_replacement_characters(
+    make_set: Callable[..., EvalSet], result_of: Callable[..., Any]
+) -> None:
+    group = make_group([1.0])
+    sample = replace(group.rollouts[0].samples[0], response="\ud800x")
+    group = replace(group, rollouts=(replace(group.rollouts[0], samples=(sample,)),))
+    (row,) = table_rows(summarise(make_set(num_prompts=1, n_samples_per_prompt=1), [result_of([], group=group)]))
+    assert row["response"] == "\ufffdx"

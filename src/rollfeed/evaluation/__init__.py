@@ -1,21 +1,26 @@
 """Measuring a policy: sets, their answers, and the numbers of them."""
 
-from rollfeed.evaluation.answers import ANSWERS_SCHEMA, answers_table
 from rollfeed.evaluation.calibration import Calibration, LevelResult
-from rollfeed.evaluation.change import log_record
-from rollfeed.evaluation.keys import DEFAULT_NUM_PROBLEMS, SetPlan, TrainingDefaults, plan_set
-from rollfeed.evaluation.results import EvalResult, SetResult, is_right, summarise
-from rollfeed.evaluation.running import AnswerGroup, EvalProgress, NamedEndpoint, answer_sets, policy_versions
-from rollfeed.evaluation.sets import EvalSet, what_is_asked, without_repeats
-from rollfeed.evaluation.statistics import (
-    Interval,
-    cluster_interval,
-    paired_interval,
-    pass_at_k,
-    pass_hat_k,
-    powers_of_two,
-    wilson_interval,
+from rollfeed.evaluation.results import (
+    ANSWERS_SCHEMA,
+    EvalResult,
+    SetResult,
+    answers_table,
+    is_right,
+    log_record,
+    summarise,
 )
+from rollfeed.evaluation.running import AnswerGroup, EvalProgress, NamedEndpoint, answer_sets, policy_versions
+from rollfeed.evaluation.sets import (
+    DEFAULT_NUM_PROBLEMS,
+    EvalSet,
+    SetPlan,
+    TrainingDefaults,
+    plan_set,
+    what_is_asked,
+    without_repeats,
+)
+from rollfeed.evaluation.statistics import Interval
 
 __all__ = [
     "ANSWERS_SCHEMA",
@@ -33,17 +38,11 @@ __all__ = [
     "TrainingDefaults",
     "answer_sets",
     "answers_table",
-    "cluster_interval",
     "is_right",
     "log_record",
-    "paired_interval",
-    "pass_at_k",
-    "pass_hat_k",
     "plan_set",
     "policy_versions",
-    "powers_of_two",
     "summarise",
     "what_is_asked",
-    "wilson_interval",
     "without_repeats",
 ]

@@ -1,21 +1,35 @@
-"""What an evaluation found, set by set.
+"""The numbers of an evaluation, set by set, what of them is logged, and all answers as a table.
 
-Invariant: an answer that could not be scored is in no number but the count of failures.
+Invariants: an answer that could not be scored is in no number but the count of failures. A change is that of answers to
+the same prompts; where the prompts are others, nothing is compared.
 
 Axes: P prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
 from statistics import fmean, median
 from typing import Any
 
-from rollfeed.evaluation.keys import SetPlan
-from rollfeed.evaluation.sets import EvalSet
-from rollfeed.evaluation.statistics import Interval, cluster_interval, pass_at_k, pass_hat_k, powers_of_two
+import pyarrow as pa
+
+from rollfeed.evaluation.sets import EvalSet, SetPlan, what_is_asked
+from rollfeed.evaluation.statistics import (
+    Interval,
+    cluster_interval,
+    paired_interval,
+    pass_at_k,
+    pass_hat_k,
+    powers_of_two,
+)
 from rollfeed.types import Correct, Group, Rollout, SampleStatus
+from rollfeed.types.text import well_formed
+
+_NO_NUMBERS = ("name", "groups", "right_P", "reward_key", "correct_threshold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +79,18 @@ class SetResult:
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as JSON values."""
-        return {
-            "num_prompts": self.num_prompts,
-            "n_samples_per_prompt": self.n_samples_per_prompt,
-            "num_failed": self.num_failed,
-            "first_failure": self.first_failure,
-            "num_over_length": self.num_over_length,
-            "num_repeats": self.num_repeats,
-            "num_missing": self.num_missing,
-            "reward_mean": self.reward_mean,
-            "accuracy": self.accuracy,
-            "accuracy_low": self.accuracy_interval.low,
-            "accuracy_high": self.accuracy_interval.high,
-            "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
-            "pass_hat_k": {str(k): value for k, value in self.pass_hat_k.items()},
-            "pass_at_k_interval": {str(k): list(each) for k, each in self.pass_at_k_interval.items()},
-            "pass_hat_k_interval": {str(k): list(each) for k, each in self.pass_hat_k_interval.items()},
-            "truncated_ratio": self.truncated_ratio,
-            "format_ok_ratio": self.format_ok_ratio,
-            "response_length_mean": self.response_length_mean,
-            "response_length_median": self.response_length_median,
-            "response_length_max": self.response_length_max,
-        }
+        found: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "accuracy_interval":
+                found |= {"accuracy_low": value.low, "accuracy_high": value.high}
+            elif isinstance(value, Mapping):
+                found[each.name] = {
+                    str(k): list(of_k) if isinstance(of_k, tuple) else of_k for k, of_k in value.items()
+                }
+            elif each.name not in _NO_NUMBERS:
+                found[each.name] = value
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,3 +190,93 @@ def _num_right(group: Group, plan: SetPlan) -> int | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
+
+
+def log_record(result: EvalResult, *, step: int, first: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a line of eval.jsonl: the numbers, the change since ``first``, and the right answers to each prompt.
+
+    Args:
+        result: What was found.
+        step: Batches trained on before it.
+        first: The line of the first evaluation; None where this is it.
+    """
+    record: dict[str, Any] = {"step": step, **result.summary()}
+    record["prompts"] = {each.name: {"digest": _digest(each), "right": list(each.right_P)} for each in result.sets}
+    changes = {} if first is None else {each.name: _change(each.name, first, record) for each in result.sets}
+    return {**record, "change": {name: change for name, change in changes.items() if change is not None}}
+
+
+def _digest(found: SetResult) -> str:
+    """Return what differs where a set asks something else, or in another order."""
+    digest = blake2b(digest_size=8)
+    for group in found.groups:
+        for part in map(repr, what_is_asked(group.prompt)):
+            digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def _change(name: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the change of the accuracy over the prompts that both evaluations scored, with its paired interval."""
+    before, after = first.get("prompts", {}).get(name), last["prompts"][name]
+    if before is None or before["digest"] != after["digest"]:
+        return None
+    trials = [record["sets"][name]["n_samples_per_prompt"] for record in (first, last)]
+    pairs = [pair for pair in zip(before["right"], after["right"], strict=True) if None not in pair]
+    if not pairs:
+        return None
+    before_P, after_P = ([pair[side] / trials[side] for pair in pairs] for side in (0, 1))
+    low, high = paired_interval(before_P, after_P, trials_before=trials[0], trials_after=trials[1])
+    return {
+        "since": first["step"],
+        "num_prompts": len(pairs),
+        "accuracy": fmean(after_P) - fmean(before_P),
+        "low": low,
+        "high": high,
+    }
+
+
+ANSWERS_SCHEMA = pa.schema(
+    {
+        **{"set": pa.string(), "index": pa.int64(), "answer": pa.int64(), "prompt_id": pa.string()},
+        **{"prompt": pa.string(), "label": pa.string(), "response": pa.string(), "status": pa.string()},
+        **{"response_length": pa.int64(), "reward": pa.float64(), "correct": pa.bool_()},
+        **{"extracted": pa.string(), "error": pa.string()},
+    }
+)
+"""``label`` is JSON text; ``reward`` and ``correct`` are null where an answer could not be scored."""
+
+
+def answers_table(result: EvalResult) -> pa.Table:
+    """Return the answers ordered by set, index of the prompt and number of the answer."""
+    rows = [row for each in result.sets for group in each.groups for row in _rows(each, group)]
+    return pa.Table.from_pylist(rows, schema=ANSWERS_SCHEMA)
+
+
+def _rows(found: SetResult, group: Group) -> Iterator[dict[str, Any]]:
+    prompt = group.prompt
+    for number, rollout in enumerate(group.rollouts):
+        yield {
+            "set": well_formed(found.name),
+            "index": group.group_index,
+            "answer": number,
+            "prompt_id": well_formed(prompt.prompt_id),
+            "prompt": well_formed(prompt.text),
+            "label": json.dumps(prompt.label),
+            **_answer(found, rollout),
+        }
+
+
+def _answer(found: SetResult, rollout: Rollout) -> dict[str, Any]:
+    sample = rollout.samples[-1] if rollout.samples else None
+    is_scored = bool(rollout.samples) and all(each.reward is not None for each in rollout.samples)
+    extracted = rollout.verdict.extracted if rollout.verdict is not None else None
+    correct = is_scored and is_right(rollout, reward_key=found.reward_key, threshold=found.correct_threshold)
+    return {
+        "response": None if sample is None else well_formed(sample.response),
+        "status": (SampleStatus.FAILED if sample is None else sample.status).value,
+        "response_length": rollout.response_tokens,
+        "reward": rollout.get_reward_value(found.reward_key) if is_scored else None,
+        "correct": correct if is_scored else None,
+        "extracted": None if extracted is None else well_formed(extracted),
+        "error": None if rollout.error is None else well_formed(rollout.error),
+    }

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
+_Z = NormalDist().inv_cdf(0.975)
+"""Of the normal distribution, 95 % is within so many deviations of the mean."""
+
 
 class Interval(NamedTuple):
     """A confidence interval: of a proportion within 0 and 1, of the change of one within -1 and 1."""
@@ -20,39 +23,35 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson_interval(num_correct: float, num_trials: float, *, confidence: float = 0.95) -> Interval:
-    """Return the score interval of a proportion; without trials it is all of 0 to 1.
+def wilson_interval(num_correct: float, num_trials: float) -> Interval:
+    """Return the 95 % score interval of a proportion; without trials it is all of 0 to 1.
 
     It stays within 0 and 1 and keeps its coverage near both ends, where the normal interval has none.
 
     Args:
         num_correct: Successes; not an integer where a trial may succeed in part.
         num_trials: Independent ones; not an integer where they are an effective number.
-        confidence: Share of such intervals that hold the true proportion.
 
     Raises:
-        ValueError: If the counts or the confidence are out of range.
+        ValueError: If the counts are out of range.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference" (JASA 22, 1927).
     """
     if not 0 <= num_correct <= num_trials:
         raise ValueError(f"{num_correct} of {num_trials} trials cannot be right")
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence = {confidence}: must be between 0 and 1")
     if num_trials == 0:
         return Interval(0.0, 1.0)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    proportion, spread = num_correct / num_trials, z * z / num_trials
+    proportion, spread = num_correct / num_trials, _Z * _Z / num_trials
     middle = proportion + spread / 2
-    half_width = z * math.sqrt(proportion * (1 - proportion) / num_trials + spread / (4 * num_trials))
+    half_width = _Z * math.sqrt(proportion * (1 - proportion) / num_trials + spread / (4 * num_trials))
     # The ends are 0 and 1 exactly where all answers agree; rounding would leave them beside it.
     low = 0.0 if num_correct == 0 else (middle - half_width) / (1 + spread)
     high = 1.0 if num_correct == num_trials else (middle + half_width) / (1 + spread)
     return Interval(max(0.0, low), min(1.0, high))
 
 
-def cluster_interval(shares_P: Sequence[float], *, num_trials: float, confidence: float = 0.95) -> Interval:
-    """Return an interval of the mean over prompts, each of which has several answers that depend on each other.
+def cluster_interval(shares_P: Sequence[float], *, num_trials: float) -> Interval:
+    """Return the 95 % interval of the mean over prompts, each of which has several answers that depend on each other.
 
     It is Wilson's for as many independent trials as would give the mean the variance that it has, by how much prompts
     differ; where all agree each is one trial. Of prompts with one answer each it is Wilson's.
@@ -60,21 +59,20 @@ def cluster_interval(shares_P: Sequence[float], *, num_trials: float, confidence
     Args:
         shares_P: Of each prompt, within 0 and 1: of right answers, or the chance that one of k is.
         num_trials: Answers a prompt, or answers over k: no mean is worth more independent trials.
-        confidence: Share of such intervals that hold the true mean, over prompts like these.
 
     Raises:
-        ValueError: If a share or the confidence is out of range.
+        ValueError: If a share is out of range.
 
     Source: E. L. Korn and B. I. Graubard, "Confidence intervals for proportions with small expected number of positive
     counts estimated from survey data" (Survey Methodology 24, 1998), for the effective number of trials.
     """
     num_prompts, total = len(shares_P), math.fsum(shares_P)
     if num_trials == 1 or num_prompts < 2:
-        return wilson_interval(total, num_prompts, confidence=confidence)
+        return wilson_interval(total, num_prompts)
     mean, of_mean = total / num_prompts, _covariance(shares_P, shares_P) / (num_prompts - 1)
     effective = mean * (1 - mean) / of_mean if of_mean > 0.0 else float(num_prompts)
-    effective = min(effective, num_prompts * num_trials) * _t_shrinkage(num_prompts - 1, confidence)
-    return wilson_interval(mean * effective, effective, confidence=confidence)
+    effective = min(effective, num_prompts * num_trials) * _t_shrinkage(num_prompts - 1)
+    return wilson_interval(mean * effective, effective)
 
 
 def paired_interval(
@@ -170,12 +168,12 @@ def _covariance(ours_P: Sequence[float], theirs_P: Sequence[float]) -> float:
     return fmean([(one - ours) * (other - theirs) for one, other in zip(ours_P, theirs_P, strict=True)])
 
 
-def _t_shrinkage(degrees: int, confidence: float) -> float:
+def _t_shrinkage(degrees: int) -> float:
     """Return the square of the normal quantile over that of Student's t.
 
     Source: Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
     """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = _Z
     t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
     return (z / t) ** 2
