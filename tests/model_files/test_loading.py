@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rollfeed.errors import CheckpointError
-from rollfeed.model_files.loading import check_model, load_model
+from rollfeed.model_files.loading import check_model, load_causal_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SIZES: dict[str, Any] = {
@@ -60,7 +60,7 @@ def state(model: Any) -> dict[str, Any]:
 def test_a_model_is_what_transformers_makes_of_its_folder(changed: Callable[..., Path]) -> None:
     folder = changed()
     check_model(folder)
-    ours = load_model(folder, dtype=torch.float32)
+    ours = load_causal_model(folder, dtype=torch.float32)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert type(ours) is type(theirs)
     assert state(ours) == state(theirs)
@@ -76,7 +76,7 @@ def test_what_the_check_does_not_read_is_not_needed(changed: Callable[..., Path]
     check_model(folder)
 
 
-@pytest.mark.parametrize("use", [check_model, lambda folder: load_model(folder, dtype=torch.float32)])
+@pytest.mark.parametrize("use", [check_model, lambda folder: load_causal_model(folder, dtype=torch.float32)])
 def test_tensors_that_are_missing_or_of_another_shape_are_named(
     changed: Callable[..., Path], use: Callable[[Path], Any]
 ) -> None:
@@ -98,7 +98,7 @@ def test_tensors_that_the_model_does_not_have_are_told_of_once(
     old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
     folder = changed(lambda tensors: tensors.update(extra | old))
     check_model(folder)
-    load_model(folder, dtype=torch.float32)
+    load_causal_model(folder, dtype=torch.float32)
     [record] = [record for record in caplog.records if record.name.startswith("rollfeed")]
     assert "score.weight, v_head.summary.weight (2 in all)" in record.message
     assert "LOAD REPORT" not in capfd.readouterr().err
@@ -106,21 +106,21 @@ def test_tensors_that_the_model_does_not_have_are_told_of_once(
 
 def test_files_that_do_not_count_are_not_loaded(changed: Callable[..., Path]) -> None:
     folder = changed()
-    expected = state(load_model(folder, dtype=torch.float32))
+    expected = state(load_causal_model(folder, dtype=torch.float32))
     other = {name: tensor + 1.0 for name, tensor in load_file(folder / SINGLE).items()}
     save_file(other, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
     places = dict.fromkeys(other, "model-00001-of-00001.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
-    assert state(load_model(folder, dtype=torch.float32)) == expected
+    assert state(load_causal_model(folder, dtype=torch.float32)) == expected
     (folder / SINGLE).unlink()
-    assert state(load_model(folder, dtype=torch.float32)) != expected
+    assert state(load_causal_model(folder, dtype=torch.float32)) != expected
 
 
 def test_a_model_that_transformers_does_not_know_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new"}')
     save_file({"a": torch.zeros(1)}, tmp_path / SINGLE)
-    for use in (check_model, lambda folder: load_model(folder, dtype=torch.float32)):
+    for use in (check_model, lambda folder: load_causal_model(folder, dtype=torch.float32)):
         with pytest.raises(CheckpointError, match="transformers cannot load it") as caught:
             use(tmp_path)
         assert "\n" not in str(caught.value)
@@ -129,4 +129,4 @@ def test_a_model_that_transformers_does_not_know_is_a_line(tmp_path: Path) -> No
 def test_values_that_are_not_finite_are_named(changed: Callable[..., Path]) -> None:
     folder = changed(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
     with pytest.raises(CheckpointError, match=r"weight 'model\.norm\.weight': some of its values are not finite"):
-        load_model(folder, dtype=torch.float32)
+        load_causal_model(folder, dtype=torch.float32)

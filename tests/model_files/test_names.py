@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rollfeed.model_files import read_headers
-from rollfeed.model_files.loading import load_model
+from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.names import CheckpointNames
 
 FILE = "model.safetensors"
@@ -58,7 +58,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def opened(folder: Path) -> tuple[Any, CheckpointNames]:
-    model = load_model(folder, dtype=torch.float32)
+    model = load_causal_model(folder, dtype=torch.float32)
     return model, CheckpointNames(model, read_headers(folder))
 
 

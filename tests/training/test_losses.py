@@ -23,7 +23,7 @@ from rollfeed.training.losses import (
     policy_ratio,
     weighted_policy_loss,
 )
-from rollfeed.training.sequences import token_weights
+from rollfeed.training.packing import token_weights
 
 LOW, HIGH = 0.2, 0.28
 LENGTHS = (5, 1, 0, 7, 4, 3)

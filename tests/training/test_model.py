@@ -15,8 +15,9 @@ import transformers
 
 from rollfeed.config.train import Normalisation, TrainSettings
 from rollfeed.errors import CheckpointError
-from rollfeed.training import pack_sequences, sequence_weights, split_into_minibatches
-from rollfeed.training.model import Policy, enable_activation_checkpointing, load_model, longest_tree
+from rollfeed.training.model import Policy, enable_activation_checkpointing, load_policy_model
+from rollfeed.training.packing import pack_sequences, sequence_weights, split_into_minibatches
+from rollfeed.training.sharing import longest_tree
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -67,7 +68,7 @@ def micro_batches(batch: Any, *, share_prompts: bool) -> list[Any]:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_are_those_of_each_sequence_alone(checkpoint: Path, temperature: float, batch_by_seed) -> None:
     batch = batch_by_seed(3)
-    policy = Policy(load_model(checkpoint, device=CPU), temperature=temperature)
+    policy = Policy(load_policy_model(checkpoint, device=CPU), temperature=temperature)
     plain = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     shares = longest_tree(policy, checkpoint=checkpoint, settings=TrainSettings()) > 0
     assert shares == (checkpoint.name not in ("mistral", "gpt_neo", "mamba", "bloom"))
@@ -88,7 +89,7 @@ def test_logprobs_are_those_of_each_sequence_alone(checkpoint: Path, temperature
 
 @pytest.mark.parametrize("computes_again", [False, True])
 def test_a_pass_is_the_same_each_time(computes_again: bool, checkpoint: Path, batch_by_seed) -> None:
-    policy = Policy(load_model(checkpoint, device=CPU), temperature=1.0)
+    policy = Policy(load_policy_model(checkpoint, device=CPU), temperature=1.0)
     if computes_again:
         enable_activation_checkpointing(policy.model)
     [micro_batch, *_] = micro_batches(batch_by_seed(3), share_prompts=False)
@@ -101,9 +102,9 @@ def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     for architectures in (["BertForMaskedLM"], None):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": architectures}))
         with pytest.raises(CheckpointError, match="not a causal language model"):
-            load_model(tmp_path, device=CPU)
+            load_policy_model(tmp_path, device=CPU)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        load_model(tmp_path / "nothing", device=CPU)
+        load_policy_model(tmp_path / "nothing", device=CPU)
 
 
 def test_a_checkpoint_without_all_weights_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_checkpoint_without_all_weights_is_refused(tiny_checkpoint: Path, tmp_
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"weight 'model\.layers\.1\.mlp\.up_proj\.weight' is missing"):
-        load_model(folder, device=CPU)
+        load_policy_model(folder, device=CPU)
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(CheckpointError, match="no safetensors file"):
-        load_model(folder, device=CPU)
+        load_policy_model(folder, device=CPU)

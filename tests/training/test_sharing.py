@@ -14,8 +14,8 @@ import transformers
 
 from rollfeed.config.train import TrainSettings
 from rollfeed.errors import CheckpointError
-from rollfeed.training.model import refusal_to_share
 from rollfeed.training.packing import LONGEST_TREE
+from rollfeed.training.sharing import refusal_to_share
 from rollfeed.training.trainer import Trainer
 
 SMALL: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

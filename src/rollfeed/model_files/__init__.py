@@ -4,9 +4,16 @@ Everything that loads, checks or watches a model asks here. Nothing but the modu
 imports torch.
 """
 
-from rollfeed.model_files.config import CONFIG_FILE, find_config, read_config, read_eos_token_ids
-from rollfeed.model_files.content import check_content, read_object, refusal
-from rollfeed.model_files.weights import (
+from rollfeed.model_files.content import (
+    CONFIG_FILE,
+    check_content,
+    find_config,
+    read_config,
+    read_eos_token_ids,
+    read_object,
+    refusal,
+)
+from rollfeed.model_files.headers import (
     BESIDE_WEIGHTS,
     INDEX_FILE,
     WEIGHTS_FILE,

@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rollfeed.errors import CheckpointError
-from rollfeed.model_files.config import read_config
-from rollfeed.model_files.weights import mismatch, read_headers, refuse_missing, tell_of_unknown, weight_files
+from rollfeed.model_files.content import read_config
+from rollfeed.model_files.headers import mismatch, read_headers, refuse_missing, tell_of_unknown, weight_files
 
 
-def load_model(
+def load_causal_model(
     folder: Path,
     *,
     dtype: torch.dtype,
@@ -67,7 +67,7 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Compare the headers of a folder with its model; what the model does not have is told of.
 
     Raises:
-        CheckpointError: As :func:`load_model` would.
+        CheckpointError: As :func:`load_causal_model` would.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig

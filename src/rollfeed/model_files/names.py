@@ -23,8 +23,8 @@ from transformers.core_model_loading import (
 )
 
 
-class _Place(NamedTuple):
-    """Where a tensor of the checkpoint is in the model."""
+class _ModelPlace(NamedTuple):
+    """The place of a checkpoint's tensor in the model."""
 
     own: str
     """The model's name for it, or for the first of those that it is a part of or has become."""
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 
 
 class CheckpointNames:
-    """What stands between a model's tensors and the names of its checkpoint.
+    """Translates between a model's tensors and the names of its checkpoint.
 
     Args:
         model: As transformers loaded it; one on the meta device shows names and shapes.
@@ -55,7 +55,7 @@ class CheckpointNames:
             if place.pattern is not None:
                 self._parts[place.own].append(name)
         same = {id(state[place.own]) for place in self._stored.values() if place.pattern is None}
-        self._own = {own: _Place(own) for own, tensor in state.items() if id(tensor) in same}
+        self._own = {own: _ModelPlace(own) for own, tensor in state.items() if id(tensor) in same}
         rest: dict[int, str] = {}  # tied ones once
         for own, tensor in state.items():
             if id(tensor) not in same:
@@ -124,7 +124,7 @@ class CheckpointNames:
         given: dict[str, dict[str, Tensor]] = defaultdict(dict)
         state = self._state()
         for name, tensor in tensors.items():
-            place = self._stored.get(name, _Place(name))
+            place = self._stored.get(name, _ModelPlace(name))
             if place.pattern is None:
                 found[place.own] = tensor
             else:
@@ -141,12 +141,12 @@ class CheckpointNames:
         state: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         return state
 
-    def _place(self, name: str, state: Mapping[str, Tensor]) -> _Place:
+    def _place(self, name: str, state: Mapping[str, Tensor]) -> _ModelPlace:
         """Return where transformers puts a tensor; a name that the model does not have is no place."""
         prefix: dict[str, Any] = {"base_model_prefix": self._model.base_model_prefix, "meta_state_dict": state}
-        place = _Place(*rename_source_key(name, self._renamings, self._converters, **prefix))
+        place = _ModelPlace(*rename_source_key(name, self._renamings, self._converters, **prefix))
         if place.own not in state and name in state:
-            place = _Place(*rename_source_key(name, [], [], **prefix))
+            place = _ModelPlace(*rename_source_key(name, [], [], **prefix))
         return place
 
     def _converted_shapes(self, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rollfeed.errors import CheckpointError
-from rollfeed.model_files.loading import load_model
-from rollfeed.model_files.weights import read_headers, weight_files
+from rollfeed.model_files.headers import read_headers, weight_files
+from rollfeed.model_files.loading import load_causal_model
 
 _LENGTH = 40
 """Of the texts. Windows of tiny models are shorter; those of others are not reached."""
@@ -45,7 +45,7 @@ def load_tried(folder: Path, *, dtype: torch.dtype, generates: bool, trust_remot
     Raises:
         CheckpointError: If it cannot be loaded, or not be sampled from and trained.
     """
-    model = load_model(folder, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = load_causal_model(folder, dtype=dtype, trust_remote_code=trust_remote_code)
     refusal = refusal_of_model(model, generates=generates) if dtype is torch.float32 else None
     if refusal is not None:
         raise CheckpointError(f"{folder}: not a model to sample from and train: {refusal}")

@@ -1,17 +1,4 @@
-"""From batches to new weights.
+"""Training: batches become new weights.
 
-What is here needs no PyTorch; the trainer (:mod:`rollfeed.training.trainer`) and the losses
-(:mod:`rollfeed.training.losses`) do, and are imported from where they are.
+Packing (:mod:`rollfeed.training.packing`) needs no PyTorch; the rest does, and nothing is imported here.
 """
-
-from rollfeed.training.packing import MicroBatch, pack_sequences
-from rollfeed.training.sequences import TrainSequence, sequence_weights, split_into_minibatches, token_weights
-
-__all__ = [
-    "MicroBatch",
-    "TrainSequence",
-    "pack_sequences",
-    "sequence_weights",
-    "split_into_minibatches",
-    "token_weights",
-]

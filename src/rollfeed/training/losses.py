@@ -1,7 +1,7 @@
 """Policy losses, token by token.
 
 A loss here is a value for each token; what is optimised is their sum, weighted by ``token_weights`` of
-:mod:`rollfeed.training.sequences`. Those are of a whole mini-batch: the sum over micro-batches is then the loss of
+:mod:`rollfeed.training.packing`. Those are of a whole mini-batch: the sum over micro-batches is then the loss of
 the mini-batch, however it was cut. Named methods are combinations:
 
 =============  ==============================  =======================  =================  ====================

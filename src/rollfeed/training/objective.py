@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, put together from its settings.
+"""The loss of a micro-batch, put together from its settings, and the numbers that describe an update.
 
 The parts, and the papers that they are from, are in :mod:`rollfeed.training.losses`. The divergence is added to each
 token's loss and weighted as that is, where GRPO has it (arXiv:2402.03300, section 4.1.1, equation 3); what corrects for
@@ -9,6 +9,10 @@ Axes: T trained tokens of a micro-batch.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +29,97 @@ from rollfeed.training.losses import (
     policy_ratio,
     weighted_policy_loss,
 )
-from rollfeed.training.metrics import Tally, add_mismatch
 from rollfeed.training.model import Scored, to_device
 from rollfeed.training.packing import MicroBatch
+
+_JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "count": torch.add,
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+class Tally:
+    """Sums and extremes over trained tokens; order of micro-batches and their sizes do not matter.
+
+    They stay on the device of what is added, where they are added up; only :meth:`metrics` waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._gathered: dict[str, dict[str, Tensor]] = {kind: {} for kind in _JOINS}
+
+    def add(self, name: str, values_T: Tensor, mask_T: Tensor) -> None:
+        """Add the values of trained tokens to the sum of this name; what is not trained on does not count."""
+        self._add("sum", name, torch.where(mask_T != 0, values_T.detach(), 0.0).double().sum())
+
+    def add_extremes(self, name: str, values_T: Tensor, mask_T: Tensor) -> None:
+        """Keep the lowest and the highest value of a trained token."""
+        trained_T, values_T = mask_T != 0, values_T.detach().double()
+        if len(values_T):
+            self._add("min", name, torch.where(trained_T, values_T, math.inf).amin())
+            self._add("max", name, torch.where(trained_T, values_T, -math.inf).amax())
+
+    def count(self, mask_T: Tensor, *, name: str = "tokens") -> None:
+        """Count trained tokens; ``tokens`` are what the sums are divided by."""
+        self._add("count", name, (mask_T != 0).double().sum())
+
+    def merge(self, other: Tally) -> None:
+        """Take what another one gathered."""
+        for kind, values in other._gathered.items():
+            for name, value in values.items():
+                self._add(kind, name, value)
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over trained tokens, and ``_min`` and ``_max`` of what has extremes; nothing without tokens."""
+        gathered = [(kind, name, value) for kind, values in self._gathered.items() for name, value in values.items()]
+        tokens = float(self._gathered["count"].get("tokens", 0.0))
+        if tokens == 0:
+            return {}
+        read = torch.stack([value for _, _, value in gathered]).tolist()
+        return {
+            f"{name}_{kind}" if kind in ("min", "max") else name: value / tokens if kind == "sum" else value
+            for (kind, name, _), value in zip(gathered, read, strict=True)
+        }
+
+    def _add(self, kind: str, name: str, value: Tensor) -> None:
+        own = self._gathered[kind]
+        own[name] = _JOINS[kind](own[name], value) if name in own else value
+
+
+class Stopwatch:
+    """Adds up how long the parts of a step take."""
+
+    def __init__(self) -> None:
+        self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
+
+def add_mismatch(tally: Tally, *, trainer_logprobs_T: Tensor, rollout_logprobs_T: Tensor, mask_T: Tensor) -> None:
+    """Tally how far the trainer's policy is from the engine's, at tokens that the engine sampled.
+
+    ``mismatch_kl`` estimates KL(engine || trainer) by k3, ``mismatch_k1`` by the log-ratio (Schulman, "Approximating KL
+    Divergence", 2020); ``mismatch_abs`` are absolute differences of log-probabilities, and ``mismatch_ratio`` the
+    trainer's over the engine's probability.
+    """
+    with torch.no_grad():
+        log_ratio_T = trainer_logprobs_T.double() - rollout_logprobs_T.double()
+        #: train/mismatch_k1: divergence of the engine from the trainer as the mean of the log-ratio, in nats
+        tally.add("mismatch_k1", -log_ratio_T, mask_T)
+        #: train/mismatch_kl: divergence of the engine from the trainer by the estimate k3, never below 0, in nats
+        tally.add("mismatch_kl", torch.expm1(log_ratio_T) - log_ratio_T, mask_T)
+        #: train/mismatch_abs, train/mismatch_abs_min, train/mismatch_abs_max: absolute difference of log-probabilities
+        tally.add("mismatch_abs", log_ratio_T.abs(), mask_T)
+        tally.add_extremes("mismatch_abs", log_ratio_T.abs(), mask_T)
+        #: train/mismatch_ratio_min, train/mismatch_ratio_max: the trainer's over the engine's probability
+        tally.add_extremes("mismatch_ratio", torch.exp(log_ratio_T), mask_T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +170,9 @@ def micro_batch_loss(
     old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
     ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T, level=settings.ratio)
     loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
+    #: train/tokens: trained tokens of all updates, those of every epoch counted
     tally.count(mask_T)
+    #: train/entropy: of the distribution over the whole vocabulary, in nats
     tally.add("entropy", scored.entropy_T, mask_T)
     add_mismatch(tally, trainer_logprobs_T=trainer_T, rollout_logprobs_T=arrays.rollout_logprobs_T, mask_T=mask_T)
     _add_clipping(tally, ratio_T.detach(), arrays, settings)
@@ -88,6 +182,7 @@ def micro_batch_loss(
         kl_T = kl_penalty(
             logprobs_T, reference_logprobs_T=reference_logprobs_T, mask_T=mask_T, estimator=settings.kl_estimator
         )
+        #: train/reference_kl: divergence from the reference, where `train.loss.kl_coefficient` is above 0
         tally.add("reference_kl", kl_T, mask_T)
         loss_T = loss_T + settings.kl_coefficient * kl_T
     return (loss_T * arrays.weights_T).sum()
@@ -123,10 +218,14 @@ def _add_clipping(tally: Tally, ratio_T: Tensor, arrays: TokenArrays, settings: 
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
     )
+    #: train/clipped_low_ratio: share of tokens that the lower bound of the ratio keeps from a gradient
     tally.add("clipped_low_ratio", low_T, mask_T)
+    #: train/clipped_high_ratio: the same of the upper bound
     tally.add("clipped_high_ratio", high_T, mask_T)
     if settings.dual_clip > 0:
+        #: train/dual_clipped_ratio: share of tokens beyond `train.loss.dual_clip`
         tally.add("dual_clipped_ratio", (ratio_T > settings.dual_clip) & (advantages_T < 0), mask_T)
+    #: train/policy_ratio_min, train/policy_ratio_max: of the new over the old probability
     tally.add_extremes("policy_ratio", ratio_T, mask_T)
 
 
@@ -146,6 +245,8 @@ def _correction(trainer_T: Tensor, arrays: TokenArrays, settings: LossSettings, 
         low=settings.correction_low,
         high=settings.correction_high,
     )
+    #: train/correction_weight: the weight that corrects for the engine, where `train.loss.correction` asks for it
     tally.add("correction_weight", weights_T, mask_T)
+    #: train/corrected_ratio: share of tokens whose weight was cut or masked
     tally.add("corrected_ratio", weights_T != ratio_T, mask_T)
     return weights_T

@@ -1,4 +1,4 @@
-"""Sequences packed into micro-batches of a bounded number of tokens.
+"""The trained part of a batch: token sequences with their weights, packed into micro-batches of a bounded size.
 
 Rows are padded at the end, and lie side by side in order of length. Causal attention never looks at what comes
 later, so a padded row gives exactly what its sequence alone gives, with any causal model and without a mask; sequences
@@ -8,7 +8,8 @@ a tree, the prompt followed by its branches, each of which sees the prompt and i
 
 The last token of a sequence is no input, because nothing behind it is trained on.
 
-Axes: B rows, L places in a row, K places with logits, T trained tokens of a micro-batch.
+Axes: B rows, L places in a row, K places with logits, T trained tokens of a sequence or a micro-batch, those with
+weight 0 left out.
 """
 
 from __future__ import annotations
@@ -19,17 +20,187 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
-from rollfeed.training.sequences import TrainSequence
-from rollfeed.types import SamplingMask
+from rollfeed.types import Sample, SamplingMask, TrainBatch
 
 LONGEST_TREE = 1024
 """Places in a row with branches. Attention over such a row is computed in full, so it must not become what counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSequence:
+    """One sample's tokens, up to the last one that is trained on.
+
+    Raises:
+        ConfigError: If its first token is to be trained on, which nothing predicts.
+    """
+
+    sequence_id: int
+    """The sample's place in its batch."""
+    sample_index: int
+    """The sample's ``index``, for messages."""
+    rollout_id: int
+    """Equal for forks; counted within the batch."""
+    family: int
+    """Equal where prompts may be equal: the group's place in the batch."""
+    token_ids: NDArray[np.int32]
+    """Prompt and response."""
+    prompt_length: int
+    positions_T: NDArray[np.int64]
+    """Where the trained tokens are."""
+    mask_T: NDArray[np.float32]
+    """Their weights, none of them 0."""
+    rollout_logprobs_T: NDArray[np.float32]
+    advantages_T: NDArray[np.float32]
+    sampling_mask: SamplingMask | None = None
+    """What the trained tokens were drawn from."""
+
+    def __post_init__(self) -> None:
+        if len(self.positions_T) and self.positions_T[0] == 0:
+            raise ConfigError(
+                f"sample {self.sample_index}: its prompt has no tokens, so nothing predicts its first one; "
+                "give every prompt at least one token"
+            )
+
+    @classmethod
+    def of_tokens(
+        cls, token_ids: NDArray[np.int32], *, prompt_length: int, number: int, family: int | None = None
+    ) -> TrainSequence:
+        """Return a sequence by itself: all behind the prompt is trained on alike, and nobody has sampled it."""
+        num_trained = len(token_ids) - prompt_length
+        return cls(
+            sequence_id=number,
+            sample_index=number,
+            rollout_id=number,
+            family=number if family is None else family,
+            token_ids=token_ids,
+            prompt_length=prompt_length,
+            positions_T=np.arange(prompt_length, len(token_ids), dtype=np.int64),
+            mask_T=np.ones(num_trained, np.float32),
+            rollout_logprobs_T=np.zeros(num_trained, np.float32),
+            advantages_T=np.ones(num_trained, np.float32),
+        )
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens that the model has to see: all before the last trained one."""
+        return int(self.positions_T[-1]) if len(self.positions_T) else 0
+
+
+def split_into_minibatches(batch: TrainBatch, num_minibatches: int) -> list[list[TrainSequence]]:
+    """Return the sequences of each mini-batch, whole groups in their order, about as many groups in each.
+
+    Samples without a trained token are left out, and so are those with ``remove_sample``.
+
+    Raises:
+        ConfigError: If there are fewer groups than mini-batches, or a sample cannot be trained on.
+    """
+    if num_minibatches > len(batch.groups):
+        raise ConfigError(
+            f"train.num_minibatches = {num_minibatches}: a batch of {len(batch.groups)} groups cannot be split into as "
+            "many; lower it, or raise rollout.rollout_batch_size"
+        )
+    per_group: list[list[TrainSequence]] = []
+    sequence_id = rollout_id = -1
+    for family, group in enumerate(batch.groups):
+        per_group.append([])
+        for rollout in group.rollouts:
+            rollout_id += 1
+            for sample in rollout.samples:
+                sequence_id += 1
+                if sample.loss_mask.any() and not sample.remove_sample:
+                    places = {"sequence_id": sequence_id, "rollout_id": rollout_id, "family": family}
+                    advantage = batch.advantages_S[sequence_id]
+                    per_group[-1].append(sequence_of(sample, advantage=advantage, **places))
+    parts = np.array_split(np.arange(len(per_group)), num_minibatches)
+    return [[sequence for index in part for sequence in per_group[index]] for part in parts]
+
+
+def token_weights(
+    mask_T: NDArray[np.float32],
+    rollout_ids_T: NDArray[np.int64],
+    *,
+    normalisation: Normalisation,
+    constant_length: int | None = None,
+) -> NDArray[np.float32]:
+    """Return what each token's loss is multiplied with before all are added up, ``(T,)``.
+
+    Only trained tokens count: sequences that are masked out altogether change neither the sum nor what it is divided
+    by. Forks of one rollout are one output: they share its weight.
+
+    Args:
+        mask_T: The weight of each token of the whole mini-batch; 0 is not trained on.
+        rollout_ids_T: Equal for the tokens of one rollout.
+        normalisation: ``TOKEN`` divides by all trained tokens (DAPO, arXiv:2503.14476, section 3.3); ``SEQUENCE`` by
+            those of the rollout, and then by the rollouts (GRPO, arXiv:2402.03300, section 4.1.1, equation 3);
+            ``CONSTANT`` by ``constant_length`` instead of the former (Dr. GRPO, arXiv:2503.20783, section 3.2).
+        constant_length: Needed for ``CONSTANT``.
+
+    Raises:
+        ValueError: If it is needed and not given.
+    """
+    mask_64 = np.asarray(mask_T, np.float64)
+    if not mask_64.any():
+        return np.zeros(len(mask_64), np.float32)
+    if normalisation is Normalisation.TOKEN:
+        return np.asarray(mask_64 / mask_64.sum(), np.float32)
+    _, number_T = np.unique(rollout_ids_T, return_inverse=True)
+    sums = np.bincount(number_T, weights=mask_64)
+    num_rollouts = np.count_nonzero(sums)
+    if normalisation is Normalisation.SEQUENCE:
+        return np.asarray(mask_64 / np.where(sums > 0, sums, 1.0)[number_T] / num_rollouts, np.float32)
+    if constant_length is None:
+        raise ValueError("normalisation by a constant needs constant_length")
+    return np.asarray(mask_64 / (constant_length * num_rollouts), np.float32)
+
+
+def sequence_weights(
+    sequences: Sequence[TrainSequence], *, normalisation: Normalisation, constant_length: int | None
+) -> list[NDArray[np.float32]]:
+    """Return :func:`token_weights` of a mini-batch, ``(T,)`` for each sequence."""
+    if not sequences:
+        return []
+    lengths = [len(sequence.mask_T) for sequence in sequences]
+    weights = token_weights(
+        np.concatenate([sequence.mask_T for sequence in sequences]),
+        np.repeat([sequence.rollout_id for sequence in sequences], lengths),
+        normalisation=normalisation,
+        constant_length=constant_length,
+    )
+    return np.split(weights, np.cumsum(lengths)[:-1])
+
+
+def sequence_of(
+    sample: Sample, *, sequence_id: int, rollout_id: int, family: int, advantage: float | NDArray[np.float32]
+) -> TrainSequence:
+    """Return a sample as what is trained on; ``advantage`` is of all its tokens, or one for each of its response.
+
+    Raises:
+        ConfigError: If it has images, or nothing predicts its first token.
+    """
+    if sample.images:
+        raise ConfigError(f"sample {sample.index}: it has images, and this trainer takes text only")
+    trained = np.flatnonzero(sample.loss_mask)
+    positions_T = trained + sample.prompt_length
+    return TrainSequence(
+        sequence_id=sequence_id,
+        sample_index=sample.index,
+        rollout_id=rollout_id,
+        family=family,
+        token_ids=sample.token_ids,
+        prompt_length=sample.prompt_length,
+        positions_T=positions_T.astype(np.int64),
+        mask_T=sample.loss_mask[trained],
+        rollout_logprobs_T=sample.logprobs[trained],
+        advantages_T=np.broadcast_to(np.asarray(advantage, np.float32), sample.response_length)[trained],
+        sampling_mask=None if sample.sampling_mask is None else sample.sampling_mask.at(trained),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What goes through the model at once."""
+    """Rows of tokens that go through the model at once."""
 
     token_ids_BL: NDArray[np.int64]
     """Padded with 0."""
@@ -56,7 +227,7 @@ class MicroBatch:
 
 
 @dataclass(slots=True)
-class _Row:
+class _PackedRow:
     """A prompt and the sequences that go on from it; or one sequence."""
 
     members: list[int]
@@ -99,7 +270,7 @@ def pack_sequences(
             )
     longest = min(micro_batch_tokens, longest_tree) if share_prompts else 0
     rows = sorted(_make_rows(sequences, longest), key=lambda row: -row.length)
-    bins: list[list[_Row]] = []
+    bins: list[list[_PackedRow]] = []
     for row in rows:
         # The first row is the longest, and every row takes as many places.
         room = (bin_ for bin_ in bins if (len(bin_) + 1) * bin_[0].length <= micro_batch_tokens)
@@ -111,9 +282,9 @@ def pack_sequences(
     return [_lay_out(bin_, sequences, weights) for bin_ in bins]
 
 
-def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int) -> list[_Row]:
+def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int) -> list[_PackedRow]:
     """Return the rows, those of each prompt in the order in which they were begun."""
-    rows_of_prompt: dict[tuple[int, bytes], list[_Row]] = {}
+    rows_of_prompt: dict[tuple[int, bytes], list[_PackedRow]] = {}
     for number in sorted(range(len(sequences)), key=lambda number: -sequences[number].num_inputs):
         sequence = sequences[number]
         prompt_length = sequence.prompt_length
@@ -122,14 +293,14 @@ def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int) -> list[_R
         rows = rows_of_prompt.setdefault(key, [])
         row = next((row for row in rows if row.length + extra <= longest_tree), None)
         if row is None:
-            rows.append(_Row([number], prompt_length, sequence.num_inputs))
+            rows.append(_PackedRow([number], prompt_length, sequence.num_inputs))
         else:
             row.add(number, extra)
     return [row for rows in rows_of_prompt.values() for row in rows]
 
 
 def _lay_out(
-    rows: Sequence[_Row], sequences: Sequence[TrainSequence], weights: Sequence[NDArray[np.float32]]
+    rows: Sequence[_PackedRow], sequences: Sequence[TrainSequence], weights: Sequence[NDArray[np.float32]]
 ) -> MicroBatch:
     num_rows, width = len(rows), rows[0].length
     token_ids_BL = np.zeros((num_rows, width), np.int64)

@@ -1,4 +1,4 @@
-"""What the trainer's weights say of a few texts, as an engine may hold them.
+"""The log-probabilities that the trainer's weights, as an engine may hold them, give to a few texts.
 
 An engine has the weights in the type that they are published in, or in a coarser one of its own. At small learning
 rates an update is smaller than the steps of such a type: most weights then stay as they are, in an engine that has
@@ -27,8 +27,7 @@ from rollfeed.config.weights import ON_CPU, ON_GPU, ProofSettings
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
 from rollfeed.model_files import has_weights, read_headers
 from rollfeed.training.model import Policy
-from rollfeed.training.packing import pack_sequences
-from rollfeed.training.sequences import TrainSequence
+from rollfeed.training.packing import TrainSequence, pack_sequences
 from rollfeed.types import PUBLISHED, TrainBatch, WeightProbe
 
 if TYPE_CHECKING:
@@ -81,36 +80,16 @@ def score_texts(
         rounding: What becomes of the weights in the engine; None leaves them.
         micro_batch_tokens: The most places computed at once, or those of one text.
     """
-    sequences = [_whole(text, number) for number, text in enumerate(texts)]
+    sequences = [TrainSequence.of_tokens(text, prompt_length=1, number=number) for number, text in enumerate(texts)]
     micro_batches = pack_sequences(
         sequences,
         [sequence.mask_T for sequence in sequences],
         micro_batch_tokens=max(micro_batch_tokens, *(len(text) for text in texts)),
         share_prompts=False,
     )
-    found: dict[int, NDArray[np.float64]] = {}
-    with torch.no_grad(), policy.computing(), _rounded(policy.model, rounding):
-        for micro_batch in micro_batches:
-            logprobs_T = policy.score(micro_batch, temperature=1.0, exact=True).logprobs_T.double().cpu().numpy()
-            for number in np.unique(micro_batch.sequence_ids_T):
-                found[int(number)] = logprobs_T[micro_batch.sequence_ids_T == number]
-    return np.concatenate([found[number] for number in range(len(texts))])
-
-
-def _whole(text: NDArray[np.int32], number: int) -> TrainSequence:
-    num_trained = len(text) - 1
-    return TrainSequence(
-        sequence_id=number,
-        sample_index=number,
-        rollout_id=number,
-        family=number,
-        token_ids=text,
-        prompt_length=1,
-        positions_T=np.arange(1, len(text)),
-        mask_T=np.ones(num_trained, np.float32),
-        rollout_logprobs_T=np.zeros(num_trained, np.float32),
-        advantages_T=np.ones(num_trained, np.float32),
-    )
+    with _rounded(policy.model, rounding):
+        found = policy.score_each(micro_batches, temperature=1.0, exact=True)
+    return np.concatenate([found[number].logprobs_T.double().numpy() for number in range(len(texts))])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From logits to the log-probabilities of tokens, with a gradient that takes no more memory than the logits do.
+"""Log-probabilities of tokens from logits, with a gradient that takes no more memory than the logits do.
 
 A token that was drawn from a part of the vocabulary, because of top-k, top-p or suppressed ends, has its probability
 among these tokens, as the engine's has: for equal weights their ratio is 1, and what could not be drawn is left as it
@@ -22,7 +22,7 @@ _CHUNK_ELEMENTS = 1 << 22
 
 
 class DrawnFrom(NamedTuple):
-    """What tokens were drawn from; those that are not named are drawn from the whole vocabulary."""
+    """Parts of the vocabulary that tokens were drawn from; those that are not named are drawn from all of it."""
 
     token_M: Tensor
     """Which of the T tokens it is for."""

@@ -17,8 +17,7 @@ from rollfeed.config.train import OptimizerSettings
 from rollfeed.errors import RunFailedError
 from rollfeed.training.model import Policy
 from rollfeed.training.optimizer import Optimizer
-from rollfeed.training.packing import MicroBatch, pack_sequences
-from rollfeed.training.sequences import TrainSequence
+from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
 
 
 class Demonstration(NamedTuple):
@@ -50,7 +49,14 @@ class SupervisedUpdates:
             ConfigError: If a demonstration fits neither the model nor the micro-batch; nothing has been changed then.
             RunFailedError: If the loss or its gradient is not finite; the weights are those before this update.
         """
-        sequences = [_sequence(each, number) for number, each in enumerate(demonstrations)]
+        sequences = [
+            TrainSequence.of_tokens(
+                np.concatenate([each.prompt_ids, each.response_ids]),
+                prompt_length=len(each.prompt_ids),
+                number=number,
+            )
+            for number, each in enumerate(demonstrations)
+        ]
         for sequence in sequences:
             self._policy.check(sequence, name="demonstration", remedy="leave it out")
         num_tokens = sum(len(sequence.positions_T) for sequence in sequences)
@@ -73,19 +79,3 @@ class SupervisedUpdates:
         loss = -(self._policy.score(micro_batch).logprobs_T * weights_T).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
-
-
-def _sequence(demonstration: Demonstration, number: int) -> TrainSequence:
-    prompt_length, num_trained = len(demonstration.prompt_ids), len(demonstration.response_ids)
-    return TrainSequence(
-        sequence_id=number,
-        sample_index=number,
-        rollout_id=number,
-        family=number,
-        token_ids=np.concatenate([demonstration.prompt_ids, demonstration.response_ids]),
-        prompt_length=prompt_length,
-        positions_T=np.arange(prompt_length, prompt_length + num_trained, dtype=np.int64),
-        mask_T=np.ones(num_trained, np.float32),
-        rollout_logprobs_T=np.zeros(num_trained, np.float32),
-        advantages_T=np.ones(num_trained, np.float32),
-    )

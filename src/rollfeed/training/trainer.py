@@ -27,19 +27,24 @@ from rollfeed.errors import CheckpointError, RunFailedError
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.training.checkpoint import TrainerState, read_state, write_state
-from rollfeed.training.metrics import Stopwatch, Tally
 from rollfeed.training.model import (
     Policy,
     autocast_of,
     choose_device,
     enable_activation_checkpointing,
-    load_model,
-    longest_tree,
+    load_policy_model,
 )
-from rollfeed.training.objective import TokenArrays, micro_batch_loss
+from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
-from rollfeed.training.packing import MicroBatch, pack_sequences
-from rollfeed.training.sequences import TrainSequence, sequence_of, sequence_weights, split_into_minibatches
+from rollfeed.training.packing import (
+    MicroBatch,
+    TrainSequence,
+    pack_sequences,
+    sequence_of,
+    sequence_weights,
+    split_into_minibatches,
+)
+from rollfeed.training.sharing import longest_tree
 from rollfeed.types import Sample, TrainBatch
 
 logger = logging.getLogger(__name__)
@@ -47,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReport:
-    """What became of one batch."""
+    """Updates and metrics of one batch."""
 
     step: int
     """The batch's number."""
@@ -116,7 +121,7 @@ class Trainer:
         threads = settings.threads or num_physical_cores()
 
         def load() -> Policy:
-            model = load_model(checkpoint, device=self.device, trust_remote_code=trust_remote_code)
+            model = load_policy_model(checkpoint, device=self.device, trust_remote_code=trust_remote_code)
             return Policy(model, temperature=temperature, autocast=autocast, threads=threads)
 
         self._stopwatch = Stopwatch()
@@ -182,10 +187,15 @@ class Trainer:
         figures = {
             **tally.metrics(),
             **{name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]},
+            #: train/updates: updates that were made with the batch
             "updates": float(len(updates)),
+            #: train/skipped_updates: updates that were left out, as not finite or without an advantage
             "skipped_updates": float(len(skipped)),
+            #: train/computed_tokens: tokens of the passes with a gradient, prompts that are shared once
             "computed_tokens": float(sum(m.num_inputs for m in micro_batches)),
+            #: train/padded_tokens: the same with padding
             "padded_tokens": float(sum(m.token_ids_BL.size for m in micro_batches)),
+            #: train/micro_batches: passes with a gradient
             "micro_batches": float(len(micro_batches)),
         }
         return TrainReport(
@@ -209,12 +219,8 @@ class Trainer:
             if sample.loss_mask.any()
         ]
         results = [np.zeros(sample.response_length, np.float32) for sample in samples]
-        for micro_batch, _ in self._pack(sequences):
-            with torch.no_grad(), self._policy.computing():
-                logprobs_T = self._policy.score(micro_batch).logprobs_T.float().cpu().numpy()
-            for number in np.unique(micro_batch.sequence_ids_T):
-                own = micro_batch.sequence_ids_T == number
-                results[number][samples[number].loss_mask != 0] = logprobs_T[own]
+        for number, scored in self._policy.score_each(micro_batch for micro_batch, _ in self._pack(sequences)).items():
+            results[number][samples[number].loss_mask != 0] = scored.logprobs_T.float().numpy()
         return results
 
     def weights(self) -> dict[str, Tensor]:
@@ -340,6 +346,7 @@ class Trainer:
             if not part.learns:
                 with torch.no_grad():
                     self._loss(part, own)
+                #: train/zero_advantage_tokens: of `train/tokens`, those of samples with advantage 0, only scored
                 own.count(part.arrays.mask_T, name="zero_advantage_tokens")
         if not losses:
             tally.merge(own)
@@ -358,6 +365,8 @@ class Trainer:
             self._num_made -= 1
             return _NotFinite(f"the gradient of {self._optimizer.first_broken_gradient() or 'all weights together'}")
         tally.merge(own)
+        #: train/loss, train/learning_rate: mean over the updates
+        #: train/grad_norm: norm of the gradient before clipping, mean over the updates
         return {"loss": sum(read), "grad_norm": norm, "learning_rate": rate}
 
     def _backward(self, part: _Part, tally: Tally) -> Tensor:

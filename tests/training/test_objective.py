@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollfeed.training.metrics import Tally, add_mismatch
+from rollfeed.training.objective import Tally, add_mismatch
 
 
 def test_means_and_extremes_are_over_trained_tokens_of_all_micro_batches() -> None:

@@ -1,4 +1,4 @@
-"""Which weight files of a folder are loaded, and what their headers say.
+"""Chooses the weight files of a folder that are loaded, and reads their headers.
 
 The choice is that of transformers, so that whatever loads a folder loads the same. No tensor is read here: a look
 costs some kilobytes a file, whatever the size of the model. The header's form is that of the safetensors format: its
@@ -38,7 +38,7 @@ _told: set[tuple[Path, frozenset[str]]] = set()
 
 
 class TensorHeader(NamedTuple):
-    """What a header says of a tensor."""
+    """Shape and type of a tensor, as a header has them."""
 
     shape: tuple[int, ...]
     dtype: str
