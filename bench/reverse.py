@@ -35,7 +35,7 @@ from rollfeed import app
 from rollfeed.app import prepare_run_evaluation
 from rollfeed.app.training import make_trainer
 from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
-from rollfeed.cli.benching.machine import machine
+from rollfeed.benchmarks.machine import machine
 from rollfeed.config import RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from typing import Any
 from training_runs import tell, train
 
 from rollfeed import app
-from rollfeed.cli.benching.machine import machine
+from rollfeed.benchmarks.machine import machine
 from rollfeed.config import RunSpec, Settings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
 from rollfeed.evaluation.calibration import HIGHEST_ACCURACY, LOWEST_ACCURACY

@@ -39,7 +39,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run both in turn and return the figures."""
     from rollfeed.app import load_model
-    from rollfeed.cli.benching.machine import machine
+    from rollfeed.benchmarks.machine import machine
 
     model = load_model(arguments.model)
     found = machine()
@@ -112,7 +112,7 @@ def run_ours(arguments: argparse.Namespace, checkpoint: Path, seed: int) -> dict
 
 def run_trl(arguments: argparse.Namespace, model: Any, seed: int) -> dict[str, Any]:
     """Return what TRL took for the same prompts in a process of its own."""
-    from rollfeed.benchmarks.training.bench import TrainWorkload, workload_source
+    from rollfeed.benchmarks.train import TrainWorkload, workload_source
 
     workload = TrainWorkload(num_steps=arguments.steps, threads=arguments.threads, seed=seed)
     source = workload_source(model.tokenizer, seed=seed)

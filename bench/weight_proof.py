@@ -34,14 +34,14 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import rollfeed
-from rollfeed.cli.benching.machine import machine
+from rollfeed.benchmarks.machine import machine
 from rollfeed.config.train import OptimizerSettings, TrainSettings
 from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.native.weights import quantised
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import EngineProtocolError
 from rollfeed.testing import ScriptedEngine
-from rollfeed.training.model import Policy, load_model
+from rollfeed.training.model import Policy, load_policy_model
 from rollfeed.training.probe import choose_texts, rounding_of, score_texts
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import PUBLISHED, WeightProbe
@@ -59,7 +59,7 @@ class RoundedEngine:
     """bf16: fp32 kernels, with weights and the output of every module rounded."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = load_model(folder, device=torch.device("cpu"))
+        self.model = load_policy_model(folder, device=torch.device("cpu"))
         for module in self.model.modules():
             if not type(module).__name__.endswith(("RotaryEmbedding", "ForCausalLM")):
                 module.register_forward_hook(self._round)
@@ -83,7 +83,9 @@ class Series:
     """Publishes weights to all engines, and keeps what is said of the texts."""
 
     def __init__(self, arguments: argparse.Namespace, name: str, work: Path) -> None:
-        self.model = rollfeed.load_model(arguments.checkpoint) if arguments.checkpoint else rollfeed.load_model()
+        self.model = (
+            rollfeed.load_policy_model(arguments.checkpoint) if arguments.checkpoint else rollfeed.load_policy_model()
+        )
         self.file = arguments.raw / f"{name}.npz"
         self.kept: dict[str, Array] = {}
         self.tied, self.untied = work / "tied", work / "untied"

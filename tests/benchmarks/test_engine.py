@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from rollfeed.app import load_model
-from rollfeed.benchmarks.engine import Workload, bench_engine
+from rollfeed.benchmarks.engine import EngineWorkload, bench_engine
 from rollfeed.benchmarks.engine_servers import bench_servers
 from rollfeed.errors import ConfigError
 
 
 def test_the_engine_bench_compares_equal_work(tiny_checkpoint: Path) -> None:
     told: list[str] = []
-    workload = Workload(num_groups=2, n_samples_per_prompt=2, new_tokens=4, repetitions=1)
+    workload = EngineWorkload(num_groups=2, n_samples_per_prompt=2, new_tokens=4, repetitions=1)
     result = bench_engine(load_model(str(tiny_checkpoint)), threads=[1], workload=workload, progress=told.append)
     assert result["threads"] == 1
     assert result["ratio"] > 0
@@ -93,7 +93,7 @@ def test_servers_are_compared_over_http_with_equal_work(
         vllm_python=None,
         llama_server=llama_server,
         threads=1,
-        workload=Workload(num_groups=2, n_samples_per_prompt=2, new_tokens=4, repetitions=1),
+        workload=EngineWorkload(num_groups=2, n_samples_per_prompt=2, new_tokens=4, repetitions=1),
         progress=told.append,
     )
     assert {size: set(by_name) for size, by_name in rates.items()} == {
@@ -110,7 +110,7 @@ def test_a_server_that_is_not_there_or_ends_is_told_in_one_line(tiny_checkpoint:
         load_model(str(tiny_checkpoint)),
         vllm_python=None,
         threads=1,
-        workload=Workload(),
+        workload=EngineWorkload(),
         progress=print,
     )
     with pytest.raises(ConfigError, match="needs a model from a GGUF file"):

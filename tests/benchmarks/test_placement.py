@@ -1,4 +1,4 @@
-from rollfeed.benchmarks.placement import PLACEMENTS, PlacementWorkload, bench_placement
+from rollfeed.benchmarks.schedule import PLACEMENTS, PlacementWorkload, bench_placement
 
 
 def test_every_placement_makes_the_same_batches_and_is_compared_with_none() -> None:

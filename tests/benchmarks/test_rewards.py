@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from rollfeed.benchmarks.rewards import Workload, bench_rewards, make_pairs
+from rollfeed.benchmarks.rewards import RewardWorkload, bench_rewards, make_pairs
 
 
 def test_inputs_depend_on_the_seed_only() -> None:
-    assert make_pairs(Workload(num_inputs=50)) == make_pairs(Workload(num_inputs=50))
-    assert make_pairs(Workload(num_inputs=50)) != make_pairs(Workload(num_inputs=50, seed=1))
+    assert make_pairs(RewardWorkload(num_inputs=50)) == make_pairs(RewardWorkload(num_inputs=50))
+    assert make_pairs(RewardWorkload(num_inputs=50)) != make_pairs(RewardWorkload(num_inputs=50, seed=1))
 
 
 def test_hub_and_reference_give_the_same_verdicts_and_hanging_inputs_time_out(leaves_no_process: None) -> None:
     lines: list[str] = []
-    workload = Workload(num_inputs=40, hanging_shares=(0.0, 0.05), deadline_seconds=0.5, repetitions=1)
+    workload = RewardWorkload(num_inputs=40, hanging_shares=(0.0, 0.05), deadline_seconds=0.5, repetitions=1)
     result = bench_rewards(workload, progress=lines.append)
     assert result["hub_right"] == result["math_verify_right"] > 0
     clean, hanging = result["by_hanging_share"]

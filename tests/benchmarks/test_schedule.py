@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rollfeed.benchmarks.schedule import bench_schedule
-from rollfeed.benchmarks.schedule_figures import Snapshot, Window, count_tokens, lengths
-from rollfeed.benchmarks.schedule_records import Fate, RequestRecord
+from rollfeed.benchmarks.schedule_figures import Fate, MeasuredWindow, RequestRecord, Snapshot, count_tokens, lengths
 from rollfeed.benchmarks.schedule_workload import (
     NumberedPrompts,
     QuickTokenizer,
@@ -37,8 +36,8 @@ def small(mode: str, *, num_steps: int = 3, **fields: object) -> ScheduleWorkloa
     return ScheduleWorkload(**{**SMALL, "mode": ScheduleMode(mode), "num_steps": num_steps, **fields})  # type: ignore[arg-type]
 
 
-def window(began: float, ended: float, *, generated_tokens: int = 0, num_drawn: int = 0) -> Window:
-    return Window(
+def window(began: float, ended: float, *, generated_tokens: int = 0, num_drawn: int = 0) -> MeasuredWindow:
+    return MeasuredWindow(
         first_step=0,
         last_step=0,
         began=Snapshot(at=began, generated_tokens=0, busy_slot_seconds=0.0),

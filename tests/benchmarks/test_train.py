@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from rollfeed.app import load_model
-from rollfeed.benchmarks.training.bench import TrainWorkload, bench_train
-from rollfeed.benchmarks.training.bound import linear_layers, product_operations
+from rollfeed.benchmarks.train import TrainWorkload, bench_train, linear_layers, product_operations
 from rollfeed.cli.main import main
 
 PARTS = ("generation_seconds", "scoring_seconds", "training_seconds", "publishing_seconds")

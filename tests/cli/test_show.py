@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollfeed.cli import show
-from rollfeed.cli.show_text import print_run
+from rollfeed.cli.show import print_run
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader

@@ -1,1 +1,1 @@
-"""What ``rollfeed bench`` measures: ratios of one run, never single absolute times."""
+"""The measurements of ``rollfeed bench``: ratios of one run, never single absolute times."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -22,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-import rollfeed
-from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Client, Job, Usage
+from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Client, ClientJob, ProcessUsage
 from rollfeed.benchmarks.client_slime import version_of
+from rollfeed.benchmarks.machine import command_environment
 from rollfeed.config import TinyModelSettings
 from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
@@ -42,7 +41,7 @@ _MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientWorkload:
-    """What both clients do."""
+    """The size of the steps of each client."""
 
     repetitions: int = 3
     """Of each client in each cell, in turn."""
@@ -57,34 +56,6 @@ class ClientWorkload:
     n_samples_per_prompt: int = 8
     prompt_tokens: int = PROMPT_TOKENS
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One length of response and one number of requests in flight; medians over the repetitions."""
-
-    tokens: int
-    in_flight: int
-    cpu_seconds_per_million_tokens: float
-    reference_cpu_seconds_per_million_tokens: float
-    ratio: float
-    """The reference's over ours."""
-    samples_per_second: float
-    reference_samples_per_second: float
-    bytes_per_token: float
-    """Of the arrays that buffered samples keep in memory, per response token."""
-    peak_memory_mb: float
-    """Above the process before the steps; a step's samples, their replies and what is being stored."""
-    reference_peak_memory_mb: float
-    cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...]
-    reference_cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...]
-    slime_cpu_seconds_per_million_tokens: float | None = None
-    """All of slime are None where no checkout is given."""
-    slime_ratio: float | None = None
-    """slime's over ours."""
-    reference_over_slime: float | None = None
-    slime_peak_memory_mb: float | None = None
-    slime_cpu_seconds_per_million_tokens_by_repetition: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +86,7 @@ def bench_client(
         raise ConfigError("the reference is httpx, which is not installed: pip install httpx")
     version = None if slime is None else version_of(slime.folder)
     pairs = [(length, limit) for length in tokens for limit in in_flight]
-    found: dict[tuple[int, int], dict[Client, list[Usage]]] = {
+    found: dict[tuple[int, int], dict[Client, list[ProcessUsage]]] = {
         pair: {client: [] for client in Client} for pair in pairs
     }
     for repetition in range(workload.repetitions):
@@ -128,10 +99,9 @@ def bench_client(
             told = ", ".join(f"{client} {_cost(usage):.3f}" for client, usage in usages.items())
             progress(f"{pair[0]} tokens, {pair[1]} in flight: CPU seconds per million tokens: {told}")
     cells = [_cell(*pair, usages) for pair, usages in found.items()]
-    figures = asdict(cells[0]) if len(cells) == 1 else {"cells": [asdict(cell) for cell in cells]}
-    by_tokens = {length: [cell for cell in cells if cell.tokens == length] for length in tokens}
+    by_tokens = {length: [cell for cell in cells if cell["tokens"] == length] for length in tokens}
     return {
-        **figures,
+        **(cells[0] if len(cells) == 1 else {"cells": cells}),
         "most_over_least_in_flight": {str(length): _spread(row) for length, row in by_tokens.items()},
         "goals": GOALS,
         "workload": asdict(workload),
@@ -142,16 +112,16 @@ def bench_client(
 
 async def _measure(
     clients: Sequence[Client], tokens: int, in_flight: int, workload: ClientWorkload, slime: SlimeCheckout | None
-) -> dict[Client, Usage]:
+) -> dict[Client, ProcessUsage]:
     num_members = workload.n_samples_per_prompt
     num_samples = math.ceil(max(workload.samples_per_step, in_flight) / num_members) * num_members
     tokenizer = str(tiny_checkpoint(TinyModelSettings(), seed=0))
     async with start_fake_sglang(mode="zero", router="new") as fakes:
 
-        def job_of(client: Client) -> Job:
+        def job_of(client: Client) -> ClientJob:
             is_ours = client is Client.OURS
             min_tokens = workload.min_tokens if is_ours else workload.others_min_tokens
-            return Job(
+            return ClientJob(
                 client=client,
                 # The others go through a router, as slime does.
                 address=fakes.addresses[0] if is_ours else fakes.address,
@@ -165,7 +135,7 @@ async def _measure(
                 tokenizer=tokenizer,
             )
 
-        usages: dict[Client, Usage] = {}
+        usages: dict[Client, ProcessUsage] = {}
         for client in clients:
             if client is not Client.SLIME:
                 usages[client] = await _run(job_of(client))
@@ -174,16 +144,14 @@ async def _measure(
         return usages
 
 
-async def _run(job: Job, *, python: Path = Path(sys.executable)) -> Usage:
-    source = str(Path(rollfeed.__file__).parents[1])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+async def _run(job: ClientJob, *, python: Path = Path(sys.executable)) -> ProcessUsage:
     process = await asyncio.create_subprocess_exec(
         str(python),
         "-c",
         _PROGRAM,
         msgspec.json.encode(job).decode(),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env=command_environment(),
     )
     try:
         output, _ = await process.communicate()
@@ -193,44 +161,39 @@ async def _run(job: Job, *, python: Path = Path(sys.executable)) -> Usage:
             await process.wait()
     if process.returncode:
         raise RollfeedError(f"the {job.client} client's process ended with code {process.returncode}")
-    return msgspec.json.decode(output, type=Usage)
+    return msgspec.json.decode(output, type=ProcessUsage)
 
 
-def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[Usage]]) -> Cell:
-    costs = {client: tuple(map(_cost, found)) for client, found in usages.items()}
-    ours, reference = usages[Client.OURS], usages[Client.REFERENCE]
-    our_cost, reference_cost = median(costs[Client.OURS]), median(costs[Client.REFERENCE])
-    cell = Cell(
-        tokens=tokens,
-        in_flight=in_flight,
-        cpu_seconds_per_million_tokens=our_cost,
-        reference_cpu_seconds_per_million_tokens=reference_cost,
-        ratio=reference_cost / our_cost,
-        samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in ours),
-        reference_samples_per_second=median(usage.num_samples / usage.wall_seconds for usage in reference),
-        bytes_per_token=median(usage.array_bytes / usage.array_tokens for usage in ours),
-        peak_memory_mb=median(usage.peak_bytes for usage in ours) / _MEGABYTE,
-        reference_peak_memory_mb=median(usage.peak_bytes for usage in reference) / _MEGABYTE,
-        cpu_seconds_per_million_tokens_by_repetition=costs[Client.OURS],
-        reference_cpu_seconds_per_million_tokens_by_repetition=costs[Client.REFERENCE],
-    )
-    if not (slime := usages[Client.SLIME]):
-        return cell
-    slime_cost = median(costs[Client.SLIME])
-    return replace(
-        cell,
-        slime_cpu_seconds_per_million_tokens=slime_cost,
-        slime_ratio=slime_cost / our_cost,
-        reference_over_slime=reference_cost / slime_cost,
-        slime_peak_memory_mb=median(usage.peak_bytes for usage in slime) / _MEGABYTE,
-        slime_cpu_seconds_per_million_tokens_by_repetition=costs[Client.SLIME],
-    )
+def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[ProcessUsage]]) -> dict[str, Any]:
+    """Return the figures of one length of response and one number of requests in flight: medians over the repetitions.
+
+    Memory is above that of the process before the steps: a step's samples, their replies and what is being stored.
+    ``bytes_per_token`` is of the arrays that buffered samples keep. Those of slime are None where no checkout is given.
+    """
+    cell: dict[str, Any] = {"tokens": tokens, "in_flight": in_flight}
+    for client, prefix in ((Client.OURS, ""), (Client.REFERENCE, "reference_"), (Client.SLIME, "slime_")):
+        found = usages[client]
+        costs = tuple(map(_cost, found))
+        cell |= {
+            f"{prefix}cpu_seconds_per_million_tokens": median(costs) if found else None,
+            f"{prefix}samples_per_second": median(u.num_samples / u.wall_seconds for u in found) if found else None,
+            f"{prefix}peak_memory_mb": median(u.peak_bytes for u in found) / _MEGABYTE if found else None,
+            f"{prefix}cpu_seconds_per_million_tokens_by_repetition": costs,
+        }
+    ours, reference, slime = (cell[f"{each}cpu_seconds_per_million_tokens"] for each in ("", "reference_", "slime_"))
+    return {
+        **cell,
+        "ratio": reference / ours,
+        "slime_ratio": slime and slime / ours,
+        "reference_over_slime": slime and reference / slime,
+        "bytes_per_token": median(usage.array_bytes / usage.array_tokens for usage in usages[Client.OURS]),
+    }
 
 
-def _cost(usage: Usage) -> float:
+def _cost(usage: ProcessUsage) -> float:
     return usage.cpu_seconds / usage.num_tokens * 1e6
 
 
-def _spread(cells: Sequence[Cell]) -> float:
-    costs = [cell.cpu_seconds_per_million_tokens for cell in cells]
+def _spread(cells: Sequence[Mapping[str, Any]]) -> float:
+    costs: list[float] = [cell["cpu_seconds_per_million_tokens"] for cell in cells]
     return max(costs) / min(costs)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rollfeed.app import open_rollouts
-from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Job, Opened, prompt_texts
+from rollfeed.benchmarks.client_process import PROMPT_TOKENS, ClientJob, Opened, prompt_texts
 from rollfeed.config import (
     FilterSettings,
     FiltersSettings,
@@ -26,7 +26,7 @@ from rollfeed.types import Prompt, Sample
 
 
 @asynccontextmanager
-async def open_pipeline(job: Job) -> AsyncIterator[Opened]:
+async def open_pipeline(job: ClientJob) -> AsyncIterator[Opened]:
     """Open a run that stores its steps in a temporary directory."""
     num_members = job.n_samples_per_prompt
     config = RolloutConfig(

@@ -52,8 +52,8 @@ class Client(StrEnum):
     """The rollout of a checkout of slime, which does the same."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is to do."""
+class ClientJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of one process."""
 
     client: Client
     address: str
@@ -72,8 +72,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the checkout."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What all steps together took, without the start of the process and the first step."""
+class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of all steps together, without the start of the process and the first step."""
 
     num_samples: int
     num_tokens: int
@@ -90,7 +90,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Do the job and print what it took."""
-    job = msgspec.json.decode(sys.argv[1], type=Job)
+    job = msgspec.json.decode(sys.argv[1], type=ClientJob)
     print(msgspec.json.encode(asyncio.run(_run(job))).decode(), flush=True)
 
 
@@ -99,7 +99,7 @@ def prompt_texts(seed: int) -> list[str]:
     return [f"Question {seed}.{number}: ".ljust(PROMPT_TOKENS, "x") for number in range(_NUM_PROMPTS)]
 
 
-async def _run(job: Job) -> Usage:
+async def _run(job: ClientJob) -> ProcessUsage:
     opened = _opened(job.client)
     # A small run before, in which everything is imported.
     small = msgspec.structs.replace(job, tokens=16, num_samples=4 * job.n_samples_per_prompt)
@@ -112,7 +112,7 @@ async def _run(job: Job) -> Usage:
         return msgspec.structs.replace(usage, peak_bytes=_peak_bytes() - base)
 
 
-async def _measured(job: Job, step: Step) -> Usage:
+async def _measured(job: ClientJob, step: Step) -> ProcessUsage:
     """Measure the steps; what one of them returned lives until the next one begins, as with a trainer."""
     cpu_before, started = time.process_time(), time.perf_counter()
     kept: Any = None
@@ -122,7 +122,7 @@ async def _measured(job: Job, step: Step) -> Usage:
     cpu_seconds, wall_seconds = time.process_time() - cpu_before, time.perf_counter() - started
     num_samples = job.num_samples * job.num_steps
     array_bytes, array_tokens = array_sizes(kept) if job.client is Client.OURS else (0, 0)
-    return Usage(
+    return ProcessUsage(
         num_samples=num_samples,
         num_tokens=num_samples * job.tokens,
         cpu_seconds=cpu_seconds,
@@ -147,7 +147,7 @@ def array_sizes(batch: TrainBatch) -> tuple[int, int]:
     return sum(owners.values()), sum(sample.response_length for sample in batch.samples)
 
 
-def _opened(client: Client) -> Callable[[Job], AbstractAsyncContextManager[Opened]]:
+def _opened(client: Client) -> Callable[[ClientJob], AbstractAsyncContextManager[Opened]]:
     # Fetched here, so that each process has only what its client needs.
     if client is Client.OURS:
         from rollfeed.benchmarks.client_pipeline import open_pipeline
@@ -176,7 +176,7 @@ class _Sample:
 
 
 @asynccontextmanager
-async def _reference(job: Job) -> AsyncIterator[Opened]:
+async def _reference(job: ClientJob) -> AsyncIterator[Opened]:
     """Open a client as slime has it: one pool of connections, a task for each sample and one for each group."""
     from transformers import AutoTokenizer
 

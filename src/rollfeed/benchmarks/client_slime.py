@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollfeed.benchmarks.client_process import Job, Opened, prompt_texts
+from rollfeed.benchmarks.client_process import ClientJob, Opened, prompt_texts
 from rollfeed.errors import ConfigError
 
 _ROLLOUT = Path("slime", "rollout", "sglang_rollout.py")
@@ -58,7 +58,7 @@ def version_of(checkout: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def open_slime(job: Job) -> AsyncIterator[Opened]:
+async def open_slime(job: ClientJob) -> AsyncIterator[Opened]:
     """Open the rollout of the checkout that the job names."""
     os.environ["TQDM_DISABLE"] = "1"
     if job.slime not in sys.path:

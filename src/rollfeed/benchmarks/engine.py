@@ -34,8 +34,8 @@ _BYTES_A_WEIGHT = {"fp32": 4.0, "int8": 1.125}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What both engines do."""
+class EngineWorkload:
+    """The prompts, lengths and repetitions that both engines do."""
 
     num_groups: int = 4
     n_samples_per_prompt: int = 8
@@ -44,65 +44,32 @@ class Workload:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionResult:
-    """The figures of one precision of ours."""
-
-    ratio: float
-    """Our tokens per second over the reference's best, end to end; median over the repetitions."""
-    tokens_per_second: float
-    step_milliseconds: dict[str, float]
-    """Mean time of a step by part, prefill included."""
-    traffic_floor_milliseconds: float
-    """What reading the weights once takes, by the memory bandwidth measured beside it."""
-    max_logprob_difference: float
-    """Of our logprobs from the reference's over the final tokens."""
-    kl: float
-    """Mean over the sampled tokens of our logprob minus the reference's: an estimate of KL(ours || reference)."""
-    kl_standard_error: float
-    greedy_outputs_identical: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadsResult:
-    """The figures of one number of threads."""
-
-    threads: int
-    reference_tokens_per_second: dict[int, float]
-    """By the reference's number of threads, up to ours."""
-    by_precision: dict[str, PrecisionResult]
-
-
 def bench_engine(
-    model: Model, *, threads: Sequence[int], workload: Workload, progress: Callable[[str], None]
+    model: Model, *, threads: Sequence[int], workload: EngineWorkload, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure and return JSON values; takes minutes.
 
-    The figures at the top are those of the most threads: ``ratio``, ``max_logprob_difference`` and
-    ``step_milliseconds`` of float32, ``ratio_int8`` and ``kl_int8`` of the 8-bit mode (None where the
-    native kernels are not available).
+    The figures at the top are those of the most threads: of float32, and ``ratio_int8`` and ``kl_int8`` of the 8-bit
+    mode (None where the native kernels are not available).
     """
     reference = Reference(model, workload)
     results = [_measure(model, reference, count, workload, progress) for count in sorted(threads)]
-    exact, int8 = results[-1].by_precision["fp32"], results[-1].by_precision.get("int8")
+    exact, int8 = results[-1]["by_precision"]["fp32"], results[-1]["by_precision"].get("int8", {})
+    of_exact = ("ratio", "max_logprob_difference", "greedy_outputs_identical")
     return {
         "workload": asdict(workload),
         "questions": QUESTIONS[: workload.num_groups],
-        "threads": results[-1].threads,
-        "ratio": exact.ratio,
-        "max_logprob_difference": exact.max_logprob_difference,
-        "greedy_outputs_identical": exact.greedy_outputs_identical,
-        "step_milliseconds": exact.step_milliseconds,
-        "traffic_floor_milliseconds": exact.traffic_floor_milliseconds,
-        "ratio_int8": None if int8 is None else int8.ratio,
-        "kl_int8": None if int8 is None else int8.kl,
-        "by_threads": [asdict(result) for result in results],
+        "threads": results[-1]["threads"],
+        **{name: exact[name] for name in (*of_exact, "step_milliseconds", "traffic_floor_milliseconds")},
+        "ratio_int8": int8.get("ratio"),
+        "kl_int8": int8.get("kl"),
+        "by_threads": results,
     }
 
 
 def _measure(
-    model: Model, reference: Reference, threads: int, workload: Workload, progress: Callable[[str], None]
-) -> ThreadsResult:
+    model: Model, reference: Reference, threads: int, workload: EngineWorkload, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """Time ours in each precision and the reference in turn, ``repetitions`` times, then compare the tokens."""
     prompts = prompts_of(model, workload)
     ours = {precision: _Ours(model, threads, precision, prompts, workload) for precision in _precisions()}
@@ -116,11 +83,11 @@ def _measure(
             progress(f"{count} threads, transformers: {times[-1]:.1f} s")
     best = [min(times) for times in zip(*theirs.values(), strict=True)]
     num_tokens = workload.num_groups * workload.n_samples_per_prompt * workload.new_tokens
-    return ThreadsResult(
-        threads=threads,
-        reference_tokens_per_second={count: num_tokens / median(times) for count, times in theirs.items()},
-        by_precision={precision: measured.result(reference, best) for precision, measured in ours.items()},
-    )
+    return {
+        "threads": threads,
+        "reference_tokens_per_second": {count: num_tokens / median(times) for count, times in theirs.items()},
+        "by_precision": {precision: measured.result(reference, best) for precision, measured in ours.items()},
+    }
 
 
 def _precisions() -> list[str]:
@@ -135,7 +102,7 @@ class _Ours:
     """Our engine in one precision."""
 
     def __init__(
-        self, model: Model, threads: int, precision: str, prompts: Sequence[NDArray[np.int32]], workload: Workload
+        self, model: Model, threads: int, precision: str, prompts: Sequence[NDArray[np.int32]], workload: EngineWorkload
     ) -> None:
         self._model = model
         self._threads = threads
@@ -176,28 +143,31 @@ class _Ours:
         asyncio.run(main())
         return self._seconds[-1]
 
-    def result(self, reference: Reference, reference_seconds: Sequence[float]) -> PrecisionResult:
-        """Compare with the reference's times and its probabilities."""
+    def result(self, reference: Reference, reference_seconds: Sequence[float]) -> dict[str, Any]:
+        """Compare with the reference's times and its probabilities.
+
+        ``ratio`` is of tokens per second to the reference's best, ``traffic_floor_milliseconds`` what reading the
+        weights once takes; ``kl`` is an estimate of KL(ours || reference), the mean over the sampled tokens of our
+        logprob minus the reference's.
+        """
         workload = self._workload
         differences = reference.logprob_differences(self._prompts, self.completions)
         num_tokens = workload.num_groups * workload.n_samples_per_prompt * workload.new_tokens
-        parts = self._milliseconds[0]
-        return PrecisionResult(
-            ratio=median(their / our for our, their in zip(self._seconds, reference_seconds, strict=True)),
-            tokens_per_second=num_tokens / median(self._seconds),
-            step_milliseconds={part: round(median(taken[part] for taken in self._milliseconds), 3) for part in parts},
-            traffic_floor_milliseconds=reference.seconds_to_read(
-                reference.num_weights * _BYTES_A_WEIGHT[self._precision], self._threads
-            )
-            * 1e3,
-            max_logprob_difference=float(np.abs(differences).max()),
-            kl=float(differences.mean()),
-            kl_standard_error=float(differences.std() / np.sqrt(len(differences))),
-            greedy_outputs_identical=[c.token_ids.tolist() for c in self._greedy] == reference.greedy(self._prompts),
-        )
+        num_bytes = reference.num_weights * _BYTES_A_WEIGHT[self._precision]
+        taken = self._milliseconds
+        return {
+            "ratio": median(their / our for our, their in zip(self._seconds, reference_seconds, strict=True)),
+            "tokens_per_second": num_tokens / median(self._seconds),
+            "step_milliseconds": {part: round(median(each[part] for each in taken), 3) for part in taken[0]},
+            "traffic_floor_milliseconds": reference.seconds_to_read(num_bytes, self._threads) * 1e3,
+            "max_logprob_difference": float(np.abs(differences).max()),
+            "kl": float(differences.mean()),
+            "kl_standard_error": float(differences.std() / np.sqrt(len(differences))),
+            "greedy_outputs_identical": [c.token_ids.tolist() for c in self._greedy] == reference.greedy(self._prompts),
+        }
 
 
-def prompts_of(model: Model, workload: Workload) -> list[NDArray[np.int32]]:
+def prompts_of(model: Model, workload: EngineWorkload) -> list[NDArray[np.int32]]:
     """Return the tokens of the workload's questions, as the model is asked."""
     tokenizer = model.tokenizer
     texts = [tokenizer.render_chat([{"role": "user", "content": q}]) for q in QUESTIONS[: workload.num_groups]]
@@ -205,7 +175,7 @@ def prompts_of(model: Model, workload: Workload) -> list[NDArray[np.int32]]:
 
 
 async def _generate(
-    engine: Engine, prompts: Sequence[NDArray[np.int32]], workload: Workload, *, seed: int, new_tokens: int | None
+    engine: Engine, prompts: Sequence[NDArray[np.int32]], workload: EngineWorkload, *, seed: int, new_tokens: int | None
 ) -> list[Completion]:
     length = new_tokens or workload.new_tokens
     members = range(workload.n_samples_per_prompt)
@@ -232,7 +202,7 @@ async def _greedy(engine: Engine, prompts: Sequence[NDArray[np.int32]]) -> list[
 class Reference:
     """transformers on the same checkpoint."""
 
-    def __init__(self, model: Model, workload: Workload) -> None:
+    def __init__(self, model: Model, workload: EngineWorkload) -> None:
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging

@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 
 from rollfeed.app import Model
-from rollfeed.benchmarks.engine import Workload, prompts_of
+from rollfeed.benchmarks.engine import EngineWorkload, prompts_of
 from rollfeed.engine.gguf import write_float32
 from rollfeed.errors import ConfigError
 
@@ -54,7 +54,7 @@ def bench_servers(
     vllm_python: Path | None,
     llama_server: Path | None,
     threads: int,
-    workload: Workload,
+    workload: EngineWorkload,
     progress: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
     """Return tokens per second by batch (``32``, ``1``) and server; the median over the repetitions.
@@ -86,7 +86,7 @@ def bench_servers(
 
 
 async def _measure(
-    addresses: Mapping[ServerKind, str], model: Model, workload: Workload, progress: Callable[[str], None]
+    addresses: Mapping[ServerKind, str], model: Model, workload: EngineWorkload, progress: Callable[[str], None]
 ) -> dict[str, dict[str, float]]:
     prompts = [prompt.tolist() for prompt in prompts_of(model, workload)]
     batches = {
@@ -128,7 +128,7 @@ def _completions(prompt: list[int], num_tokens: int) -> dict[str, Any]:
     return {"prompt": prompt, "temperature": 1.0, "top_p": 1.0, "top_k": -1, **lengths}
 
 
-def _rollfeed(model: Model, threads: int, workload: Workload) -> ServerKind:
+def _rollfeed(model: Model, threads: int, workload: EngineWorkload) -> ServerKind:
     slots = workload.num_groups * workload.n_samples_per_prompt
     options = ["--threads", str(threads), "--num-slots", str(slots), "--context-length", str(_CONTEXT_LENGTH)]
     serve = [sys.executable, "-m", "rollfeed", "serve", "engine", "--model", str(model.checkpoint), "--port", "{port}"]
@@ -137,7 +137,7 @@ def _rollfeed(model: Model, threads: int, workload: Workload) -> ServerKind:
     )
 
 
-def _vllm(model: Model, python: Path, threads: int, workload: Workload) -> ServerKind:
+def _vllm(model: Model, python: Path, threads: int, workload: EngineWorkload) -> ServerKind:
     slots = workload.num_groups * workload.n_samples_per_prompt
     serve = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model.checkpoint), "--port", "{port}"]
     options = ["--served-model-name", "policy", "--dtype", "float32", "--max-model-len", str(_CONTEXT_LENGTH)]
@@ -156,7 +156,7 @@ def _vllm(model: Model, python: Path, threads: int, workload: Workload) -> Serve
     )
 
 
-def _llama_cpp(gguf_file: Path, binary: Path, threads: int, workload: Workload) -> ServerKind:
+def _llama_cpp(gguf_file: Path, binary: Path, threads: int, workload: EngineWorkload) -> ServerKind:
     slots = workload.num_groups * workload.n_samples_per_prompt
     sizes = ["--threads", str(threads), "--parallel", str(slots), "--ctx-size", str(slots * _CONTEXT_LENGTH)]
 

@@ -27,8 +27,8 @@ _HANGS = "hangs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What is graded."""
+class RewardWorkload:
+    """Responses to grade, and how many of them hang."""
 
     num_inputs: int = 1_000
     hanging_shares: tuple[float, ...] = (0.0, 0.01, 0.05)
@@ -46,23 +46,7 @@ class Pair:
     label: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareResult:
-    """The hub's figures with a share of hanging inputs."""
-
-    hanging_share: float
-    num_hanging: int
-    seconds: float
-    """Median over the repetitions."""
-    verdicts_per_second: float
-    lost_seconds: float
-    """Over the seconds without hanging inputs."""
-    deadlines_seconds: float
-    """What the deadlines of the hanging inputs add up to: the most that may be lost."""
-    num_timeouts: int
-
-
-def bench_rewards(workload: Workload, *, progress: Callable[[str], None]) -> dict[str, Any]:
+def bench_rewards(workload: RewardWorkload, *, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure and return JSON values.
 
     Raises:
@@ -80,7 +64,7 @@ def bench_rewards(workload: Workload, *, progress: Callable[[str], None]) -> dic
             progress(f"repetition {repetition + 1}: hub, {share:.0%} hanging: {len(pairs) / results[-1][0]:.0f}")
     clean = median(seconds for seconds, _ in shares[min(shares)])
     by_share = [_summary(share, results, clean, workload) for share, results in shares.items()]
-    ratio = by_share[0].verdicts_per_second / (num_cores() * median(reference))
+    ratio = by_share[0]["verdicts_per_second"] / (num_cores() * median(reference))
     return {
         "workload": asdict(workload),
         "cores": num_cores(),
@@ -88,16 +72,17 @@ def bench_rewards(workload: Workload, *, progress: Callable[[str], None]) -> dic
         "math_verify_right": right,
         "hub_right": sum(verdict.reward == 1.0 for verdict in shares[min(shares)][0][1]),
         "hub_ratio": ratio,
-        "by_hanging_share": [asdict(each) for each in by_share],
+        "by_hanging_share": by_share,
         "hanging_inputs": "sleep for ever in a worker of the hub; left out for math-verify",
         "goals": {
             "hub_ratio": GOAL_RATIO,
-            "met": ratio >= GOAL_RATIO and all(each.lost_seconds <= each.deadlines_seconds for each in by_share[1:]),
+            "met": ratio >= GOAL_RATIO
+            and all(each["lost_seconds"] <= each["deadlines_seconds"] for each in by_share[1:]),
         },
     }
 
 
-def make_pairs(workload: Workload) -> list[Pair]:
+def make_pairs(workload: RewardWorkload) -> list[Pair]:
     """Return responses of a kind that policies write: half of them right, in other spellings than the label."""
     random = Random(workload.seed)
     return [_make_pair(random) for _ in range(workload.num_inputs)]
@@ -140,7 +125,7 @@ def _time_reference(pairs: Sequence[Pair]) -> tuple[float, int]:
     return time.perf_counter() - started, right
 
 
-async def _time_hub(pairs: Sequence[Pair], workload: Workload) -> tuple[float, list[Verdict]]:
+async def _time_hub(pairs: Sequence[Pair], workload: RewardWorkload) -> tuple[float, list[Verdict]]:
     settings = RewardSettings(workers=WorkerSettings(timeout_seconds=workload.deadline_seconds))
     services = RewardServices(settings, rm_types=["math"])
     hub = RewardHub(
@@ -164,16 +149,17 @@ def _grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | 
 
 
 def _summary(
-    share: float, results: Sequence[tuple[float, list[Verdict]]], clean: float, workload: Workload
-) -> ShareResult:
+    share: float, results: Sequence[tuple[float, list[Verdict]]], clean: float, workload: RewardWorkload
+) -> dict[str, Any]:
+    """Return the hub's figures with a share of hanging inputs; the most that may be lost are their deadlines."""
     seconds = median(each for each, _ in results)
     num_hanging = round(share * workload.num_inputs)
-    return ShareResult(
-        hanging_share=share,
-        num_hanging=num_hanging,
-        seconds=seconds,
-        verdicts_per_second=workload.num_inputs / seconds,
-        lost_seconds=max(0.0, seconds - clean),
-        deadlines_seconds=num_hanging * workload.deadline_seconds,
-        num_timeouts=sum(verdict.outcome is Outcome.TIMEOUT for verdict in results[0][1]),
-    )
+    return {
+        "hanging_share": share,
+        "num_hanging": num_hanging,
+        "seconds": seconds,
+        "verdicts_per_second": workload.num_inputs / seconds,
+        "lost_seconds": max(0.0, seconds - clean),
+        "deadlines_seconds": num_hanging * workload.deadline_seconds,
+        "num_timeouts": sum(verdict.outcome is Outcome.TIMEOUT for verdict in results[0][1]),
+    }

@@ -1,4 +1,4 @@
-"""What ``rollfeed bench schedule`` gives a scheduler to do, and the settings that each mode does it with."""
+"""The work that ``rollfeed bench schedule`` gives a scheduler, and the settings of each mode for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOM_TOKENS = 16
 
 
 class ScheduleMode(StrEnum):
-    """How batches come about."""
+    """A way in which batches come about."""
 
     SYNC = "sync"
     """Step after step, as many prompts as a batch has."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rollfeed import app
 from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, tell_of_correction
-from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
+from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
 from rollfeed.config import RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.errors import RunDirectoryError
@@ -22,22 +22,20 @@ from rollfeed.report import warn_without_drawing
 from rollfeed.types.text import counted
 
 
-def register(commands: Any) -> None:
+def register(commands: Parsers) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "check",
+        run,
         help="check a settings file, its data, plug-ins and model without starting anything",
         description="Check a settings file and all it names, as `rollfeed run` would find it: data files, plug-ins, "
         "filters, model, run directory; with [train] and [eval] what `rollfeed train` and `rollfeed eval` would find.",
         epilog="example: rollfeed check examples/demo/demo.toml --set rollout.num_rollout=3",
     )
     add_settings_arguments(parser)
-    parser.add_argument(
-        "--out", metavar="DIR", type=path_argument, help="also check that a run could start or go on there"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="the run would replace what is in --out")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    add_path(parser, "--out", "DIR", "also check that a run could start or go on there")
+    add_flags(parser, overwrite="the run would replace what is in --out", json="one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -153,12 +151,8 @@ def _check_engine(spec: RunSpec) -> _Checked:
 
 
 def _eval_counts(eval_set: EvalSet) -> dict[str, int]:
-    return {
-        "num_prompts": len(eval_set.prompts),
-        "num_missing": eval_set.num_missing,
-        "num_repeats": eval_set.num_repeats,
-        "num_over_length": eval_set.num_over_length,
-    }
+    counted_too = ("num_missing", "num_repeats", "num_over_length")
+    return {"num_prompts": len(eval_set.prompts), **{name: getattr(eval_set, name) for name in counted_too}}
 
 
 def _eval_text(eval_set: EvalSet) -> str:

@@ -1,4 +1,4 @@
-"""How the process ends, and what it says then, for scripts and for people."""
+"""Ends of the process: exit codes for scripts, and a line for people."""
 
 from __future__ import annotations
 

@@ -57,11 +57,8 @@ class _StderrHandler(logging.Handler):
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     # Imported here, as Ctrl-C is told in one line during the seconds that it takes, too.
-    from rollfeed.cli import bench, check, env, run, show
-    from rollfeed.cli.evaluating import eval as evaluation
-    from rollfeed.cli.grading import score
-    from rollfeed.cli.serving import serve
-    from rollfeed.cli.training import train
+    from rollfeed.cli import bench, check, env, run, score, serve, show, train
+    from rollfeed.cli import eval as evaluation
 
     parser = argparse.ArgumentParser(
         prog="rollfeed",

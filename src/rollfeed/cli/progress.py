@@ -1,9 +1,12 @@
-"""What a run shows while it goes on: a live line on a terminal, plain lines elsewhere."""
+"""Progress for people: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -13,8 +16,47 @@ from rollfeed.config import RolloutSettings
 from rollfeed.types import Drop, FilterDecision, Group, Rollout, StepCommit
 from rollfeed.types.text import counted, text_of
 
+T = TypeVar("T")
+
 _PLAIN_LINE_SECONDS = 10.0
+_STATUS_LINE_SECONDS = 5.0
+_LIVE_SECONDS = 0.2
 _SHOWN_CHARACTERS = 160
+
+
+class StatusLine(Generic[T]):
+    """A line on standard error that is kept current on a terminal, and repeated every few seconds elsewhere.
+
+    A context manager: leaving it leaves the line.
+    """
+
+    def __init__(self, line_of: Callable[[T], str], *, quiet: bool) -> None:
+        self._line_of = line_of
+        self._quiet = quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._last = time.monotonic()
+        self._state: T | None = None
+
+    def __call__(self, state: T) -> None:
+        self._state = state
+        if not self._quiet and time.monotonic() - self._last >= (
+            _LIVE_SECONDS if self._is_terminal else _STATUS_LINE_SECONDS
+        ):
+            self._last = time.monotonic()
+            self._print(state)
+
+    def __enter__(self) -> StatusLine[T]:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._is_terminal and not self._quiet and self._state is not None:
+            self._print(self._state)
+            print(file=sys.stderr)
+
+    def _print(self, state: T) -> None:
+        line = self._line_of(state)
+        print(f"\r{line:78}" if self._is_terminal else line, end="" if self._is_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
 
 
 class ProgressReporter:

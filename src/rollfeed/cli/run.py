@@ -8,13 +8,12 @@ import json
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, path_argument
+from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments
 from rollfeed.cli.progress import ProgressReporter
 from rollfeed.config import RunSpec
 from rollfeed.errors import ConfigError, RunDirectoryError
@@ -29,25 +28,18 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
+def register(commands: Parsers) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "run",
+        run,
         help="generate rollouts as a settings file says",
         description="Generate rollouts, step after step, into a run directory. An unfinished run is continued.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_settings_arguments(parser, needs_file=False)
-    parser.add_argument(
-        "--out", metavar="DIR", type=path_argument, help="run directory (default: runs/<file>-<date>-<time>)"
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="DIR",
-        type=path_argument,
-        help="go on with the run in DIR, with the settings stored there; no FILE is needed",
-    )
+    add_path(parser, "--resume", "DIR", "go on with the run in DIR, with the settings stored there; no FILE is needed")
     parser.add_argument(
         "--step",
         metavar="N",
@@ -55,10 +47,19 @@ def register(commands: Any) -> None:
         help="with --resume: first go back to the state after step N, the last step that is kept; the files of later "
         "steps are removed, and they are made anew. A finished run is gone on with, too",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in --out")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
-    parser.set_defaults(run=run)
+    add_run_directory(parser)
+
+
+def add_run_directory(parser: argparse.ArgumentParser) -> None:
+    """Add where a run goes, and what is printed of it."""
+    add_path(parser, "--out", "DIR", "run directory (default: runs/<file>-<date>-<time>)")
+    end = "one JSON object at the end; progress goes to stderr"
+    add_flags(parser, overwrite="replace the run that is in --out", quiet=True, json=end)
+
+
+def console_of(arguments: argparse.Namespace) -> Console:
+    """Return where progress goes."""
+    return Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if problem := app.run_problem(spec, out, overwrite=arguments.overwrite, step=arguments.step):
         raise RunDirectoryError(problem)
     prepared = app.prepare(spec, out=None if arguments.overwrite else out)
-    console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
+    console = console_of(arguments)
     reporter = ProgressReporter(console, spec.settings.rollout, reward_key=spec.settings.reward.reward_key)
     console.print(f"run directory: {out}")
     with reporter:
@@ -113,6 +114,6 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--resume {arguments.resume}: goes on with the run there; leave out --overwrite")
 
 
-def default_directory(file: Path) -> Path:
-    """Return a new directory below ``runs``, named after the settings file and the time."""
-    return Path("runs") / f"{file.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+def default_directory(file: Path, *, kind: str = "") -> Path:
+    """Return a new directory below ``runs``, named after the settings file, what is done and the time."""
+    return Path("runs") / f"{file.stem}{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"

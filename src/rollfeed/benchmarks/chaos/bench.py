@@ -22,9 +22,8 @@ from random import Random
 from signal import SIGKILL
 from typing import Any
 
-from rollfeed.benchmarks.chaos.engines import ChaosEngine
 from rollfeed.benchmarks.chaos.job import RUN, SETTINGS, UNBROKEN, ChaosJob, make_job
-from rollfeed.benchmarks.chaos.process import RunProcess, final_ledger
+from rollfeed.benchmarks.chaos.processes import ChaosEngine, RunProcess, final_ledger
 from rollfeed.benchmarks.chaos.recount import num_reordered, recount
 from rollfeed.errors import ConfigError, RunFailedError
 
@@ -38,12 +37,13 @@ _START_SECONDS = 6.0
 """The same of a process that is only starting."""
 _COMMIT_SECONDS = 0.01
 """And a commit."""
+_MOST_PROBLEMS = 20
 _AWAY_SECONDS = 0.5
 """At most, before an engine is started again; the start takes longer."""
 
 
 class KillKind(StrEnum):
-    """What is killed."""
+    """A part of a run that is killed."""
 
     PROCESS = "process"
     COMMIT = "commit"
@@ -54,7 +54,7 @@ class KillKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """What is done to a run, and of which kind it is."""
+    """A kind of run, and how often it is broken."""
 
     num_kills: int
     mode: str = "sync"
@@ -109,7 +109,10 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
             raise RunFailedError(f"the unbroken run failed: {undisturbed.last_words()}")
         unbroken = recount(undisturbed.out, job, ledger=final_ledger(undisturbed.out))
     reordered = num_reordered(counts.trained, unbroken.trained)
-    problems = [*counts.first_problems(), *(f"unbroken: {each}" for each in unbroken.first_problems())]
+    problems = [
+        *counts.problems[:_MOST_PROBLEMS],
+        *(f"unbroken: {each}" for each in unbroken.problems[:_MOST_PROBLEMS]),
+    ]
     if monkey.kills.total() < chaos.num_kills:
         problems.append(f"the run ended after {monkey.kills.total()} of {chaos.num_kills} kills")
     is_wrong = counts.lost or counts.duplicated or problems or error or (chaos.deterministic and reordered)

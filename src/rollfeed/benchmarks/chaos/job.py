@@ -1,4 +1,4 @@
-"""What a run of ``rollfeed bench chaos`` works on: a folder with settings, prompts, a tokenizer and a reward function.
+"""The work of a run of ``rollfeed bench chaos``: a folder with settings, prompts, a tokenizer and a reward function.
 
 The prompts end with the last step: every prompt is either trained or dropped by the filter, which ones is known
 beforehand, and a lost one leaves the last step short. The last prompts of an epoch are all kept, so that none that is

@@ -1,4 +1,4 @@
-"""Where every prompt of a finished run went, counted from its Parquet files alone.
+"""Counts where every prompt of a finished run went, from its Parquet files alone.
 
 Nothing of the package reads them here: what would be wrong in its reader, its ledger or its journal shows.
 """
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 @dataclass(slots=True, kw_only=True)
 class Recount:
-    """What the files of one run hold."""
+    """The prompts in the files of one run, and whatever is wrong there."""
 
     trained: list[str] = field(default_factory=list)
     """Prompt ids in the order in which they were trained."""
@@ -37,10 +37,6 @@ class Recount:
     """Prompts that are there more than once, and as often as they are too many."""
     problems: list[str] = field(default_factory=list)
     """Everything else that is wrong."""
-
-    def first_problems(self, number: int = 20) -> list[str]:
-        """Return the first problems, for a report."""
-        return self.problems[:number]
 
 
 def recount(out: Path, job: ChaosJob, *, ledger: Mapping[str, float]) -> Recount:

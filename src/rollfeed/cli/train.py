@@ -6,40 +6,33 @@ import argparse
 import asyncio
 import json
 from dataclasses import asdict
-from typing import Any
-
-from rich.console import Console
 
 from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
-from rollfeed.cli.run import default_directory
+from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments, spec_of
+from rollfeed.cli.run import add_run_directory, console_of, default_directory
 from rollfeed.cli.show import eval_view
-from rollfeed.cli.training.view import TrainingView
+from rollfeed.cli.training_view import TrainingView
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
 from rollfeed.store import RunReader
 from rollfeed.types.text import counted
 
 
-def register(commands: Any) -> None:
+def register(commands: Parsers) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "train",
+        run,
         help="generate rollouts and train on them",
         description="Generate rollouts, train on each batch, and put the new weights into the engine. An unfinished "
         "run goes on from its last checkpoint, a finished one when rollout.num_rollout is raised.",
         epilog="example: rollfeed train examples/reverse/train.toml --out runs/reverse --set seed=1",
     )
     add_settings_arguments(parser)
-    parser.add_argument(
-        "--out", metavar="DIR", type=path_argument, help="run directory (default: runs/<file>-<date>-<time>)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in --out")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end; progress goes to stderr")
-    parser.set_defaults(run=run)
+    add_run_directory(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if problem := app.directory_problem(spec, out, overwrite=arguments.overwrite):
         raise RunDirectoryError(problem)
     prepared = app.prepare(spec, out=None if arguments.overwrite else out)
-    console = Console(stderr=arguments.json, soft_wrap=True, highlight=False, markup=False, quiet=arguments.quiet)
+    console = console_of(arguments)
     console.print(f"run directory: {out}")
     if not arguments.overwrite and (begins := where_it_goes_on(out)) is not None:
         console.print(begins)

@@ -14,7 +14,7 @@ import pytest
 
 from rollfeed.cli.main import main
 
-CASES = Path(__file__).parents[2] / "cases" / "reward_cases.jsonl"
+CASES = Path(__file__).parents[1] / "cases" / "reward_cases.jsonl"
 ROW = '{"id": "a", "rm_type": "math", "response": "It is \\\\boxed{4}.", "label": "4"}\n'
 
 

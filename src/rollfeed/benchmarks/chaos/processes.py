@@ -1,28 +1,84 @@
-"""The process of the run that ``rollfeed bench chaos`` breaks: started, watched, killed."""
+"""The processes of ``rollfeed bench chaos``: the run that it breaks, and fake SGLang servers, which come back."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 
-from rollfeed.benchmarks.chaos.engines import command_environment
-from rollfeed.errors import RunFailedError
+from rollfeed.benchmarks.machine import start_rollfeed
+from rollfeed.errors import EngineUnavailableError, RunFailedError
 from rollfeed.workers import child
 
+_PORTS = (20_000, 32_000)
+"""Below those that systems give to outgoing connections: nobody takes the port of an engine while it is away."""
+_START_SECONDS = 60.0
+_RETRY_SECONDS = 0.2
+_TIME_MODEL = ("--num-slots", "32", "--step-ms", "1.5", "--median-length", "40", "--max-length", "120")
 _FOLDERS = ("batches", "dropped", "timings", "states")
 _POLL_SECONDS = 0.01
 _QUIET_SECONDS = 300.0
 """A run that makes no step for so long is stuck, its start included."""
 _LAST_WORDS = 2_000
+
+
+class ChaosEngine:
+    """One server. Entering starts it, leaving kills it."""
+
+    def __init__(self) -> None:
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, whenever it does."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> ChaosEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start the server, and do not wait for it."""
+        command = ("serve", "fake-sglang", "--mode", "time-model", "--port", str(self._port))
+        self._process = start_rollfeed([*command, *_TIME_MODEL])
+
+    def wait_until_ready(self) -> None:
+        """Return when the server listens; it is started again when it could not.
+
+        Raises:
+            EngineUnavailableError: If it does not within a minute.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._listens():
+            if time.monotonic() > deadline:
+                raise EngineUnavailableError(f"the fake engine at {self.address} is not there: {_START_SECONDS:g} s")
+            if self._process is None or self._process.poll() is not None:
+                self.start()
+            time.sleep(_RETRY_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the server and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
+            return True
+        return False
 
 
 class RunProcess:
@@ -43,15 +99,9 @@ class RunProcess:
 
     def start(self) -> None:
         """Start the run, or go on with it; always the same command."""
-        command = [sys.executable, "-m", "rollfeed", "run", str(self._settings), "--out", str(self.out), "--quiet"]
+        command = ["run", str(self._settings), "--out", str(self.out), "--quiet", *self._overrides]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *self._overrides],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env=command_environment(),
-            )
+            self._process = start_rollfeed(command, errors=log)
 
     @property
     def pid(self) -> int:
@@ -182,3 +232,12 @@ def _is_worker(pid: int) -> bool:
         return str(child.__file__) in Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:
         return False
+
+
+def _free_port() -> int:
+    random = Random()  # of no seed: two benches at once must not meet
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import path_argument
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_flags, add_numbers, add_path
 from rollfeed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ _TIME_MODEL = (
 """Options of the time model; those not given keep its defaults."""
 
 
-def register(actions: Any) -> None:
+def register(actions: Parsers) -> None:
     """Add the action to those of ``serve``."""
-    parser = actions.add_parser(
+    parser = add_command(
+        actions,
         "fake-sglang",
+        run,
         help="serve no model: fake SGLang servers and a fake router, with faults",
         description="Serve fake SGLang servers: scripted, without latency, or on a model of time; with faults.",
         epilog="example: rollfeed serve fake-sglang --mode time-model --workers 4 --router new"
@@ -45,43 +47,31 @@ def register(actions: Any) -> None:
     parser.add_argument(
         "--mode", choices=["scripted", "zero", "time-model"], default="zero", help="how replies are made (default zero)"
     )
-    parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument(
-        "--port", metavar="P", type=int, default=_DEFAULT_PORT, help="first port; 0 takes free ones (default 30000)"
-    )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=int,
-        default=1,
-        help="servers, on ports P, P+1, ... (default 1; 0 for a router alone)",
+    add_address(parser, _DEFAULT_PORT, "first port; 0 takes free ones")
+    add_numbers(
+        parser,
+        {
+            "--workers": (1, "servers, on ports P, P+1, ... (default 1; 0 for a router alone)"),
+            "--speed": (1.0, "how fast the time model's clock runs"),
+            "--context-length": (131_072, "tokens (default 131072)"),
+        },
     )
     parser.add_argument("--router", choices=["old", "new"], help="a router on the port after theirs")
-    parser.add_argument(
-        "--worker-url", metavar="URL", action="append", default=[], help="a further server of the router; repeatable"
-    )
+    repeated: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--worker-url", metavar="URL", **repeated, help="a further server of the router; repeatable")
     parser.add_argument("--policy", default="least_loaded", help="of the router: least_loaded (default) or round_robin")
     parser.add_argument(
-        "--fault",
-        metavar="JSON",
-        action="append",
-        default=[],
-        help="what goes wrong, as POST /fault takes it; repeatable",
+        "--fault", metavar="JSON", **repeated, help="what goes wrong, as POST /fault takes it; repeatable"
     )
-    parser.add_argument(
-        "--script", metavar="FILE", type=path_argument, help="JSON list of replies, as POST /script takes it"
-    )
-    parser.add_argument("--speed", metavar="X", type=float, default=1.0, help="how fast the time model's clock runs")
-    parser.add_argument("--context-length", metavar="N", type=int, default=131_072, help="tokens (default 131072)")
+    add_path(parser, "--script", "FILE", "JSON list of replies, as POST /script takes it")
     parser.add_argument("--api-key", metavar="K", help="what requests but for health must carry (default: nothing)")
-    parser.add_argument("--metrics", action="store_true", help="serve /metrics")
+    add_flags(parser, metrics="serve /metrics")
     group = parser.add_argument_group("time model")
     for name, kind, description in _TIME_MODEL:
         group.add_argument(name, metavar="N", type=kind, help=description)
-    parser.set_defaults(run=run_fake)
 
 
-def run_fake(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C.
 
     Raises:
@@ -96,20 +86,13 @@ def _settings(arguments: argparse.Namespace) -> FakeSettings:
 
     names = [name.removeprefix("--").replace("-", "_") for name, _, _ in _TIME_MODEL]
     time_model = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    same = ("mode", "host", "port", "router", "policy", "speed", "context_length", "api_key", "metrics")
     return fake_settings(
-        mode=arguments.mode,
-        host=arguments.host,
-        port=arguments.port,
+        **{name: getattr(arguments, name) for name in same},
         num_workers=arguments.workers,
-        router=arguments.router,
         worker_urls=arguments.worker_url,
-        policy=arguments.policy,
         faults=[_json(text.encode(), "--fault") for text in arguments.fault],
         script=_script(arguments.script),
-        speed=arguments.speed,
-        context_length=arguments.context_length,
-        api_key=arguments.api_key,
-        metrics=arguments.metrics,
         time_model=time_model,
     )
 

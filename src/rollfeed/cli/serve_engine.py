@@ -1,4 +1,4 @@
-"""``rollfeed serve``: a model over HTTP."""
+"""``rollfeed serve engine``: a model over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -23,9 +23,9 @@ from typing import Any
 
 from rollfeed.app import load_model
 from rollfeed.cli import exit_codes
-from rollfeed.cli.grading import serve_reward
-from rollfeed.cli.serving import serve_fake
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers
 from rollfeed.config import EngineSettings, Kernels, Precision, is_device
+from rollfeed.cores import num_physical_cores
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 
@@ -41,7 +41,7 @@ _SPARE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What one process serves, and where."""
+    """The model that one process serves, and its address."""
 
     model: str
     host: str
@@ -57,12 +57,12 @@ class ServeOptions:
     precision: str
 
 
-def register(commands: Any) -> None:
-    """Add the command and its subcommand to the parser."""
-    parser = commands.add_parser("serve", help="serve a model, a fake of one, or graders, over HTTP")
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    engine = actions.add_parser(
+def register(actions: Parsers) -> None:
+    """Add the action to those of ``serve``."""
+    engine = add_command(
+        actions,
         "engine",
+        run,
         help="serve the embedded engine, to SGLang and OpenAI clients",
         description="Serve the embedded engine with SGLang's endpoints and OpenAI's.",
         epilog="example: rollfeed serve engine --model smollm2-135m-instruct --port 30000",
@@ -70,32 +70,17 @@ def register(commands: Any) -> None:
     engine.add_argument(
         "--model", metavar="M", default=DEFAULT_MODEL, help=f"folder, .gguf file or hub name (default {DEFAULT_MODEL})"
     )
-    engine.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    engine.add_argument("--port", metavar="P", type=int, default=_DEFAULT_PORT, help="first port (default 30000)")
-    engine.add_argument(
-        "--workers", metavar="N", type=int, default=1, help="processes, on ports P, P+1, ... (default 1)"
+    add_address(engine, _DEFAULT_PORT, "first port")
+    add_numbers(
+        engine,
+        {
+            "--workers": (1, "processes, on ports P, P+1, ..."),
+            "--threads": (0, "CPU threads of each process (default: measured; several processes share the cores)"),
+            "--num-slots": (32, "responses decoded at once"),
+            "--context-length": (0, "most tokens of prompt and response (default 2048)"),
+            "--max-waiting": (1024, "requests that may wait; more get 429"),
+        },
     )
-    engine.add_argument(
-        "--threads",
-        metavar="N",
-        type=int,
-        default=0,
-        help="CPU threads of each process (default: measured; several processes share the cores)",
-    )
-    engine.add_argument("--num-slots", metavar="N", type=int, default=32, help="responses decoded at once (default 32)")
-    engine.add_argument(
-        "--context-length", metavar="N", type=int, default=0, help="most tokens of prompt and response (default 2048)"
-    )
-    engine.add_argument(
-        "--max-waiting", metavar="N", type=int, default=1024, help="requests that may wait; more get 429 (default 1024)"
-    )
-    _add_engine_choices(engine)
-    engine.set_defaults(run=run_engine)
-    serve_fake.register(actions)
-    serve_reward.register(actions)
-
-
-def _add_engine_choices(engine: argparse.ArgumentParser) -> None:
     defaults = EngineSettings()
     engine.add_argument("--device", metavar="D", default=defaults.device, help="cpu, or a GPU such as cuda:0")
     engine.add_argument(
@@ -112,30 +97,21 @@ def _add_engine_choices(engine: argparse.ArgumentParser) -> None:
     )
 
 
-def run_engine(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; both end it within two seconds.
 
     Raises:
         ConfigError: If the model cannot be served with these settings, or the port is taken.
     """
     _check(arguments)
+    name = Path(arguments.model).name.removesuffix(".gguf") or arguments.model
     # Converted or fetched here, once, before several processes look for it.
-    folder = resolve_checkpoint(arguments.model)
-    options = ServeOptions(
-        model=str(folder),
-        host=arguments.host,
-        port=arguments.port,
-        threads=arguments.threads,
-        num_slots=arguments.num_slots,
-        context_length=arguments.context_length,
-        max_waiting=arguments.max_waiting,
-        device=arguments.device,
-        kernels=arguments.kernels,
-        precision=arguments.precision,
-    )
+    model = str(resolve_checkpoint(arguments.model))
+    options = ServeOptions(**{each.name: getattr(arguments, each.name) for each in fields(ServeOptions)})
+    options = replace(options, model=model)
     if arguments.workers == 1:
-        return serve_one(options, name=_served_name(arguments.model))
-    return serve_several(options, num_workers=arguments.workers, name=_served_name(arguments.model))
+        return serve_one(options, name=name)
+    return serve_several(options, num_workers=arguments.workers, name=name)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -203,13 +179,9 @@ def _prepare(
     engine = create_local_engine(
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
-        threads=options.threads,
-        num_slots=options.num_slots,
         context_length=options.context_length or _context_length(config),
         deterministic=False,
-        device=options.device,
-        kernels=options.kernels,
-        precision=options.precision,
+        **{name: getattr(options, name) for name in ("threads", "num_slots", "device", "kernels", "precision")},
     )
     served = ServedModel(
         model_path=options.model, name=name, created=int(time.time()), config=config, max_waiting=options.max_waiting
@@ -230,13 +202,9 @@ def _context_length(config: dict[str, Any]) -> int:
     return min(limit, _DEFAULT_CONTEXT_LENGTH) if isinstance(limit, int) else _DEFAULT_CONTEXT_LENGTH
 
 
-def _served_name(model: str) -> str:
-    return Path(model).name.removesuffix(".gguf") or model
-
-
 def serve_several(options: ServeOptions, *, num_workers: int, name: str) -> int:
     """Serve in processes of their own, on consecutive ports, until told to end or one of them has ended."""
-    threads = options.threads or max(1, _num_cores() // num_workers)
+    threads = options.threads or max(1, num_physical_cores() // num_workers)
     context = multiprocessing.get_context("spawn")
     workers = [
         context.Process(
@@ -298,9 +266,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _num_cores() -> int:
-    from rollfeed.cores import num_physical_cores
-
-    return num_physical_cores()

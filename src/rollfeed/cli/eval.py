@@ -7,15 +7,13 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import add_settings_arguments, path_argument, spec_of
-from rollfeed.cli.evaluating.progress import EvalReporter, share_with_interval
-from rollfeed.evaluation import EvalResult, Interval, SetResult
+from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
+from rollfeed.cli.progress import StatusLine
+from rollfeed.cli.run import default_directory
+from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetResult
 from rollfeed.protocols import Engine, Isolation
 
 _EPILOG = """the sets are the tables [[eval.datasets]] and [[eval.environments]] of FILE; what neither they nor [eval]
@@ -25,24 +23,21 @@ example: rollfeed eval examples/reverse/train.toml --set model.checkpoint=runs/r
 """
 
 
-def register(commands: Any) -> None:
+def register(commands: Parsers) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "eval",
+        run,
         help="measure a model on held-out prompts",
         description="Answer the prompts of all evaluation sets, score the answers, and give accuracy with its 95 % "
         "interval, pass@k, pass^k, rewards and lengths.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_settings_arguments(parser)
-    parser.add_argument(
-        "--out", metavar="DIR", type=path_argument, help="for results (default: runs/<file>-eval-<date>-<time>)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the results that are in --out")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
-    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
-    parser.set_defaults(run=run)
+    add_path(parser, "--out", "DIR", "for results (default: runs/<file>-eval-<date>-<time>)")
+    overwrite = "replace the results that are in --out"
+    add_flags(parser, overwrite=overwrite, quiet=True, json="the numbers as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = app.load_settings_model(settings)
     prepared = app.prepare_run_evaluation(spec, model)
     engine = app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
-    out = arguments.out or default_directory(arguments.file)
+    out = arguments.out or default_directory(arguments.file, kind="-eval")
     app.check_eval_output(out, overwrite=arguments.overwrite)
-    with EvalReporter(quiet=arguments.quiet) as reporter:
-        result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, reporter)))
+    with StatusLine(progress_line, quiet=arguments.quiet) as progress:
+        result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress)))
     about = {"settings": str(arguments.file), "overrides": arguments.overrides, "model": settings.model.checkpoint}
     app.write_evaluation(result, out, about=about)
     if arguments.json:
@@ -71,17 +66,25 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_codes.DONE if any(each.num_prompts for each in result.sets) else exit_codes.FAILED
 
 
-def default_directory(file: Path) -> Path:
-    """Return a new directory below ``runs``, named after the settings file and the time."""
-    return Path("runs") / f"{file.stem}-eval-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
-async def _measure(prepared: app.PreparedEvaluation, engine: Engine, reporter: EvalReporter) -> EvalResult:
+async def _measure(prepared: app.PreparedEvaluation, engine: Engine, progress: StatusLine[EvalProgress]) -> EvalResult:
     def tell(isolation: Isolation) -> None:
         print(isolation, file=sys.stderr)
 
     async with engine:
-        return await app.evaluate(prepared, engine=engine, on_progress=reporter, on_isolation=tell)
+        return await app.evaluate(prepared, engine=engine, on_progress=progress, on_isolation=tell)
+
+
+def progress_line(progress: EvalProgress) -> str:
+    """Return how far an evaluation is."""
+    speed = progress.num_answered / max(progress.seconds, 1e-9)
+    right = f"{progress.num_right / progress.num_scored:.1%} right so far" if progress.num_scored else "none scored yet"
+    failed = f", {progress.num_failed} prompts failed" if progress.num_failed else ""
+    return f"{progress.num_answered} of {progress.num_answers} answers, {right}{failed}, {speed:.1f} answers/s"
+
+
+def share_with_interval(share: float | None, low: float, high: float) -> str:
+    """Return an accuracy and its interval as people read them."""
+    return "-" if share is None else f"{share:.1%} ({low:.1%} to {high:.1%})"
 
 
 def lines_of(result: EvalResult) -> Iterator[str]:

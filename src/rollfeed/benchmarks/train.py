@@ -2,27 +2,38 @@
 
 Every step is synchronous: 4 prompts of ``core/compare_max`` at level 1 ("which of three two-digit numbers is the
 largest") are answered 8 times each at temperature 1, scored, trained on in one update, and the engine gets the new
-weights. Nothing is stored. The passes are compared with the bound of :mod:`rollfeed.benchmarks.training.bound`, which
-is measured after every step for the tokens that it computed.
+weights. Nothing is stored.
+
+The passes are compared with how fast their matrix products could be, measured after every step for the tokens that it
+computed. Counted are the products of the linear layers and of the head, forward and backward: with N rows in, ``(N, I)
+@ (I, O)`` for the outputs, ``(N, O) @ (O, I)`` for the gradient of the inputs and ``(O, N) @ (N, I)`` for that of the
+weights, so ``6 * N * I * O`` operations a layer. Not counted are embedding, attention, norms, activations, softmax and
+loss. What is measured are plain products of float32 arrays of these shapes by the same library with as many threads,
+written into arrays that are there already.
+
+Axes: N rows, I inputs and O outputs of a layer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollfeed.app import Model, build_engine, environment_source, open_rollouts
-from rollfeed.benchmarks.training.bound import LinearLayers, linear_layers, product_operations, product_seconds
 from rollfeed.config import EngineSettings, RolloutConfig, RolloutSettings, SamplingSettings
 from rollfeed.config.train import OptimizerSettings, TrainPrecision, TrainSettings
+from rollfeed.errors import CheckpointError
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.training.trainer import Trainer, TrainReport
@@ -33,11 +44,12 @@ LEVEL = 1
 """Three numbers of two digits."""
 
 _CONTEXT_LENGTH = 256
+_REPETITIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainWorkload:
-    """What every step does."""
+    """The size of every step."""
 
     num_steps: int = 3
     num_warmup_steps: int = 1
@@ -49,42 +61,6 @@ class TrainWorkload:
     learning_rate: float = 1e-6
     threads: int = 2
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """Where the time of one step went; the five parts add up to ``step_seconds``."""
-
-    step_seconds: float
-    cpu_time: float
-    """Seconds that all threads of the process computed in the step: what a busy machine changes least."""
-    generation_seconds: float
-    """Until the last response has ended; most groups are scored meanwhile."""
-    scoring_seconds: float
-    """From there to the batch: what scoring and advantages add."""
-    training_seconds: float
-    """Of the trainer: the three below, and packing."""
-    publishing_seconds: float
-    """Until the engine has the new weights."""
-    forward_seconds: float
-    backward_seconds: float
-    optimizer_seconds: float
-    output_tokens: int
-    """Sampled in this step."""
-    mean_response_length: float
-    truncated_ratio: float
-    reward_mean: float
-    trained_tokens: int
-    """Of responses with an advantage other than 0: the others have no gradient and are only scored."""
-    computed_tokens: int
-    """That went through the model with a gradient: prompts once a group, padding left out."""
-    padded_tokens: int
-    """With padding."""
-    bound_seconds: float
-    """Of the matrix products for the computed tokens, measured after the step."""
-    bound_operations: int
-    share_of_bound: float | None
-    """``bound_seconds`` over forward and backward; None where nothing was trained on."""
 
 
 def workload_source(tokenizer: Tokenizer, *, seed: int) -> PromptSource:
@@ -101,29 +77,27 @@ def bench_train(model: Model, *, workload: TrainWorkload, progress: Callable[[st
     """
     layers = linear_layers(model.checkpoint)
     with _torch_threads(workload.threads):
-        steps = asyncio.run(_Run(model, workload, layers, progress).steps())
+        steps = asyncio.run(_TrainRun(model, workload, layers, progress).steps())
     return {
         "workload": {"environment": ENVIRONMENT, "level": LEVEL, **asdict(workload)},
         "model": model.checkpoint.name,
         **_summary(steps),
-        "steps": [asdict(step) for step in steps],
+        "steps": steps,
     }
 
 
-def _summary(steps: list[StepFigures]) -> dict[str, Any]:
-    step_seconds = sum(step.step_seconds for step in steps)
-    output_tokens = sum(step.output_tokens for step in steps)
-    training_seconds = sum(step.training_seconds for step in steps)
-    shares = [step.share_of_bound for step in steps if step.share_of_bound is not None]
+def _summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    sums = {name: sum(step[name] for step in steps) for name in steps[0] if name != "share_of_bound"}
+    shares = [step["share_of_bound"] for step in steps if step["share_of_bound"] is not None]
     parts = ("generation", "scoring", "forward", "backward", "optimizer", "publishing")
     return {
-        "step_seconds": median(step.step_seconds for step in steps),
-        "cpu_time": median(step.cpu_time for step in steps),
-        "seconds_per_1000_output_tokens": 1000 * step_seconds / max(1, output_tokens),
-        "output_tokens_per_second": output_tokens / step_seconds,
-        "trained_tokens_per_second": sum(step.trained_tokens for step in steps) / training_seconds,
+        "step_seconds": median(step["step_seconds"] for step in steps),
+        "cpu_time": median(step["cpu_time"] for step in steps),
+        "seconds_per_1000_output_tokens": 1000 * sums["step_seconds"] / max(1, sums["output_tokens"]),
+        "output_tokens_per_second": sums["output_tokens"] / sums["step_seconds"],
+        "trained_tokens_per_second": sums["trained_tokens"] / sums["training_seconds"],
         "share_of_bound": median(shares) if shares else None,
-        "parts": {part: sum(getattr(step, f"{part}_seconds") for step in steps) / step_seconds for part in parts},
+        "parts": {part: sums[f"{part}_seconds"] / sums["step_seconds"] for part in parts},
     }
 
 
@@ -156,7 +130,7 @@ class _LastResponse:
     def step_finished(self, commit: StepCommit) -> None: ...
 
 
-class _Run:
+class _TrainRun:
     """A trainer and an engine that go on from step to step."""
 
     def __init__(
@@ -180,7 +154,7 @@ class _Run:
             max_response_length=workload.max_new_tokens,
         )
 
-    async def steps(self) -> list[StepFigures]:
+    async def steps(self) -> list[dict[str, Any]]:
         """Return the figures of the measured steps."""
         workload, figures = self._workload, []
         async with self._open() as rollouts:
@@ -212,7 +186,7 @@ class _Run:
             observers=[self._last_response],
         )
 
-    async def _step(self, rollouts: Rollouts) -> StepFigures:
+    async def _step(self, rollouts: Rollouts) -> dict[str, Any]:
         began, computed_before = time.perf_counter(), time.process_time()
         batch = await rollouts.generate_batch()
         generated = time.perf_counter()
@@ -231,7 +205,13 @@ class _Run:
             publishing_seconds=published - trained,
         )
 
-    def _figures(self, batch: TrainBatch, report: TrainReport, **seconds: float) -> StepFigures:
+    def _figures(self, batch: TrainBatch, report: TrainReport, **seconds: float) -> dict[str, Any]:
+        """Return where the time of a step went, and for what; ``share_of_bound`` is None where nothing was trained on.
+
+        Generation ends with the last response; most groups are scored meanwhile, and what scoring and advantages add
+        to that is ``scoring_seconds``. ``trained_tokens`` are of responses with an advantage, which alone have a
+        gradient; ``computed_tokens`` went through the model for them, prompts once a group, padding left out.
+        """
         metrics = {name.rpartition("/")[2]: int(value) for name, value in report.metrics.items() if "tokens" in name}
         trained_tokens = metrics.get("tokens", 0) - metrics.get("zero_advantage_tokens", 0)
         computed_tokens = metrics["computed_tokens"]
@@ -242,27 +222,108 @@ class _Run:
         }
         bound_seconds = num_micro_batches * product_seconds(self._layers, **rows) if computed_tokens else 0.0
         passes = report.part_seconds["forward"] + report.part_seconds["backward"]
-        lengths = [sample.response_length for sample in batch.samples]
-        return StepFigures(
+        return {
             **seconds,
             **{f"{part}_seconds": taken for part, taken in report.part_seconds.items()},
-            output_tokens=int(batch.metrics["rollout/generated_tokens"]),
-            mean_response_length=float(np.mean(lengths)),
-            truncated_ratio=batch.metrics["rollout/truncated_ratio"],
-            reward_mean=batch.metrics["rollout/reward_mean"],
-            trained_tokens=trained_tokens,
-            computed_tokens=computed_tokens,
-            padded_tokens=metrics["padded_tokens"],
-            bound_seconds=bound_seconds,
-            bound_operations=num_micro_batches * product_operations(self._layers, **rows),
-            share_of_bound=bound_seconds / passes if computed_tokens else None,
-        )
+            "output_tokens": int(batch.metrics["rollout/generated_tokens"]),
+            "mean_response_length": float(np.mean([sample.response_length for sample in batch.samples])),
+            "truncated_ratio": batch.metrics["rollout/truncated_ratio"],
+            "reward_mean": batch.metrics["rollout/reward_mean"],
+            "trained_tokens": trained_tokens,
+            "computed_tokens": computed_tokens,
+            "padded_tokens": metrics["padded_tokens"],
+            "bound_seconds": bound_seconds,
+            "bound_operations": num_micro_batches * product_operations(self._layers, **rows),
+            "share_of_bound": bound_seconds / passes if computed_tokens else None,
+        }
 
 
-def _line(name: str, step: StepFigures) -> str:
-    share = "nothing to train on" if step.share_of_bound is None else f"{step.share_of_bound:.0%} of the bound"
+def _line(name: str, step: dict[str, Any]) -> str:
+    share = step["share_of_bound"]
     return (
-        f"{name}: {step.step_seconds:.1f} s ({step.generation_seconds:.1f} generation, "
-        f"{step.scoring_seconds:.2f} scoring, {step.training_seconds:.1f} training, "
-        f"{step.publishing_seconds:.2f} publishing), {step.output_tokens} tokens, {share}"
+        f"{name}: {step['step_seconds']:.1f} s ({step['generation_seconds']:.1f} generation, "
+        f"{step['scoring_seconds']:.2f} scoring, {step['training_seconds']:.1f} training, "
+        f"{step['publishing_seconds']:.2f} publishing), {step['output_tokens']} tokens, "
+        f"{'nothing to train on' if share is None else f'{share:.0%} of the bound'}"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearLayers:
+    """The shapes ``(O, I)`` of a model's matrices."""
+
+    inner: Counter[tuple[int, int]]
+    """How often each is there; every token goes through all of them."""
+    head: tuple[int, int]
+    """Only places whose logits are needed go through it."""
+
+    def shapes(self, *, num_tokens: int, num_logits: int) -> Iterator[tuple[tuple[int, int], int, int]]:
+        """Return shape, number of layers and rows of each."""
+        for shape, count in self.inner.items():
+            yield shape, count, num_tokens
+        yield self.head, 1, num_logits
+
+
+def linear_layers(checkpoint: Path) -> LinearLayers:
+    """Return the matrices of a model by its configuration; no weight is read.
+
+    Raises:
+        CheckpointError: If it has no linear layers, or none that makes logits.
+    """
+    config = AutoConfig.from_pretrained(str(checkpoint), local_files_only=True)
+    automatic: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model: Any = automatic.from_config(config)
+    head = model.get_output_embeddings()
+    inner: Counter[tuple[int, int]] = Counter()
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if (
+            module is not head
+            and not isinstance(module, torch.nn.Embedding)
+            and weight is not None
+            and weight.ndim == 2
+        ):
+            inner[_shape(weight)] += 1
+    if head is None or not inner:
+        raise CheckpointError(f"{checkpoint}: its linear layers are not known, so there is nothing to compare with")
+    return LinearLayers(inner=inner, head=_shape(head.weight))
+
+
+def product_seconds(layers: LinearLayers, *, num_tokens: int, num_logits: int) -> float:
+    """Return how long all products of one forward and backward pass take.
+
+    Each shape is measured by itself, the median of three after a first, and taken as often as the model has it.
+
+    Args:
+        layers: Of the model.
+        num_tokens: Rows of the inner layers.
+        num_logits: Rows of the head.
+    """
+    shapes = layers.shapes(num_tokens=num_tokens, num_logits=num_logits)
+    return sum(count * _seconds(shape, num_rows) for shape, count, num_rows in shapes)
+
+
+def product_operations(layers: LinearLayers, *, num_tokens: int, num_logits: int) -> int:
+    """Return the multiplications and additions of these products."""
+    shapes = layers.shapes(num_tokens=num_tokens, num_logits=num_logits)
+    return sum(6 * count * num_rows * shape[0] * shape[1] for shape, count, num_rows in shapes)
+
+
+def _shape(weight: torch.Tensor) -> tuple[int, int]:
+    return int(weight.shape[0]), int(weight.shape[1])
+
+
+def _seconds(shape: tuple[int, int], num_rows: int) -> float:
+    num_outputs, num_inputs = shape
+    inputs_NI, outputs_NO = torch.rand(num_rows, num_inputs), torch.rand(num_rows, num_outputs)
+    weight_OI = torch.rand(num_outputs, num_inputs)
+    gradient_NO, gradient_NI, gradient_OI = torch.rand_like(outputs_NO), inputs_NI.clone(), weight_OI.clone()
+    times = []
+    for _ in range(1 + _REPETITIONS):
+        started = time.perf_counter()
+        torch.mm(inputs_NI, weight_OI.t(), out=outputs_NO)
+        torch.mm(gradient_NO, weight_OI, out=gradient_NI)
+        torch.mm(gradient_NO.t(), inputs_NI, out=gradient_OI)
+        times.append(time.perf_counter() - started)
+    return median(times[1:])

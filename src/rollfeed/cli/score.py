@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import path_argument
-from rollfeed.cli.grading.arguments import add_reward_arguments, scoring_of
+from rollfeed.cli.arguments import (
+    Parsers,
+    add_command,
+    add_flags,
+    add_path,
+    add_reward_arguments,
+    path_argument,
+    scoring_of,
+)
+from rollfeed.cli.progress import StatusLine
 from rollfeed.types import Outcome
 
 if TYPE_CHECKING:
     from rollfeed.rewards.scoring import GraderCounts, ScoreCounts
 
-_LINE_SECONDS = 5.0
-_LIVE_SECONDS = 0.2
 _EPILOG = """each line of FILE is an object such as
   {"id": "a", "rm_type": "math", "response": "It is \\\\boxed{4}.", "label": "4"}
 with metadata, reward_key and prompt where the grader needs them; a line of OUT then is
@@ -33,22 +37,21 @@ example: rollfeed score responses.jsonl --out rewards.jsonl
 """
 
 
-def register(commands: Any) -> None:
+def register(commands: Parsers) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "score",
+        run,
         help="grade the responses of a JSONL file",
         description="Grade the responses of a JSONL file, in order, into another, which appears when it is complete.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", type=path_argument, help="responses, one JSON object a line")
-    parser.add_argument("--out", metavar="OUT", type=path_argument, required=True, help="where the rewards go (JSONL)")
+    add_path(parser, "--out", "OUT", "where the rewards go (JSONL)", required=True)
     add_reward_arguments(parser)
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a row could not be graded")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only errors and the result")
-    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object")
-    parser.set_defaults(run=run)
+    strict = "exit with 1 when a row could not be graded"
+    add_flags(parser, strict=strict, quiet=True, json="the counts as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,19 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     from rollfeed.app import score_file
 
     scoring = scoring_of(arguments)
-    progress = _Progress(quiet=arguments.quiet)
-    grading = score_file(
-        arguments.file,
-        arguments.out,
-        settings=scoring.settings,
-        functions=scoring.functions,
-        folders=scoring.folders,
-        progress=progress,
-    )
-    try:
+    with StatusLine(_progress, quiet=arguments.quiet) as progress:
+        grading = score_file(
+            arguments.file,
+            arguments.out,
+            settings=scoring.settings,
+            functions=scoring.functions,
+            folders=scoring.folders,
+            progress=progress,
+        )
         counts = asyncio.run(exit_codes.until_signal(grading))
-    finally:
-        progress.end()
     if arguments.json:
         print(json.dumps(_record(counts, arguments.out)))
     else:
@@ -114,28 +114,7 @@ def _quality(counts: GraderCounts) -> str:
     return f"mean reward {counts.reward_mean:.4f}, {counts.correct_ratio:.1%} correct"
 
 
-class _Progress:
-    """A line on standard error that is kept current on a terminal, and repeated every few seconds elsewhere."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._is_terminal = sys.stderr.isatty()
-        self._last = time.monotonic()
-        self._is_open = False
-
-    def __call__(self, counts: ScoreCounts) -> None:
-        interval = _LIVE_SECONDS if self._is_terminal else _LINE_SECONDS
-        if self._quiet or time.monotonic() - self._last < interval:
-            return
-        self._last = time.monotonic()
-        failed = counts.graded - counts.by_outcome[Outcome.OK]
-        speed = counts.graded / max(counts.seconds, 1e-9)
-        line = f"{counts.graded} of {counts.total} rows, {failed} failed, {speed:.0f} rows/s"
-        print(f"\r{line:60}" if self._is_terminal else line, end="" if self._is_terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
-        self._is_open = self._is_terminal
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._is_open:
-            print(file=sys.stderr)
+def _progress(counts: ScoreCounts) -> str:
+    failed = counts.graded - counts.by_outcome[Outcome.OK]
+    speed = counts.graded / max(counts.seconds, 1e-9)
+    return f"{counts.graded} of {counts.total} rows, {failed} failed, {speed:.0f} rows/s"

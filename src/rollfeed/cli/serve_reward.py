@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from typing import Any
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.grading.arguments import Scoring, add_reward_arguments, scoring_of
+from rollfeed.cli.arguments import (
+    Parsers,
+    Scoring,
+    add_address,
+    add_command,
+    add_numbers,
+    add_reward_arguments,
+    scoring_of,
+)
 from rollfeed.errors import ConfigError
 
 _DEFAULT_PORT = 11111
@@ -16,29 +23,21 @@ _DEFAULT_PORT = 11111
 logger = logging.getLogger("rollfeed.serve")
 
 
-def register(actions: Any) -> None:
+def register(actions: Parsers) -> None:
     """Add the action to those of ``serve``."""
-    parser = actions.add_parser(
+    parser = add_command(
+        actions,
         "reward",
+        run,
         help="serve the graders: responses in, rewards out",
         description="Serve the graders at POST / and POST /get_reward, one response or many, with /health and "
         "/metrics; docs/rewards.md has the forms.",
         epilog="example: rollfeed serve reward --rm-type math, and then: curl 127.0.0.1:11111 -d "
         '\'{"response": "It is \\\\boxed{4}.", "label": "4"}\'',
     )
-    parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument(
-        "--port", metavar="P", type=int, default=_DEFAULT_PORT, help="0 takes a free one (default 11111)"
-    )
-    parser.add_argument(
-        "--max-in-progress",
-        metavar="N",
-        type=int,
-        default=1024,
-        help="responses that are graded or wait for it; more get status 429 (default 1024)",
-    )
+    add_address(parser, _DEFAULT_PORT, "0 takes a free one")
+    add_numbers(parser, {"--max-in-progress": (1024, "responses that are graded or wait for it; more get status 429")})
     add_reward_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,1 +1,0 @@
-"""Actions of ``rollfeed bench`` with a module of their own."""

@@ -1,1 +1,0 @@
-"""The commands that measure a policy: ``rollfeed eval`` and ``rollfeed env calibrate``."""

@@ -1,1 +1,0 @@
-"""The commands that grade without a run: ``rollfeed score`` and ``rollfeed serve reward``."""

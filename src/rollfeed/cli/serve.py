@@ -1,0 +1,13 @@
+"""``rollfeed serve``: a model, a fake of one, or graders, over HTTP."""
+
+from __future__ import annotations
+
+from rollfeed.cli import serve_engine, serve_fake, serve_reward
+from rollfeed.cli.arguments import Parsers, add_actions
+
+
+def register(commands: Parsers) -> None:
+    """Add the command and its actions to the parser."""
+    actions = add_actions(commands, "serve", help="serve a model, a fake of one, or graders, over HTTP")
+    for action in (serve_engine, serve_fake, serve_reward):
+        action.register(actions)

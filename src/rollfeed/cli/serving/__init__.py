@@ -1,1 +1,0 @@
-"""The commands that serve: ``rollfeed serve engine`` and ``rollfeed serve fake-sglang``."""
