@@ -88,3 +88,4 @@ bench-trl: $(INSTALLED) $(TRL_INSTALLED)
 
 settings: install
 	$(BIN)/python -m rollfeed.config.reference > docs/settings.md
+	$(BIN)/python -m rollfeed.report.metrics_reference > docs/metrics.md

@@ -72,7 +72,7 @@ _MAX_DIGITS = 1_000
 
 
 class Mark(StrEnum):
-    """How the answer was told from the rest of the response."""
+    """A sign by which the answer was told from the rest of the response."""
 
     BOXED = "boxed"
     TAG = "tag"

@@ -1,5 +1,6 @@
 """Every example runs, with the real model."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -116,3 +117,12 @@ async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
     check_sample_hook(plugins("strip_response"))
     check_advantage(plugins("rank_advantages"))
     check_tracker(plugins("PrintTracker")())
+
+
+async def test_the_loop_learns() -> None:
+    spec = importlib.util.spec_from_file_location("loop_example", EXAMPLES / "loop.py")
+    loop = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loop)
+    assert len((EXAMPLES / "loop.py").read_text().splitlines()) <= 150
+    rewards = await loop.train(20)
+    assert sum(rewards[-4:]) > 2 * sum(rewards[:4])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.evaluation import wilson_interval
+from rollfeed.evaluation.statistics import wilson_interval
 from rollfeed.report import Curves, curves_of
 
 NUM_PROMPTS = 100

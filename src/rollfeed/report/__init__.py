@@ -1,13 +1,13 @@
-"""How a run that trains is shown: its curves, as a picture, as a page, and as characters."""
+"""Curves of a run that trains: as a picture, as a page, and as characters."""
 
-from rollfeed.report.curves import Change, Curves, Point, SetEvaluation, curves_of
+from rollfeed.report.curves import AccuracyChange, Curves, Point, SetEvaluation, curves_of
 from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, CurveFiles, warn_without_drawing
 from rollfeed.report.text_chart import accuracy_lines, accuracy_report, change_text, paired_text, text_chart
 
 __all__ = [
     "CURVE_PAGE",
     "CURVE_PICTURE",
-    "Change",
+    "AccuracyChange",
     "CurveFiles",
     "Curves",
     "Point",

@@ -23,8 +23,8 @@ class Point(NamedTuple):
     high: float
 
 
-class Change(NamedTuple):
-    """How an accuracy has changed over the same prompts, with its paired interval."""
+class AccuracyChange(NamedTuple):
+    """The change of an accuracy over the same prompts, with its paired interval."""
 
     since: int
     """Batches trained on before the evaluation that it is compared with."""
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetEvaluation:
-    """What one evaluation found on one set."""
+    """The numbers of one evaluation of one set."""
 
     step: int
     """Batches trained on before it."""
@@ -50,13 +50,13 @@ class SetEvaluation:
     truncated_ratio: float | None
     num_prompts: int
     num_failed: int
-    change: Change | None = None
+    change: AccuracyChange | None = None
     """Since the first evaluation; None for that itself, and where it asked something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """What a run shows of how it learns, each curve in the order of steps."""
+    """The curves by which a run shows how it learns, each in the order of steps."""
 
     evaluations: Mapping[str, tuple[SetEvaluation, ...]]
     """By name of the set."""
@@ -77,7 +77,7 @@ class Curves:
             if each.accuracy is not None
         )
 
-    def change(self, name: str) -> Change | None:
+    def change(self, name: str) -> AccuracyChange | None:
         """Return how the accuracy on a set has changed from the first evaluation to the last; None where unknown."""
         found = self.evaluations[name]
         return found[-1].change if found else None
@@ -135,7 +135,9 @@ def _set_evaluation(step: int, found: Mapping[str, Any], change: Mapping[str, An
         truncated_ratio=_number(found["truncated_ratio"]),
         num_prompts=found["num_prompts"],
         num_failed=found["num_failed"],
-        change=None if change is None else Change(*(change[name] for name in ("since", "accuracy", "low", "high"))),
+        change=None
+        if change is None
+        else AccuracyChange(*(change[name] for name in ("since", "accuracy", "low", "high"))),
     )
 
 

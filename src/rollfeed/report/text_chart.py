@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.report.axes import Axis, share_axis, step_axis, value_axis
-from rollfeed.report.curves import Change, Curves, Point
+from rollfeed.report.curves import AccuracyChange, Curves, Point
 
 _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column within a character
@@ -96,7 +96,7 @@ def change_text(points: Sequence[Point]) -> str:
     return f"{first.value:.3f}{f' -> {last.value:.3f}' if len(points) > 1 else ''}{interval}"
 
 
-def paired_text(change: Change | None) -> str:
+def paired_text(change: AccuracyChange | None) -> str:
     """Return by how much an accuracy has changed over the same prompts, with its interval; nothing where unknown."""
     return "" if change is None else f", change {change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
 

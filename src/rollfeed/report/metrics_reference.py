@@ -1,0 +1,61 @@
+"""docs/metrics.md, made from what stands beside each metric where it is made.
+
+A comment ``#: part/name: description`` in the package describes a metric, or several with commas between their names;
+``<reason>`` in a name stands for whatever the run has there.
+
+    python -m rollfeed.report.metrics_reference > docs/metrics.md
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_PACKAGE = Path(__file__).parents[1]
+_BESIDE = re.compile(r"^ *#: ((?:[a-z]+/\S+, )*[a-z]+/\S+): (.+)$", re.MULTILINE)
+_PARTS = {
+    "rollout": "Batches: their rewards, lengths, drops and waste. A line a step in metrics.jsonl, as all that follow.",
+    "perf": "Times and rates; they differ from run to run.",
+    "ledger": "Where all prompts drawn so far are at the end of the step.",
+    "engine": "The engine: totals since the run was started, and what is so at the end of the step.",
+    "weights": "The proof that the engine has the weights that it was given; see [weights.md](weights.md).",
+    "train": "Updates. A line a batch in train.jsonl; means over trained tokens, where nothing else is said.",
+    "eval": "Evaluations, as trackers get them; eval.jsonl has the same numbers by set.",
+}
+
+
+class Described(NamedTuple):
+    """Metrics that share a description, and the module that makes them."""
+
+    names: tuple[str, ...]
+    text: str
+    module: str
+
+
+def described_metrics() -> list[Described]:
+    """Return all metrics that are described, in the order of the code."""
+    return [
+        Described(tuple(names.split(", ")), text, str(path.relative_to(_PACKAGE)))
+        for path in sorted(_PACKAGE.rglob("*.py"))
+        for names, text in _BESIDE.findall(path.read_text(encoding="utf-8"))
+    ]
+
+
+def page() -> str:
+    """Return docs/metrics.md."""
+    text = "# Metrics\n\nMade by `python -m rollfeed.report.metrics_reference` from the code.\n"
+    described = described_metrics()
+    for part, about in _PARTS.items():
+        rows = [
+            f"| {', '.join(f'`{name}`' for name in each.names)} | {each.text} | `{each.module}` |\n"
+            for each in described
+            if each.names[0].startswith(f"{part}/")
+        ]
+        if rows:
+            text += f"\n## {part}\n\n{about}\n\n| name | description | made in |\n|---|---|---|\n{''.join(rows)}"
+    return text
+
+
+if __name__ == "__main__":
+    print(page(), end="")

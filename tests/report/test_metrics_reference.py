@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollfeed.report.metrics_reference import described_metrics, page
+
+
+def test_the_page_is_current() -> None:
+    written = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert written.read_text(encoding="utf-8") == page()
+
+
+def test_every_metric_is_described_once() -> None:
+    names = [name for each in described_metrics() for name in each.names]
+    assert len(set(names)) == len(names) > 20
