@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from rollfeed.base.importing import import_object, is_async
 from rollfeed.errors import PluginError
 
 T = TypeVar("T")
@@ -19,13 +18,13 @@ def load_plugin(given: None, protocol: type[T], *, key: str, folders: Sequence[P
 @overload
 def load_plugin(given: str | T, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> T: ...
 def load_plugin(given: str | T | None, protocol: type[T], *, key: str, folders: Sequence[Path] = ()) -> T | None:
-    """Return a function, imported if it is named by ``module:name``, that can be called as ``protocol`` will call it.
+    """Return a function, imported if it is named by its path, that can be called as ``protocol`` will call it.
 
     Args:
         given: A function, or its import path; a dotted name after the colon reaches into classes. None stays None.
         protocol: A protocol with one ``__call__``.
         key: The setting that gives it, for errors.
-        folders: Searched for the module besides the installed packages.
+        folders: Searched for the module or file besides the installed packages.
 
     Raises:
         PluginError: If it cannot be imported, is not callable, or does not take the protocol's arguments.
@@ -40,7 +39,7 @@ def load_plugin(given: str | T | None, protocol: type[T], *, key: str, folders: 
 def load_factory(
     given: str | Callable[..., T], protocol: type[T], *arguments: Any, key: str, folders: Sequence[Path] = ()
 ) -> T:
-    """Call what is given, or what ``module:name`` names, with ``arguments``, and check the methods of its result.
+    """Call what is given, or what a path names, with ``arguments``, and check the methods of its result.
 
     Raises:
         PluginError: If it cannot be imported or called, or its result lacks a method of ``protocol``.
@@ -72,42 +71,6 @@ def _object_of(given: Any, *, key: str, folders: Sequence[Path]) -> Any:
 
 def _where(given: Any, key: str) -> str:
     return f"{key} = {given!r}" if isinstance(given, str) else key
-
-
-def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:
-    """Return what ``module:name`` names.
-
-    Raises:
-        PluginError: If there is no such module or name, or importing the module fails.
-    """
-    module_name, colon, name = path.partition(":")
-    if not colon or not module_name or not name:
-        raise PluginError(f"{key} = {path!r}: write it as module:name, for example rewards:score")
-    found: Any = _import_module(module_name, path, key=key, folders=folders)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            known = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
-            raise PluginError(
-                f"{key} = {path!r}: {module_name} has no {name!r}; it has {', '.join(known) or 'nothing'}"
-            )
-        found = getattr(found, part)
-    return found
-
-
-def _import_module(module_name: str, path: str, *, key: str, folders: Sequence[Path]) -> Any:
-    added = [str(folder) for folder in folders if str(folder) not in sys.path]
-    sys.path[:0] = added
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            where = ", ".join(str(folder) for folder in folders) or "the installed packages"
-            raise PluginError(f"{key} = {path!r}: no module {module_name!r} in {where}, nor installed") from None
-        raise PluginError(f"{key} = {path!r}: importing it failed: {error}") from error
-    except Exception as error:
-        raise PluginError(f"{key} = {path!r}: importing it failed: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path[:] = [entry for entry in sys.path if entry not in added]
 
 
 def check_fits(function: Any, protocol: type[Any], *, key: str) -> None:
@@ -151,11 +114,5 @@ def _check_call(
         ) from error
     except ValueError:
         return  # built-ins without a signature show what they take only when they are called
-    if inspect.iscoroutinefunction(expected) and not _is_async(given):
+    if inspect.iscoroutinefunction(expected) and not is_async(given):
         raise PluginError(f"{key}: does not fit {protocol.__name__}: {what} must be async")
-
-
-def _is_async(function: Any) -> bool:
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

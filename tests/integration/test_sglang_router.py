@@ -80,7 +80,7 @@ def healthy_workers(router: str) -> set[str]:
 def num_ended(worker: str) -> int:
     """How many requests a worker has answered."""
     lines = ask(worker, "/metrics").splitlines()
-    return sum(int(line.split()[-1]) for line in lines if line.startswith("rollfeed_engine_requests_total{"))
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("rollfeed_engine_requests_total{"))
 
 
 def num_running(worker: str) -> int:

@@ -1,23 +1,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from rollfeed.report import CurveFiles, Curves, curves_of, warn_without_drawing
 
 
-def put(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    with path.open("wb") as file:
-        write(file)
-
-
 def test_both_files_are_written_anew_each_time(tmp_path: Path, learning: Curves) -> None:
     shown = [curves_of(evaluations=[]), learning]
-    files = CurveFiles(tmp_path, settings={}, read=lambda: shown.pop(0), replace_file=put)
+    files = CurveFiles(tmp_path, settings={}, read=lambda: shown.pop(0))
     files.write()
     before = (tmp_path / "curve.html").read_text(), (tmp_path / "curve.png").read_bytes()
     files.write()
@@ -39,5 +32,5 @@ def test_without_matplotlib_the_picture_is_left_out_with_a_warning(
     warn_without_drawing()
     assert "curve.png is left out, as matplotlib cannot be used" in caplog.text
     assert "pip install 'rollfeed[train]'" in caplog.text
-    CurveFiles(tmp_path, settings={}, read=lambda: learning, replace_file=put).write()
+    CurveFiles(tmp_path, settings={}, read=lambda: learning).write()
     assert [path.name for path in tmp_path.iterdir()] == ["curve.html"]

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rollfeed.types import Prompt, Rollout, Sample, SampleStatus, VersionSpan
+from rollfeed.base.serving import serve_application
+from rollfeed.testing import make_prompt as a_prompt
+from rollfeed.testing import sample_of
+from rollfeed.types import Prompt, Rollout, Sample, SampleStatus
 
 
 @pytest.fixture
 def make_prompt() -> Callable[..., Prompt]:
     def make(label: Any = None, **metadata: Any) -> Prompt:
-        return Prompt(
-            prompt_id="p", source="s", text="?", token_ids=np.zeros(2, np.int32), label=label, metadata=metadata
-        )
+        return a_prompt("?", token_ids=np.zeros(2, np.int32), label=label, metadata=metadata)
 
     return make
 
@@ -25,19 +26,8 @@ def make_prompt() -> Callable[..., Prompt]:
 @pytest.fixture
 def make_rollout() -> Callable[..., Rollout]:
     def sample(rollout_id: int, response: str, status: SampleStatus, reward: Any) -> Sample:
-        return Sample(
-            token_ids=np.zeros(3, np.int32),
-            response_length=1,
-            loss_mask=np.ones(1, np.float32),
-            logprobs=np.zeros(1, np.float32),
-            version_spans=(VersionSpan(0, 1, 0),),
-            status=status,
-            group_index=0,
-            index=rollout_id,
-            rollout_id=rollout_id,
-            response=response,
-            reward=reward,
-        )
+        same = {"index": rollout_id, "rollout_id": rollout_id, "response": response}
+        return sample_of([0, 0], [0], status=status, reward=reward, **same)
 
     def make(
         rollout_id: int, *responses: str, status: SampleStatus = SampleStatus.COMPLETED, reward: Any = None
@@ -95,13 +85,8 @@ def serve_script() -> Callable[..., Any]:
         server = ScriptedServer(replies)
         application = web.Application()
         application.add_routes([web.post("/", server.handle)])
-        runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
-        try:
+        async with serve_application(application, host="127.0.0.1", port=0) as address:
+            server.url = f"{address}/"
             yield server
-        finally:
-            await runner.cleanup()
 
     return serve

@@ -9,10 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rollfeed.base.serving import serve_application
 from rollfeed.config import RemoteRewardSettings
 from rollfeed.errors import ConfigError
 from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
-from rollfeed.rewards.server import RewardServer, serve_rewards
+from rollfeed.rewards.server import RewardServer
 from rollfeed.types import Verdict
 
 
@@ -38,7 +39,10 @@ class Client:
 async def serving(*, rm_type: str | None = "math", max_in_progress: int = 64, **graders: Any) -> AsyncIterator[Client]:
     hub = RewardHub(graders={**BUILTIN_GRADERS, **graders}, rm_type=rm_type, timeout_seconds=5.0)
     server = RewardServer(hub, max_in_progress=max_in_progress)
-    async with serve_rewards(server, host="127.0.0.1", port=0) as address, aiohttp.ClientSession() as session:
+    async with (
+        serve_application(server.application(), host="127.0.0.1", port=0) as address,
+        aiohttp.ClientSession() as session,
+    ):
         yield Client(session, address)
 
 
@@ -124,20 +128,23 @@ async def test_request_that_is_wrong_is_told_why(body: Any, message: str) -> Non
         status, reply = await client.post(body)
         assert status == 400
         assert message in reply["error"]
-        assert "rollfeed_reward_bad_requests_total 1" in await client.get("/metrics")
+        assert "rollfeed_reward_bad_requests_total 1.0" in await client.get("/metrics")
 
 
 async def test_body_that_is_too_large_is_refused_and_counted() -> None:
     hub = RewardHub(graders=BUILTIN_GRADERS, rm_type="math", timeout_seconds=5.0)
     server = RewardServer(hub, max_body_bytes=1_000)
-    async with serve_rewards(server, host="127.0.0.1", port=0) as address, aiohttp.ClientSession() as session:
+    async with (
+        serve_application(server.application(), host="127.0.0.1", port=0) as address,
+        aiohttp.ClientSession() as session,
+    ):
         client = Client(session, address)
         assert await client.post({**RIGHT, "prompt": "x" * 1_000}) == (
             413,
             {"error": "the body is larger than 1000 bytes"},
         )
         assert (await client.post(RIGHT))[1]["reward"] == 1.0
-        assert "rollfeed_reward_bad_requests_total 1" in await client.get("/metrics")
+        assert "rollfeed_reward_bad_requests_total 1.0" in await client.get("/metrics")
 
 
 async def test_bytes_that_are_not_http_do_not_disturb_the_server(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,10 +223,10 @@ async def test_too_much_at_once_is_refused_until_there_is_room() -> None:
         assert (await first)[0] == 200
         assert (await client.post([RIGHT] * 4))[0] == 200
         metrics = await client.get("/metrics")
-        assert 'rollfeed_reward_verdicts_total{outcome="ok"} 7' in metrics
-        assert "rollfeed_reward_refused_requests_total 1" in metrics
-        assert "rollfeed_reward_in_progress 0" in metrics
-        assert "rollfeed_reward_grading_seconds_count 7" in metrics
+        assert 'rollfeed_reward_verdicts_total{outcome="ok"} 7.0' in metrics
+        assert "rollfeed_reward_refused_requests_total 1.0" in metrics
+        assert "rollfeed_reward_in_progress 0.0" in metrics
+        assert "rollfeed_reward_grading_seconds_count 7.0" in metrics
 
 
 async def test_client_that_goes_away_gives_its_room_back() -> None:
@@ -274,7 +281,8 @@ async def test_our_remote_grader_waits_for_room_in_our_server() -> None:
         await started.wait()
         waiting = asyncio.create_task(grader("r", "l", {}))
         async with asyncio.timeout(10):
-            while "refused_requests_total 1" not in await client.get("/metrics"):  # its refusal is told to nobody else
+            # Its refusal is told to nobody else.
+            while "refused_requests_total 1.0" not in await client.get("/metrics"):
                 pass
         release.set()
         await first
@@ -286,5 +294,5 @@ async def test_port_that_is_taken_is_one_line() -> None:
         port = int(client.address.rpartition(":")[2])
         hub = RewardHub(graders=BUILTIN_GRADERS, timeout_seconds=1.0)
         with pytest.raises(ConfigError, match=f"port = {port}: cannot listen on"):
-            async with serve_rewards(RewardServer(hub), host="127.0.0.1", port=port):
+            async with serve_application(RewardServer(hub).application(), host="127.0.0.1", port=port):
                 pass

@@ -19,6 +19,7 @@ from rollfeed.app.eval_sets import load_sets
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, no_images_of
+from rollfeed.base.atomic import replace_file
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
 from rollfeed.errors import ConfigError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
@@ -39,7 +40,6 @@ from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
 from rollfeed.rewards import RewardHub
-from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import to_json
 from rollfeed.types import Group
 

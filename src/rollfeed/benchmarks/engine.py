@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.app import Model
-from rollfeed.engine.native.library import NativeUnavailableError, load_library
+from rollfeed.engine.backends.native.library import NativeUnavailableError, load_library
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, SamplingParams
 

@@ -15,7 +15,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from rollfeed.app.rewards import RewardServices, num_cores
+from rollfeed.app.rewards import RewardServices
+from rollfeed.base.cores import num_cores
 from rollfeed.config import RewardSettings, WorkerSettings
 from rollfeed.errors import ConfigError
 from rollfeed.rewards import BUILTIN_GRADERS, BuiltinGrader, IsolatedCall, RewardHub

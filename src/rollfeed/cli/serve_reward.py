@@ -56,12 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.rewards import open_reward_hub
-    from rollfeed.rewards.server import RewardServer, serve_rewards
+    from rollfeed.base.serving import serve_application
+    from rollfeed.rewards.server import RewardServer
 
     told = exit_codes.ToldToEnd()
     async with open_reward_hub(scoring.settings, functions=scoring.functions, folders=scoring.folders) as hub:
         server = RewardServer(hub, max_in_progress=arguments.max_in_progress)
-        async with serve_rewards(server, host=arguments.host, port=arguments.port) as address:
+        async with serve_application(server.application(), host=arguments.host, port=arguments.port) as address:
             logger.info("serving rewards at %s", address)
             await told.event.wait()
     return told.exit_code

@@ -43,11 +43,11 @@ def _path_or_function(given: Any, check_path: ValidatorFunctionWrapHandler) -> A
 
 if TYPE_CHECKING:
     Plugin: TypeAlias = str | T
-    """An import path ``module:name``, or what it would name."""
+    """An import path ``module:name`` or ``file.py:name``, or what it would name."""
 else:
 
     class Plugin:
-        """An import path ``module:name``, or what it would name; stored as the former."""
+        """An import path ``module:name`` or ``file.py:name``, or what it would name; stored as the former."""
 
         def __class_getitem__(cls, _protocol: Any) -> Any:
             path = Annotated[str, Field(min_length=1)]
@@ -55,7 +55,7 @@ else:
 
 
 class PluginSettings(Section, resume=Resume.BATCHES):
-    """Import paths `module:name`; modules beside the settings file are found; see docs/extending.md."""
+    """Paths `module:name` or `file.py:name`; what lies beside the settings file is found; see docs/extending.md."""
 
     prompt_source: Annotated[Plugin[Callable[[Tokenizer], PromptSource]] | None, Resume.PROMPTS] = None
     """A class or function that makes a `PromptSource` from the model's tokenizer; it replaces `[prompts]`."""

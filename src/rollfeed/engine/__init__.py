@@ -1,6 +1,6 @@
 """Inference engines, and how a model's name becomes a folder on this machine."""
 
-from rollfeed.cores import wait_without_spinning
+from rollfeed.base.cores import wait_without_spinning
 from rollfeed.engine.checkpoint import (
     DEFAULT_MODEL,
     TINY_MODEL,

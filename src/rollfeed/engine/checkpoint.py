@@ -12,9 +12,9 @@ import re
 import time
 from pathlib import Path
 
+from rollfeed.base.atomic import make_once, user_cache
 from rollfeed.config.paths import expand_path
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
-from rollfeed.engine.user_cache import make_once, user_cache
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files import BESIDE_WEIGHTS, check_content, find_config, read_config, read_headers, read_object
 

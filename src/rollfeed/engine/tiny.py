@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from rollfeed.base.atomic import make_once, user_cache
 from rollfeed.config import TinyModelSettings
-from rollfeed.engine.user_cache import make_once, user_cache
 
 _FORMAT = 1
 """Raised when something else would be written; older folders are then not used."""

@@ -93,16 +93,16 @@ class WeightFolders:
 
 
 def write_checkpoint(tensors: Mapping[str, Any], folder: Path, *, checkpoint: Path) -> None:
-    """Make a folder with ``tensors``, all numpy or all torch, and all else of ``checkpoint``.
+    """Fill a folder with ``tensors``, all numpy or all torch, and all else of ``checkpoint``.
 
     Tensors of the checkpoint that are not given, since the model that was trained has no use for them, are those of the
     checkpoint.
 
     Raises:
         CheckpointError: If the checkpoint is not what it was.
-        OSError: If it cannot be written, or is there.
+        OSError: If it cannot be written.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     _fill(folder, tensors, checkpoint, complete=True)
 
 

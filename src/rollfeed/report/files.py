@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from rollfeed.base.atomic import replace_file
 from rollfeed.errors import in_one_line
 from rollfeed.report.curves import Curves
 from rollfeed.report.page import page
@@ -14,9 +15,6 @@ from rollfeed.report.page import page
 _log = logging.getLogger(__name__)
 
 CURVE_PICTURE, CURVE_PAGE = "curve.png", "curve.html"
-
-ReplaceFile = Callable[[Path, Callable[[IO[bytes]], object]], None]
-"""Puts what the function writes at the path, whole or not at all."""
 
 
 def warn_without_drawing() -> None:
@@ -41,28 +39,24 @@ def _import_drawing() -> tuple[Callable[..., None] | None, Exception | None]:
 class CurveFiles:
     """Writes curve.html, and with matplotlib curve.png, into a run directory."""
 
-    def __init__(
-        self, directory: Path, *, settings: Mapping[str, Any], read: Callable[[], Curves], replace_file: ReplaceFile
-    ) -> None:
-        """Take what is drawn and how it is written.
+    def __init__(self, directory: Path, *, settings: Mapping[str, Any], read: Callable[[], Curves]) -> None:
+        """Take what is drawn.
 
         Args:
             directory: Of the run; its name is the title.
             settings: As settings.json has them.
             read: Gives the curves as they are now.
-            replace_file: Writes a file whole or not at all.
         """
         self._directory = directory
         self._title = directory.resolve().name or str(directory)
         self._settings = settings
         self._read = read
-        self._replace_file = replace_file
 
     def write(self) -> None:
         """Write the files anew, from the curves as they are now."""
         curves = self._read()
         text = page(curves, title=self._title, settings=self._settings)
-        self._replace_file(self._directory / CURVE_PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
+        replace_file(self._directory / CURVE_PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
         draw, _ = _import_drawing()
         if draw is not None:
-            self._replace_file(self._directory / CURVE_PICTURE, lambda file: draw(curves, title=self._title, file=file))
+            replace_file(self._directory / CURVE_PICTURE, lambda file: draw(curves, title=self._title, file=file))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollfeed.rewards.calls import OwnPace
-    from rollfeed.rewards.functions import Takes, in_workers, runs_in_workers
+    from rollfeed.rewards.functions import Takes, in_workers
     from rollfeed.rewards.graders.deepscaler import MarkerWatch
     from rollfeed.rewards.hub import RewardHub
     from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "calls": ("OwnPace",),
-    "functions": ("Takes", "in_workers", "runs_in_workers"),
+    "functions": ("Takes", "in_workers"),
     "graders.deepscaler": ("MarkerWatch",),
     "hub": ("RewardHub",),
     "isolation": ("InProcessWorkers", "IsolatedCall"),
@@ -36,7 +36,6 @@ __all__ = [
     "RewardHub",
     "Takes",
     "in_workers",
-    "runs_in_workers",
 ]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollfeed.base.importing import is_async
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
 from rollfeed.faults import attributed, describe
 from rollfeed.types import Outcome, Verdict
@@ -68,7 +69,7 @@ class Caller:
         """
         if isinstance(function, OwnPace):
             return _told(await _settle(function(*args)))
-        if _is_async(function):
+        if is_async(function):
             async with self._turns:
                 return await self._within(_call_on_loop(function, args), self._timeout_seconds)
         started = asyncio.get_running_loop().time()
@@ -102,10 +103,6 @@ async def _call_on_loop(function: Callable[..., Any], args: tuple[Any, ...]) -> 
     except Exception as error:  # reported as the verdict of this call
         return _Raised(error)
     return await _settle(awaitable)
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 async def _settle(awaitable: Any) -> Returned | _Raised:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rollfeed.base.importing import import_object
 from rollfeed.errors import RewardError
 from rollfeed.protocols import Workers
 from rollfeed.rewards.calls import OwnPace
@@ -61,20 +61,16 @@ def in_workers(
     return OwnPace(call)
 
 
-def runs_in_workers(function: Any) -> bool:
-    """Whether a reward function may be called in a worker; those that are async stay on the event loop."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    return not any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
-
-
 def call_function(path: str, folders: list[str], takes: str, samples: list[Any], prompts: list[Any]) -> Any:
     """Call a reward function and return its result as JSON values; runs in a worker.
 
     Raises:
         RewardError: If the result is nothing that can be sent back.
     """
-    function = _imported(path, folders)
+    places = [Path(folder) for folder in folders]
+    # For what it imports when it is called, too.
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    function = import_object(path, key="reward function", folders=places)
     made = [Sample.from_dict(sample) for sample in samples]
     asked = [_prompt(prompt) for prompt in prompts]
     match Takes(takes):
@@ -85,15 +81,6 @@ def call_function(path: str, folders: list[str], takes: str, samples: list[Any],
         case Takes.GROUP:
             result = function(made, asked[0])
     return _plain(result)
-
-
-def _imported(path: str, folders: list[str]) -> Callable[..., Any]:
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    module, _, names = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in names.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]
 
 
 def _written(prompt: Prompt) -> dict[str, Any]:

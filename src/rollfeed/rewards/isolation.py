@@ -6,11 +6,11 @@ Graders say what they want called; who calls it is up to the application.
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollfeed.base.importing import find_function
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
 from rollfeed.types import Verdict
 
@@ -30,7 +30,7 @@ class IsolatedCall:
 
     def run_here(self) -> Verdict:
         """Make the call in this thread, without a deadline."""
-        return self.finish(_resolve(self.function_path)(*self.args))
+        return self.finish(find_function(self.function_path)(*self.args))
 
 
 class InProcessWorkers:
@@ -42,14 +42,8 @@ class InProcessWorkers:
         del cached  # nothing is kept
         try:
             async with asyncio.timeout(deadline_seconds):
-                return await asyncio.to_thread(_resolve(function_path), *args)
+                return await asyncio.to_thread(find_function(function_path), *args)
         except TimeoutError as error:
             raise WorkerTimeoutError(f"{function_path}: not done within {deadline_seconds:g} s") from error
         except Exception as error:
             raise WorkerCallError(f"{function_path}: {type(error).__name__}: {error}") from error
-
-
-def _resolve(path: str) -> Callable[..., Any]:
-    module, _, name = path.rpartition(".")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function

@@ -14,22 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from rollfeed.errors import ConfigError
+from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.types import Outcome, Verdict
 
-_PREFIX = "rollfeed_reward"
-_SHUTDOWN_SECONDS = 0.5
 _OPTIONS = ("rm_type", "metadata", "reward_key", "prompt")
 
 
@@ -132,58 +128,29 @@ class RewardServer:
         return web.json_response({"status": "ok", "in_progress": self._num_in_progress})
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        lines: list[str] = []
+        return web.Response(body=prometheus_text(self.families()), headers={"Content-Type": PROMETHEUS_TYPE})
 
-        def add(name: str, kind: str, description: str, *samples: tuple[str, float]) -> None:
-            lines.append(f"# HELP {_PREFIX}_{name} {description}")
-            lines.append(f"# TYPE {_PREFIX}_{name} {kind}")
-            lines.extend(f"{_PREFIX}_{name}{labels} {value}" for labels, value in samples)
-
-        by_outcome = [(f'{{outcome="{outcome.value}"}}', count) for outcome, count in self._num_by_outcome.items()]
-        num_verdicts = sum(self._num_by_outcome.values())
-        add("verdicts_total", "counter", "Responses graded, by outcome.", *by_outcome)
-        add("in_progress", "gauge", "Responses being graded or waiting for it.", ("", self._num_in_progress))
-        add("refused_requests_total", "counter", "Requests refused because too much waits.", ("", self._num_refused))
-        add("bad_requests_total", "counter", "Requests that could not be understood.", ("", self._num_bad))
-        seconds = [("_sum", self._seconds), ("_count", num_verdicts)]
-        add("grading_seconds", "summary", "Seconds from a response's arrival to its verdict.", *seconds)
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain", charset="utf-8")
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a failure is the server's; bytes that are not HTTP are answered 400."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
-
-
-_http_logger = logging.getLogger("rollfeed.rewards.http")
-_http_logger.addFilter(_is_ours)
-
-
-@asynccontextmanager
-async def serve_rewards(server: RewardServer, *, host: str, port: int) -> AsyncIterator[str]:
-    """Serve while the block runs; give the address, for example ``http://127.0.0.1:11111``.
-
-    A client that goes away cancels what it asked for.
-
-    Raises:
-        ConfigError: If the address cannot be listened on.
-    """
-    runner = web.AppRunner(
-        server.application(),
-        handler_cancellation=True,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
-        access_log=None,
-        logger=_http_logger,
-    )
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise ConfigError(f"port = {port}: cannot listen on {host}:{port} ({error.strerror or error})") from error
-        yield f"http://{host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    def families(self) -> Iterator[Metric]:
+        """Return what is counted, for Prometheus."""
+        verdicts = CounterMetricFamily("rollfeed_reward_verdicts", "Responses graded, by outcome.", labels=["outcome"])
+        for outcome, count in self._num_by_outcome.items():
+            verdicts.add_metric([outcome.value], count)
+        yield verdicts
+        yield GaugeMetricFamily(
+            "rollfeed_reward_in_progress", "Responses being graded or waiting for it.", self._num_in_progress
+        )
+        yield CounterMetricFamily(
+            "rollfeed_reward_refused_requests", "Requests refused because too much waits.", self._num_refused
+        )
+        yield CounterMetricFamily(
+            "rollfeed_reward_bad_requests", "Requests that could not be understood.", self._num_bad
+        )
+        yield SummaryMetricFamily(
+            "rollfeed_reward_grading_seconds",
+            "Seconds from a response's arrival to its verdict.",
+            count_value=sum(self._num_by_outcome.values()),
+            sum_value=self._seconds,
+        )
 
 
 def _parse(content: bytes) -> Any:

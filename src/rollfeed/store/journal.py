@@ -17,9 +17,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.atomic import sync, temporary_path
 from rollfeed.config import stored_values
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.atomic import sync_folder
 from rollfeed.types.text import well_formed
 
 APPLICATION_ID = 0x726F6C66
@@ -131,7 +131,7 @@ class Journal:
     @classmethod
     def create(cls, path: Path, *, settings: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
         """Put a new journal at ``path``, in place of one that is there."""
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = temporary_path(path)
         temporary.unlink(missing_ok=True)
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.executescript(_SCHEMA)
@@ -142,7 +142,7 @@ class Journal:
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         temporary.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
 
     def close(self) -> None:
         """Close the file."""

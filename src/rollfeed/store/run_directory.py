@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.atomic import replace_file, sync
 from rollfeed.config import stored_identity
 from rollfeed.config.resuming import refusal_of_changes
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.protocols import Isolation
-from rollfeed.store.atomic import replace_file, sync_folder
 from rollfeed.store.journal import Journal, RunStatus, StepEntry, check_is_journal
 from rollfeed.store.layout import (
     BATCHES,
@@ -315,7 +315,7 @@ def _restore_files(
         (path / ISOLATION).unlink(missing_ok=True)
     step_log = StepLog(path, committed)
     undo.callback(step_log.close)
-    sync_folder(path)
+    sync(path)
     remove_uncommitted(path, frozenset(entry.step for entry in committed))
     text = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     replace_file(path / SETTINGS, lambda file: file.write(text.encode("utf-8", "backslashreplace")))

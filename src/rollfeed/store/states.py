@@ -18,8 +18,8 @@ from typing import IO, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
+from rollfeed.base.atomic import replace_file
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.atomic import replace_file
 from rollfeed.store.codec import (
     decode_draw,
     decode_group,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rollfeed.base.atomic import replace_folder
 from rollfeed.errors import CheckpointError
 
 TENSORS_FILE = "trainer.safetensors"
@@ -41,19 +40,15 @@ def write_state(state: TrainerState, folder: Path) -> None:
     """
     if folder.exists():
         raise CheckpointError(f"{folder}: there is something already; a trainer's state is never written over")
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, temporary / TENSORS_FILE)
+
+    def fill(made: Path) -> None:
+        save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, made / TENSORS_FILE)
         text = json.dumps({"format": _FORMAT, **state.values}, indent=1, sort_keys=True)
-        (temporary / VALUES_FILE).write_text(text + "\n", encoding="utf-8")
-        for path in (temporary / TENSORS_FILE, temporary / VALUES_FILE, temporary):
-            _flush(path)
-        temporary.rename(folder)
-        _flush(folder.parent)
+        (made / VALUES_FILE).write_text(text + "\n", encoding="utf-8")
+
+    try:
+        replace_folder(folder, fill)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"{folder}: the trainer's state cannot be written ({error})") from error
 
 
@@ -72,11 +67,3 @@ def read_state(folder: Path) -> TrainerState:
     if found != _FORMAT:
         raise CheckpointError(f"{folder / VALUES_FILE}: format {found!r} is not {_FORMAT}, the one that is read here")
     return TrainerState(tensors=tensors, values=values)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

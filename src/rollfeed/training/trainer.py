@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollfeed.base.cores import num_physical_cores
 from rollfeed.config.train import NonFinitePolicy, TrainSettings
-from rollfeed.cores import num_physical_cores
 from rollfeed.errors import CheckpointError, RunFailedError
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.names import CheckpointNames

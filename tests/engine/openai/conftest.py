@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from rollfeed.base.serving import serve_application
 from rollfeed.config.engine import OpenAISettings
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.testing import END_OF_TURN, CharTokenizer
@@ -257,13 +258,8 @@ class FakeVLLM:
 async def serving(handle: Fault) -> AsyncIterator[str]:
     application = web.Application(client_max_size=1 << 26)
     application.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serve_application(application, host="127.0.0.1", port=0) as address:
+        yield address
 
 
 @pytest.fixture

@@ -9,15 +9,16 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollfeed.base.atomic import replace_file, replace_folder
 from rollfeed.config import RunSpec, Settings
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import RunFailedError
 from rollfeed.report import Curves, curves_of
 from rollfeed.store import RunDirectory, RunReader, RunStatus
-from rollfeed.store.atomic import replace_file
 from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import (
     CHECKPOINTS,
@@ -108,14 +109,9 @@ def export_model(trainer: Trainer, out: Path, *, checkpoint: Path) -> None:
     Raises:
         RunFailedError: If the disk does not take it.
     """
-    temporary = out / f".{MODEL}.tmp"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        write_checkpoint(trainer.weights(), temporary, checkpoint=checkpoint)
-        shutil.rmtree(out / MODEL, ignore_errors=True)
-        temporary.rename(out / MODEL)
+        replace_folder(out / MODEL, partial(write_checkpoint, trainer.weights(), checkpoint=checkpoint))
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise RunFailedError(f"{out / MODEL}: the trained model cannot be written: {error}") from error
 
 

@@ -55,7 +55,6 @@ from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import CurveFiles, warn_without_drawing
 from rollfeed.store import Rewind
-from rollfeed.store.atomic import replace_file
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.types import TrainBatch
 
@@ -167,7 +166,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
 
 def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
     # PyTorch takes seconds to import, and the trainer has.
-    from rollfeed.engine.native.weights import quantised
+    from rollfeed.engine.backends.native.places import quantised
     from rollfeed.training.probe import TrainerProbes, weight_types
 
     settings, is_embedded = prepared.settings, prepared.settings.engine.is_embedded
@@ -203,7 +202,6 @@ class _Loop:
             out,
             settings=self.prepared.settings.model_dump(mode="json"),
             read=lambda: run_curves(out),
-            replace_file=replace_file,
         )
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)

@@ -1,4 +1,4 @@
-"""Where the user's cache is, for what is made once a machine, and how a folder gets into it."""
+"""Files and folders that are there whole or not at all, also after a power cut; and the user's cache of such."""
 
 from __future__ import annotations
 
@@ -8,10 +8,59 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from rollfeed.errors import CheckpointError
 
 _ABANDONED_SECONDS = 3600.0
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Put what ``write`` writes at ``path``: a temporary file beside it, flushed to disk, then renamed."""
+    temporary = temporary_path(path)
+    with temporary.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def replace_folder(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Put a folder of files at ``folder``, in place of one that is there.
+
+    Args:
+        folder: Where.
+        fill: Puts files into the empty folder that it is handed. Nothing of them is left where it raises.
+    """
+    temporary = temporary_path(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        for path in (*temporary.rglob("*"), temporary):
+            sync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync(folder.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return where the content of a path is put together; what a killed process left there is never read."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def sync(path: Path) -> None:
+    """Flush a file to disk, or a folder's entries: what was created, renamed or removed in it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def user_cache(kind: str) -> Path:
@@ -42,7 +91,8 @@ def make_once(folder: Path, fill: Callable[[Path], None]) -> Path:
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".partial", dir=cache))
         try:
             fill(partial)
-            _flush(partial)
+            for path in partial.iterdir():
+                sync(path)  # before their folder gets its name
             _publish(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -59,13 +109,6 @@ def _publish(partial: Path, folder: Path) -> None:
     except OSError:
         if not folder.is_dir():
             raise
-
-
-def _flush(folder: Path) -> None:
-    """Put the files on the disk before their folder gets its name."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _remove_abandoned(cache: Path) -> None:

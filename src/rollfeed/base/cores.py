@@ -1,9 +1,10 @@
-"""How many cores this process may keep busy."""
+"""The cores that this process may keep busy."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -14,16 +15,24 @@ _CGROUP_1_LIMIT = (
 )
 
 
+def num_cores() -> int:
+    """Return how many cores this process may run on, two hyperthreads counted as two."""
+    return len(_cpus())
+
+
 def num_physical_cores() -> int:
     """Return the physical cores open to this process, at least 1.
 
     Two hyperthreads of a core count once: they share its arithmetic units. CPU affinity and the
     limit of a container count too.
     """
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = len({_siblings(cpu) for cpu in cpus})
+    cores = len({_siblings(cpu) for cpu in _cpus()})
     limit = _container_limit()
     return max(1, cores if math.isinf(limit) else min(cores, math.ceil(limit)))
+
+
+def _cpus() -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _siblings(cpu: int) -> str:

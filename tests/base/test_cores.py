@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rollfeed.cores import num_physical_cores, wait_without_spinning
+from rollfeed.base.cores import num_physical_cores, wait_without_spinning
 
 
 def test_there_is_at_least_one_core_and_no_more_than_this_process_may_use() -> None:

@@ -1,0 +1,69 @@
+"""Web applications, served while a block runs, and their metrics as Prometheus reads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from rollfeed.errors import ConfigError
+
+PROMETHEUS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+_SHUTDOWN_SECONDS = 0.5
+"""For replies under way."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a failure is the server's; bytes that are not HTTP are answered 400, and routers probe with such."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+_logger = logging.getLogger(__name__)
+_logger.addFilter(_is_ours)
+
+
+@asynccontextmanager
+async def serve_application(application: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serve while the block runs; give the address, for example ``http://127.0.0.1:30000``.
+
+    A client that goes away cancels what it asked for. Leaving closes all connections.
+
+    Raises:
+        ConfigError: If the address cannot be listened on.
+    """
+    runner = web.AppRunner(
+        application, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, access_log=None, logger=_logger
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+        yield f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    """Return the error that says why an address cannot be listened on."""
+    return ConfigError(f"port = {port}: cannot listen on {host}:{port} ({error.strerror or error})")
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def prometheus_text(families: Iterable[Metric]) -> bytes:
+    """Return metrics as text of :data:`PROMETHEUS_TYPE`."""
+    return generate_latest(_Families(families))
