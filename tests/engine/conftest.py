@@ -20,7 +20,7 @@ from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.server import ServedModel, Service, serve
 from rollfeed.prompts.tokenizer import LocalTokenizer, load_tokenizer
 from rollfeed.protocols import Engine
-from rollfeed.testing.tokenizer import CharTokenizer
+from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.types import Completion
 
 TINY_VOCAB = 128

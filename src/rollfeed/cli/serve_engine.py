@@ -13,21 +13,25 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollfeed.app import load_model
+from rollfeed.base.cores import num_physical_cores
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers
 from rollfeed.config import EngineSettings, Kernels, Precision, is_device
 from rollfeed.cores import num_physical_cores
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
+
+if TYPE_CHECKING:
+    from rollfeed.engine.local import EmbeddedEngine
 
 logger = logging.getLogger("rollfeed.serve")
 
@@ -141,9 +145,22 @@ async def _serve(options: ServeOptions, name: str) -> int:
     told = exit_codes.ToldToEnd()
     async with engine, serving as address:
         logger.info("serving %s at %s", name, address)
-        await told.event.wait()
+        await _until_told(told, engine.failed())
         _exit_later(told.exit_code)
     return told.exit_code
+
+
+async def _until_told(told: exit_codes.ToldToEnd, failing: Coroutine[Any, Any, None]) -> None:
+    """Return when the server is told to end; raise what ends the engine before."""
+    tasks = [asyncio.ensure_future(told.event.wait()), asyncio.ensure_future(failing)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[1].done():
+            _exit_later(exit_codes.FAILED)
+            await tasks[1]
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextmanager
@@ -161,9 +178,7 @@ def _collecting_afterwards() -> Iterator[None]:
         gc.enable()
 
 
-def _prepare(
-    options: ServeOptions, name: str
-) -> tuple[AbstractAsyncContextManager[Any], AbstractAsyncContextManager[str]]:
+def _prepare(options: ServeOptions, name: str) -> tuple[EmbeddedEngine, AbstractAsyncContextManager[str]]:
     """Return the engine and the server of it, neither of them entered."""
     try:
         from rollfeed.engine.local import create_local_engine

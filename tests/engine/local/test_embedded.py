@@ -15,7 +15,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from rollfeed.cores import num_physical_cores
+from rollfeed.base.cores import num_physical_cores
 from rollfeed.errors import (
     CheckpointError,
     ConfigError,
@@ -24,7 +24,7 @@ from rollfeed.errors import (
     EngineUnavailableError,
 )
 from rollfeed.protocols import Engine
-from rollfeed.testing.tokenizer import CharTokenizer
+from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
 
 MakeEngine = Callable[..., Engine]
@@ -299,6 +299,9 @@ async def test_a_weight_update_before_the_first_token_starts_the_prompt_again(en
         ({"model.norm.weight": np.ones(48, np.int64)}, "floating point"),
         ({"model.norm.weight": torch.ones(48, dtype=torch.int32)}, "floating point"),
         ({"model.norm.weight": [1.0] * 48}, "neither a torch tensor nor a numpy array"),
+        ({"model.norm.weight": torch.ones(48).to(torch.float8_e4m3fn)}, "float8_e4m3fn, not floating point"),
+        ({"model.norm.weight": torch.ones(48, dtype=torch.complex64)}, "complex64, not floating point"),
+        ({"model.norm.weight": np.full(48, 1e300)}, "not finite as torch.float32"),
     ],
 )
 async def test_a_bad_weight_update_changes_nothing(endless: MakeEngine, tensors: dict[str, Any], message: str) -> None:
@@ -345,11 +348,9 @@ class FailingTokenizer(NoEndTokenizer):
         raise RuntimeError("the tokenizer broke")
 
 
-async def test_a_failure_in_the_thread_fails_all_pending_requests_with_the_cause(
-    endless: MakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_tokenizer_that_fails_fails_each_request_with_the_cause_and_nothing_else(endless: MakeEngine) -> None:
     async with endless(tokenizer=FailingTokenizer(), num_slots=2) as engine:
-        tasks = [engine.generate(PROMPT, params(200), request_id=str(n)) for n in range(4)]
+        tasks = [engine.generate(PROMPT, params(200, stop=("x",)), request_id=str(n)) for n in range(4)]
         tasks.append(engine.generate(PROMPT, params(3), request_id="short"))
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=60)
         assert len(results) == 5
@@ -357,13 +358,29 @@ async def test_a_failure_in_the_thread_fails_all_pending_requests_with_the_cause
             assert isinstance(error, EngineError)
             assert "RuntimeError: the tokenizer broke" in str(error)
             assert isinstance(error.__cause__, RuntimeError)
-        with pytest.raises(EngineError, match="the tokenizer broke"):
-            await engine.generate(PROMPT, params(3), request_id="later")
-        with pytest.raises(EngineUnavailableError, match="the tokenizer broke"):
-            await engine.health()
-        with pytest.raises(EngineError, match="the tokenizer broke"):
-            await engine.abort()
-    assert "the engine's thread failed" in caplog.text
+        await engine.health()
+        assert await engine.load() == EngineLoad(0, 0)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+async def test_a_request_that_cannot_be_let_in_fails_alone(endless: MakeEngine, kernels: str) -> None:
+    async with endless(kernels=kernels, num_slots=2) as engine:
+        asked = [params(4), params(4, min_new_tokens=2**63), params(4), params(4, min_new_tokens=2**64)]
+        answers = await asyncio.gather(
+            *(engine.generate(PROMPT, each, request_id=str(index)) for index, each in enumerate(asked)),
+            return_exceptions=True,
+        )
+        assert [isinstance(answer, EngineError) for answer in answers] == [False, True, False, True]
+        assert "request 1: OverflowError" in str(answers[1])
+        assert await engine.load() == EngineLoad(0, 0)
+        assert len((await engine.generate(PROMPT, params(4), request_id="later")).token_ids) == 4
+
+
+async def test_an_update_that_fails_fails_alone(endless: MakeEngine) -> None:
+    async with endless() as engine:
+        with pytest.raises(EngineError, match="a command of the engine failed: TypeError"):
+            await engine.update_weights({"model.norm.weight": np.ones(48, np.longdouble)}, policy_version=1)
+        await engine.generate(PROMPT, params(2), request_id="later")
 
 
 async def test_leaving_ends_the_thread_and_fails_what_is_pending(endless: MakeEngine) -> None:

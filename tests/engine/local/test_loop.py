@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollfeed.engine.backends.replacement import writing
+from rollfeed.engine.backends.requests import Request
 from rollfeed.engine.local.loop import EngineThread
-from rollfeed.engine.local.requests import Request
 from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.types import SamplingParams
 
@@ -131,7 +132,7 @@ async def test_a_step_that_fails_fails_everything_that_was_handed_over() -> None
     await thread.close()
 
 
-async def test_a_command_that_fails_answers_its_caller_and_ends_the_thread() -> None:
+async def test_a_command_that_fails_answers_its_caller_and_ends_nothing_else() -> None:
     thread = EngineThread(CountingBackend(), name="t")
     await thread.start()
 
@@ -140,8 +141,26 @@ async def test_a_command_that_fails_answers_its_caller_and_ends_the_thread() -> 
 
     with pytest.raises(EngineError, match="ValueError: boom"):
         await thread.call(fail)
-    with pytest.raises(EngineError, match="ValueError: boom"):
+    await thread.call(lambda: None)
+    await thread.close()
+    await thread.failed()
+
+
+async def test_weights_that_were_written_half_end_the_thread() -> None:
+    thread = EngineThread(CountingBackend(), name="t")
+    await thread.start()
+    failing = asyncio.create_task(thread.failed())
+
+    def fail() -> None:
+        with writing():
+            raise MemoryError
+
+    with pytest.raises(EngineError, match="could not be written wholly: MemoryError"):
+        await thread.call(fail)
+    with pytest.raises(EngineError, match="could not be written wholly: MemoryError"):
         await thread.call(lambda: None)
+    with pytest.raises(EngineError, match="could not be written wholly: MemoryError"):
+        await failing
     await thread.close()
 
 

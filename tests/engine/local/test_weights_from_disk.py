@@ -90,6 +90,8 @@ async def test_a_response_goes_on_with_the_weights_of_a_folder(
     [
         ({"model.norm.weight": torch.ones(47)}, "its shape is (47,), the model's (48,)"),
         ({"model.norm.weight": torch.full((48,), torch.nan)}, "not finite"),
+        ({"model.norm.weight": torch.full((48,), 1e300, dtype=torch.float64)}, "not finite as torch.float32"),
+        ({"model.norm.weight": torch.ones(48).to(torch.float8_e5m2)}, "float8_e5m2, not floating point"),
     ],
 )
 async def test_weights_that_do_not_fit_change_nothing(

@@ -201,8 +201,8 @@ async def test_the_server_tells_its_limits_and_its_load(serving: Any, tiny_check
     assert old[0]["num_reqs"] == 6
     assert (server["context_length"], server["max_queued_requests"]) == (1024, 64)
     assert models["data"][0]["max_model_len"] == 1024
-    assert 'rollfeed_engine_requests_total{finish_reason="abort"} 6' in metrics
-    assert "rollfeed_engine_running_requests 0" in metrics
+    assert 'rollfeed_engine_requests_total{finish_reason="abort"} 6.0' in metrics
+    assert "rollfeed_engine_running_requests 0.0" in metrics
 
 
 async def test_health_is_an_empty_200_and_health_generate_makes_a_token(serving: Any) -> None:

@@ -194,7 +194,10 @@ async def test_a_stream_never_shows_the_beginning_of_a_stop_string_that_is_trimm
         ({"input_ids": [2**70]}, "input_ids must be a list of integers"),
         ({"input_ids": [259]}, "outside the model's vocabulary of 259"),
         ({"input_ids": [5], "sampling_params": {"temperature": -1}}, "temperature"),
-        ({"input_ids": [5], "sampling_params": {"temperature": "hot"}}, "temperature must be a number"),
+        (
+            {"input_ids": [5], "sampling_params": {"temperature": "hot"}},
+            "Expected `float | null`, got `str` - at `$.temperature`",
+        ),
         ({"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p"),
         ({"input_ids": [5], "sampling_params": {"n": 0}}, "n must be at least 1"),
         ({"input_ids": [5], "sampling_params": {"n": 1000}}, "at most 68 fit"),

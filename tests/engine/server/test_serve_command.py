@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,11 +32,15 @@ def free_ports() -> int:
             return port
 
 
+def serving(*arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return running("-m", "rollfeed", "serve", "engine", "--threads", "1", *arguments)
+
+
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     source = str(Path(rollfeed.__file__).parents[1])
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollfeed", "serve", "engine", "--threads", "1", *arguments],
+        [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": source},
         stderr=subprocess.PIPE,
         text=True,
@@ -101,6 +106,29 @@ def test_several_workers_serve_consecutive_ports_and_end_together(tiny_checkpoin
         for port in (free_ports, free_ports + 1):
             with pytest.raises(OSError, match="refused"):
                 ask(port, "/health")
+
+
+BROKEN_DEVICE = """
+import sys
+from rollfeed.cli.main import main
+from rollfeed.engine.backends.batching import ContinuousBatcher
+def step(self, between_tokens): raise RuntimeError("the device is broken")
+ContinuousBatcher.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_whose_engine_fails_answers_and_ends(tiny_checkpoint: Path, free_ports: int) -> None:
+    arguments = ("serve", "engine", "--threads", "1", "--model", str(tiny_checkpoint), "--port", str(free_ports))
+    with running("-c", BROKEN_DEVICE, *arguments) as process:
+        until_healthy(process, free_ports)
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            ask(free_ports, "/generate", {"input_ids": [72]})
+        assert process.wait(timeout=30) == 1
+        assert process.stderr is not None
+        assert process.stderr.read().splitlines()[-1] == (
+            "rollfeed: the engine's thread failed: RuntimeError: the device is broken"
+        )
 
 
 def test_a_taken_port_is_told_in_one_line(tiny_checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-from rollfeed.engine.server.versions import WeightVersions
+from rollfeed.engine.server.service import WeightVersions
 
 
 def test_default_is_0_and_digits_are_their_integer() -> None:

@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 
-from rollfeed.cores import num_physical_cores
-from rollfeed.engine.local.architecture import Architecture, border, unsupported_reason
-from rollfeed.engine.local.batching import PREFILL_TOKENS, ContinuousBatcher, Runner
+from rollfeed.base.cores import num_physical_cores
+from rollfeed.engine.backends.architecture import Architecture, border, unsupported_reason
+from rollfeed.engine.backends.backend import Backend
+from rollfeed.engine.backends.batching import PREFILL_TOKENS, ContinuousBatcher, Runner
+from rollfeed.engine.backends.native.library import NativeUnavailableError, load_library
+from rollfeed.engine.backends.native.model import quantised_refusal
+from rollfeed.engine.backends.native.runner import NativeRunner
+from rollfeed.engine.backends.pytorch.model import TorchWeights
+from rollfeed.engine.backends.pytorch.runner import TorchRunner
+from rollfeed.engine.backends.replacement import CheckpointTensors
 from rollfeed.engine.local.embedded import EmbeddedEngine
-from rollfeed.engine.local.loop import Backend
-from rollfeed.engine.local.weights import CheckpointTensors
-from rollfeed.engine.native.library import NativeUnavailableError, load_library
 from rollfeed.errors import ConfigError, in_one_line
 from rollfeed.model_files import CONFIG_FILE, check_tensors, read_config, read_eos_token_ids, read_headers, refusal
 from rollfeed.protocols import Tokenizer
@@ -135,8 +139,8 @@ def _continuous_batcher(config: Mapping[str, Any], options: _Options) -> Backend
     architecture = _architecture(config, options.checkpoint)
     kernels = _chosen_kernels(options)
     return ContinuousBatcher(
+        (_native_runner if kernels == "native" else _torch_runner)(architecture, options),
         checkpoint=options.checkpoint,
-        make_runner=(_native_runner if kernels == "native" else _torch_runner)(architecture, options),
         tokenizer=options.tokenizer,
         precision=options.precision,
         vocab_size=architecture.vocab_size,
@@ -150,12 +154,10 @@ def _architecture(config: Mapping[str, Any], checkpoint: Path) -> Architecture:
     Raises:
         CheckpointError: If not.
     """
-    from rollfeed.engine.pytorch.weights import Weights  # it builds on this package
-
     headers = read_headers(checkpoint)
     try:
         architecture = Architecture.from_config(config)
-        weights = Weights(architecture, device=torch.device("meta"), dtype=torch.float32)
+        weights = TorchWeights(architecture, device=torch.device("meta"), dtype=torch.float32)
     except KeyError as error:
         raise refusal(checkpoint / CONFIG_FILE, f"has no {error.args[0]}: fetch it again") from None
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
@@ -174,7 +176,7 @@ def _are_equal(checkpoint: Path) -> bool:
 
 def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
     # Their imports take seconds, which models that are computed here need not wait for.
-    from rollfeed.engine.local.fallback import TransformersBackend
+    from rollfeed.engine.backends.transformers import TransformersBackend
     from rollfeed.model_files.loading import check_model
     from rollfeed.model_files.trial import is_small, load_tried
 
@@ -201,7 +203,7 @@ def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
         threads=options.threads or num_physical_cores(),
         num_slots=1 if options.deterministic else options.num_slots,
         device=options.device,
-        dtype=dtype,
+        precision=options.precision,
     )
 
 
@@ -234,12 +236,7 @@ def _chosen_kernels(options: _Options) -> str:
     return "native"
 
 
-# The runners are imported in their functions, because they build on this package.
-
-
 def _torch_runner(architecture: Architecture, options: _Options) -> Callable[[], Runner]:
-    from rollfeed.engine.pytorch.runner import TorchRunner
-
     return partial(
         TorchRunner,
         architecture,
@@ -253,9 +250,6 @@ def _torch_runner(architecture: Architecture, options: _Options) -> Callable[[],
 
 
 def _native_runner(architecture: Architecture, options: _Options) -> Callable[[], Runner]:
-    from rollfeed.engine.native.model import quantised_refusal
-    from rollfeed.engine.native.runner import NativeRunner
-
     refusal = quantised_refusal(architecture) if options.precision == "int8" else None
     if refusal is not None:
         raise ConfigError(f"engine.precision = 'int8': {refusal}")

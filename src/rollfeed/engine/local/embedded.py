@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.local.loop import Backend, EngineThread
-from rollfeed.engine.local.requests import Request
-from rollfeed.engine.local.weights import read_tensors
+from rollfeed.engine.backends.backend import Backend
+from rollfeed.engine.backends.replacement import read_tensors
+from rollfeed.engine.backends.requests import Request
+from rollfeed.engine.local.loop import EngineThread
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
 from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
@@ -87,7 +89,7 @@ class EmbeddedEngine(Engine):
 
         Args:
             token_ids: The prompt. ``(P,)``.
-            params: How to sample.
+            params: Of the sampling.
             request_id: For :meth:`abort`.
             ignore_eos: Let the model's end-of-sequence ids be tokens like others.
             score_from: Also compute the log-probabilities of the prompt tokens behind this one.
@@ -133,20 +135,20 @@ class EmbeddedEngine(Engine):
         self._check_open()
         await self._thread.call(lambda: self._backend.abort(lambda request: chosen(request.request_id)))
 
-    async def pause(self) -> None:
-        """Stop decoding between two steps; requests stay where they are."""
-        self._check_open()
-        await self._thread.set_paused(True)
+    async def pause(self, mode: str = "in_place") -> None:
+        """Stop decoding between two steps.
 
-    async def pause_retracted(self) -> None:
-        """Pause, with what runs back to waiting: it computes its keys and values again when it goes on."""
+        Args:
+            mode: ``in_place`` leaves requests where they are; ``retract`` puts what runs back to waiting, to compute
+                its keys and values again; ``abort`` answers everything with what it has.
+        """
         self._check_open()
-        await self._thread.set_paused(True, first=self._backend.retract)
-
-    async def pause_aborted(self) -> None:
-        """Pause, and answer everything that runs or waits with what it has."""
-        self._check_open()
-        await self._thread.set_paused(True, first=lambda: self._backend.abort(lambda _: True))
+        first = {
+            "in_place": None,
+            "retract": self._backend.retract,
+            "abort": partial(self._backend.abort, lambda _: True),
+        }
+        await self._thread.set_paused(True, first=first[mode])
 
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
@@ -252,6 +254,14 @@ class EmbeddedEngine(Engine):
         """Return how many requests run and wait."""
         running = min(self._backend.num_running, self._num_requests)
         return EngineLoad(running, self._num_requests - running)
+
+    async def failed(self) -> None:
+        """Return when the engine has been closed.
+
+        Raises:
+            EngineError: When its thread fails, after which it answers nothing any more.
+        """
+        await self._thread.failed()
 
     async def health(self) -> None:
         """Return when the engine's thread is there to serve."""

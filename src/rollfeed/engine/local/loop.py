@@ -2,7 +2,8 @@
 
 The event loop never waits for torch: requests and commands are handed to the thread, which takes
 them between two steps and answers through futures. Invariant: every request that was accepted is
-answered exactly once, whether it finishes, is aborted, the engine is closed or its thread fails.
+answered exactly once, whether it finishes, is aborted, the engine is closed or its thread fails. A command
+that fails is told to whoever gave it and ends nothing else; a step that fails ends the thread.
 """
 
 from __future__ import annotations
@@ -12,87 +13,20 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
 
-from rollfeed.engine.local.requests import Request
-from rollfeed.errors import COMPUTING_ERRORS, EngineError, EngineProtocolError, EngineUnavailableError, in_one_line
+from rollfeed.engine.backends.backend import Backend
+from rollfeed.engine.backends.replacement import HalfWrittenError
+from rollfeed.engine.backends.requests import Request
+from rollfeed.errors import COMPUTING_ERRORS, EngineError, EngineUnavailableError, in_one_line
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 1.0
-
-
-class Backend(Protocol):
-    """What computes. Its methods are called on the engine's thread only; its numbers are read from others."""
-
-    policy_version: int
-    vocab_size: int
-    num_slots: int
-    """Most requests worked on at once."""
-    precision: str
-    """What it computes in, for example ``fp32``."""
-
-    @property
-    def threads(self) -> int:
-        """CPU threads it computes with; known after :meth:`start`."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request runs or waits."""
-
-    @property
-    def num_running(self) -> int:
-        """Requests being worked on, without those that wait."""
-
-    def start(self) -> None:
-        """Load the weights.
-
-        Raises:
-            CheckpointError: If they do not fit the model.
-        """
-
-    def close(self) -> None:
-        """Free what :meth:`start` took; the last call, and only after a start that succeeded."""
-
-    def add(self, request: Request) -> None:
-        """Take a request; it waits, first come first served, until there is room."""
-
-    def step(self, between_tokens: Callable[[], None]) -> None:
-        """Sample the next token of everything that runs, and answer what has finished.
-
-        A step of more than one token calls ``between_tokens`` between them: commands are carried
-        out there, and :class:`EngineClosing` is raised there to end the step.
-        """
-
-    def abort(self, chosen: Callable[[Request], bool]) -> None:
-        """Answer the chosen requests with what they have."""
-
-    def fail_all(self, failure: Callable[[], EngineError]) -> None:
-        """Answer all requests with an error, a new one each."""
-
-    def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
-        """Replace weights, all of the named ones or none.
-
-        Args:
-            tensors: By the checkpoint's names.
-            policy_version: The version of the tokens sampled from now on.
-            skip_unknown: Pass over tensors that the model does not have, with a warning, if all of its own are there.
-
-        Raises:
-            EngineProtocolError: If they do not fit.
-        """
-
-    def take_step_milliseconds(self) -> Mapping[str, float]:
-        """Return the mean time of a step since the last call: its parts, as far as they are known, and ``whole``."""
-
-    def retract(self) -> None:
-        """Put what runs back to the front of those that wait, with its tokens but without its keys and values."""
-
-    def weight(self, name: str) -> Any | None:
-        """Return the tensor of a checkpoint's name, which updates write to; None if there is none."""
+_THREAD_FAILED = "the engine's thread failed"
 
 
 class EngineClosing(Exception):  # noqa: N818 - a signal, not an error
@@ -120,6 +54,7 @@ class EngineThread:
         self.is_paused = False
         """Whether it holds between two steps; set by the engine's thread only."""
         self._started: Future[None] = Future()
+        self._over: Future[None] = Future()
 
     async def start(self) -> None:
         """Start the thread and return when the weights are loaded.
@@ -165,18 +100,14 @@ class EngineThread:
 
         Raises:
             EngineProtocolError: If the action does; nothing else has happened then.
-            EngineError: If the thread has failed, now or before.
+            EngineError: If the action fails in any other way, or the thread has failed before.
         """
         reply: Future[None] = Future()
         reply.set_running_or_notify_cancel()
 
         def run() -> None:
-            try:
-                action()
-            except EngineProtocolError as error:
-                reply.set_exception(error)
-            else:
-                reply.set_result(None)
+            action()
+            reply.set_result(None)
 
         self._post(_Command(run, reply.set_exception))
         await asyncio.wrap_future(reply)
@@ -205,12 +136,22 @@ class EngineThread:
             self._commands.append(command)
             self._wake.notify()
 
+    async def failed(self) -> None:
+        """Return when the thread has been closed.
+
+        Raises:
+            EngineError: When it fails, or if it has failed.
+        """
+        await asyncio.shield(asyncio.wrap_future(self._over))
+
     def _run(self) -> None:
         try:
             self._backend.start()
         except BaseException as error:
             self._end(closed)
-            self._started.set_exception(_not_started(error) if isinstance(error, COMPUTING_ERRORS) else error)
+            remedy = "; where memory is short, lower engine.num_slots or engine.context_length"
+            is_computing = isinstance(error, COMPUTING_ERRORS)
+            self._started.set_exception(_failed("the engine does not start", error, remedy) if is_computing else error)
             return
         self._started.set_result(None)
         try:
@@ -220,8 +161,8 @@ class EngineThread:
             self._end(closed)
         except BaseException as error:
             # What fails in computing is told by the requests; where rollfeed itself fails, the place matters.
-            logger.error("the engine's thread failed", exc_info=None if isinstance(error, COMPUTING_ERRORS) else error)
-            self._end(_Failure(error))
+            logger.error(_THREAD_FAILED, exc_info=None if isinstance(error, COMPUTING_ERRORS) else error)
+            self._end(partial(_failed, _THREAD_FAILED, error))
         else:
             self._end(closed)
         self._backend.close()
@@ -238,9 +179,14 @@ class EngineThread:
                 return True
             try:
                 command.run()
-            except BaseException as error:
-                command.fail(_Failure(error)())
-                raise
+            except EngineError as error:
+                command.fail(error)
+            except Exception as error:
+                if isinstance(error, HalfWrittenError):
+                    command.fail(_failed(_THREAD_FAILED, error))
+                    raise
+                logger.error("a command of the engine failed", exc_info=error)
+                command.fail(_failed("a command of the engine failed", error))
 
     def _between_tokens(self) -> None:
         if not self._proceed(lambda: True):
@@ -254,6 +200,10 @@ class EngineThread:
         for command in left:
             command.fail(failure())
         self._backend.fail_all(failure)
+        if failure is closed:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(failure())
 
 
 def closed() -> EngineError:
@@ -261,22 +211,7 @@ def closed() -> EngineError:
     return EngineUnavailableError("the engine is closed")
 
 
-def _not_started(cause: BaseException) -> EngineError:
-    error = EngineError(
-        f"the engine does not start: {in_one_line(cause)}; where memory is short, lower engine.num_slots or "
-        "engine.context_length"
-    )
+def _failed(what: str, cause: BaseException, remedy: str = "") -> EngineError:
+    error = EngineError(f"{what}: {in_one_line(cause)}{remedy}")
     error.__cause__ = cause
     return error
-
-
-class _Failure:
-    """Makes the errors that a failed engine answers with, each with the cause."""
-
-    def __init__(self, cause: BaseException) -> None:
-        self._cause = cause
-
-    def __call__(self) -> EngineError:
-        error = EngineError(f"the engine's thread failed: {in_one_line(self._cause)}")
-        error.__cause__ = self._cause
-        return error

@@ -1,7 +1,6 @@
 """The embedded engine as a server that speaks SGLang's protocol, and OpenAI's."""
 
 from rollfeed.engine.server.application import create_application, serve
-from rollfeed.engine.server.service import Service
-from rollfeed.engine.server.state import ServedModel
+from rollfeed.engine.server.service import ServedModel, Service
 
 __all__ = ["ServedModel", "Service", "create_application", "serve"]

@@ -1,33 +1,28 @@
-"""The web application, and how it is served and ended."""
+"""The web application: generation in SGLang's form and in OpenAI's, and how it is served and ended."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from rollfeed.base.serving import serve_application
+from rollfeed.base.sglang_wire import model_list
 from rollfeed.engine.server.control import ControlHandlers
-from rollfeed.engine.server.generating import GenerateHandlers
-from rollfeed.engine.server.openai_handlers import OpenAIHandlers
-from rollfeed.engine.server.service import Service
-from rollfeed.engine.server.wire import errors_as_json
-from rollfeed.errors import ConfigError, EngineError
+from rollfeed.engine.server.openai import OpenAICall, chunk, logprobs_of, parse_call, usage_of, whole_reply
+from rollfeed.engine.server.parsing import GenerateCall, parse_generate
+from rollfeed.engine.server.replies import generate_reply, partial_reply, settled_text
+from rollfeed.engine.server.service import RunningJob, ServerJob, Service
+from rollfeed.engine.server.wire import EventStream, error_body, errors_as_json, json_reply, read_json
+from rollfeed.errors import EngineError
 
 _MAX_BODY_BYTES = 1 << 28
-_SHUTDOWN_SECONDS = 0.5
-"""For replies under way, after everything that runs has been aborted."""
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a failure is the server's; bytes that are not HTTP are answered 400, and routers probe with such."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
-
-
-_http_logger = logging.getLogger("rollfeed.engine.server.http")
-_http_logger.addFilter(_is_ours)
+_LARGE_TEXT_BYTES = 1 << 14
+"""Bodies beyond this are tokenised in a thread."""
 
 
 def create_application(service: Service) -> web.Application:
@@ -48,21 +43,189 @@ async def serve(service: Service, *, host: str, port: int) -> AsyncIterator[str]
     Raises:
         ConfigError: If the address cannot be listened on.
     """
-    runner = web.AppRunner(
-        create_application(service),
-        handler_cancellation=True,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
-        access_log=None,
-        logger=_http_logger,
-    )
-    await runner.setup()
-    try:
+    async with serve_application(create_application(service), host=host, port=port) as address:
         try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise ConfigError(f"port = {port}: cannot listen on {host}:{port} ({error.strerror or error})") from error
-        yield f"http://{host}:{runner.addresses[0][1]}"
+            yield address
+        finally:
+            with suppress(EngineError):
+                await service.engine.abort()
+
+
+class GenerateHandlers:
+    """The endpoints that speak SGLang's own form."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the endpoints."""
+        return [web.post("/generate", self.generate), web.put("/generate", self.generate)]
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Sample responses; the client's leaving aborts them."""
+        body = await read_json(request)
+        service = self._service
+
+        def parse() -> GenerateCall:
+            return parse_generate(body, tokenizer=service.tokenizer, context_length=service.engine.context_length)
+
+        is_large = body.get("text") is not None and (request.content_length or math.inf) > _LARGE_TEXT_BYTES
+        call = await asyncio.to_thread(parse) if is_large else parse()
+        if call.stream:
+            return await self._stream(request, call)
+        answers = service.start(call.jobs)
+        await service.wait(answers)
+        replies = [
+            generate_reply(answer, weight_version=service.weight_version, versions=service.versions)
+            for answer in answers
+        ]
+        num_tokens = sum(answer.request.num_tokens for answer in answers)
+        return await json_reply(replies[0] if call.is_single else replies, num_tokens=num_tokens)
+
+    async def _stream(self, request: web.Request, call: GenerateCall) -> web.StreamResponse:
+        service = self._service
+        async with _progress(service, call.jobs) as (answers, changes):
+            events = EventStream(request)
+            try:
+                async for index in changes:
+                    answer = answers[index]
+                    if answer.task.done():
+                        reply = generate_reply(answer, weight_version=service.weight_version, versions=service.versions)
+                    else:
+                        reply = partial_reply(
+                            answer, weight_version=service.weight_version, tokenizer=service.tokenizer
+                        )
+                    await events.send(reply if call.is_single else {**reply, "index": index})
+            except EngineError as error:
+                await events.send(error_body(request, str(error), 500))
+            return await events.end()
+
+
+@asynccontextmanager
+async def _progress(
+    service: Service, jobs: Sequence[ServerJob]
+) -> AsyncIterator[tuple[list[RunningJob], AsyncIterator[int]]]:
+    """Run jobs; give the answers, and the index of an answer whenever it has more tokens or has ended.
+
+    Tokens that come while the client is slow are told together. Leaving drops what still runs.
+    """
+    changed = asyncio.Event()
+    answers = service.start(jobs, on_progress=changed.set)
+    try:
+        yield answers, _changes(answers, changed)
     finally:
-        with suppress(EngineError):
-            await service.engine.abort()
-        await runner.cleanup()
+        service.drop(answers)
+
+
+async def _changes(answers: Sequence[RunningJob], changed: asyncio.Event) -> AsyncIterator[int]:
+    seen = [0] * len(answers)
+    left = set(range(len(answers)))
+    while left:
+        await changed.wait()
+        changed.clear()
+        for index in sorted(left):
+            answer = answers[index]
+            if answer.task.done():
+                left.discard(index)
+                yield index
+            elif answer.request.num_published > seen[index]:
+                seen[index] = answer.request.num_published
+                yield index
+
+
+class OpenAIHandlers:
+    """Completions, chat and the list of models."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the endpoints."""
+        return [
+            web.get("/v1/models", self.models),
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat),
+        ]
+
+    async def models(self, _request: web.Request) -> web.Response:
+        """List the one model."""
+        model, length = self._service.model, self._service.engine.context_length
+        listed = model_list(
+            name=model.name, created=model.created, owner="rollfeed", context_length=length, parent=None
+        )
+        return await json_reply(listed)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Continue text or tokens."""
+        return await self._answer(request, is_chat=False)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """RunningJob messages."""
+        return await self._answer(request, is_chat=True)
+
+    async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        service = self._service
+        body = await read_json(request)
+        body.setdefault("model", service.model.name)
+        call = await asyncio.to_thread(
+            parse_call,
+            body,
+            is_chat=is_chat,
+            tokenizer=service.tokenizer,
+            context_length=service.engine.context_length,
+        )
+        if call.stream:
+            return await self._stream(request, call)
+        answers = service.start(call.jobs)
+        await service.wait(answers)
+        completions = [answer.completion for answer in answers]
+        num_tokens = sum(len(completion.token_ids) for completion in completions)
+        return await json_reply(whole_reply(call, completions, service.tokenizer), num_tokens=num_tokens)
+
+    async def _stream(self, request: web.Request, call: OpenAICall) -> web.StreamResponse:
+        async with _progress(self._service, call.jobs) as (answers, changes):
+            events = EventStream(request)
+            deltas = [_Deltas(call, index, answer, self._service) for index, answer in enumerate(answers)]
+            try:
+                for index in range(len(answers) if call.is_chat else 0):
+                    opening = chunk(call, index, "")
+                    opening["choices"][0]["delta"] = {"role": "assistant", "content": ""}
+                    await events.send(opening)
+                async for index in changes:
+                    piece = deltas[index].next_chunk()
+                    if piece is not None:
+                        await events.send(piece)
+                if call.include_usage:
+                    usage = usage_of(call, [answer.completion for answer in answers])
+                    await events.send({**call.envelope(is_chunk=True), "choices": [], "usage": usage})
+            except EngineError as error:
+                await events.send({"error": error_body(request, str(error), 500)})
+            return await events.end()
+
+
+class _Deltas:
+    """What of one choice has been sent already."""
+
+    def __init__(self, call: OpenAICall, index: int, answer: RunningJob, service: Service) -> None:
+        self._call = call
+        self._index = index
+        self._answer = answer
+        self._tokenizer = service.tokenizer
+        self._num_tokens = 0
+        self._text = ""
+
+    def next_chunk(self) -> dict[str, Any] | None:
+        """Return what is new; None while it may still change."""
+        answer, request = self._answer, self._answer.request
+        completion = answer.completion if answer.task.done() else None
+        num_tokens = request.num_published if completion is None else len(completion.token_ids)
+        token_ids, logprobs = request.token_ids[:num_tokens], request.logprobs[:num_tokens]
+        params = answer.job.params
+        text = settled_text(token_ids, params, self._tokenizer) if completion is None else completion.text
+        delta = text[len(self._text) :]
+        if not delta and completion is None:
+            return None
+        new = slice(self._num_tokens, num_tokens)
+        scores = logprobs_of(self._call, token_ids[new], logprobs[new], self._tokenizer)
+        self._text, self._num_tokens = text, num_tokens
+        return chunk(self._call, self._index, delta, logprobs=scores, completion=completion)

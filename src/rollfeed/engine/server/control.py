@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from rollfeed.engine.server.parsing import new_rid
-from rollfeed.engine.server.service import Service
-from rollfeed.engine.server.state import Job, RequestError
+from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
+from rollfeed.base.sglang_wire import RequestError, model_info, new_request_id
+from rollfeed.engine.server.service import ServerJob, Service
 from rollfeed.engine.server.wire import json_reply, read_json
 from rollfeed.errors import CheckpointError, EngineProtocolError
 from rollfeed.types import SamplingParams
@@ -112,22 +112,22 @@ class ControlHandlers:
         """Return the first rows of a weight."""
         body = await read_json(request)
         size = body.get("truncate_size", _DEFAULT_TRUNCATE_SIZE)
-        if type(size) is not int or size < 0:
-            raise RequestError("truncate_size must be an integer of at least 0")
+        if type(size) is not int or not 0 <= size < 2**31:
+            raise RequestError("truncate_size must be an integer of at least 0 and below 2^31")
         rows = await self._service.engine.read_weight(_text(body, "name") or "", num_rows=size)
         return await json_reply(
             rows, num_tokens=len(rows) * (len(rows[0]) if rows and isinstance(rows[0], list) else 1)
         )
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer when the engine's thread is there."""
+        """RunningJob when the engine's thread is there."""
         await self._service.engine.health()
         return web.Response()
 
     async def health_generate(self, _request: web.Request) -> web.Response:
-        """Answer when a token has been made."""
-        job = Job(
-            request_id=f"health_{new_rid()}",
+        """RunningJob when a token has been made."""
+        job = ServerJob(
+            request_id=f"health_{new_request_id()}",
             token_ids=np.zeros(1, np.int32),
             params=SamplingParams(max_new_tokens=1, temperature=0.0),
         )
@@ -155,69 +155,34 @@ class ControlHandlers:
                 "tp_size": 1,
                 "dp_size": 1,
                 "version": _VERSION,
-                "internal_states": [self._load()],
+                "internal_states": [self._service.usage().load()],
             }
         )
 
     async def loads(self, _request: web.Request) -> web.Response:
         """Return how busy the engine is."""
         return await json_reply(
-            {"timestamp": datetime.now(UTC).isoformat(), "version": _VERSION, "loads": [self._load()]}
+            {"timestamp": datetime.now(UTC).isoformat(), "version": _VERSION, "loads": [self._service.usage().load()]}
         )
 
     async def get_load(self, _request: web.Request) -> web.Response:
         """Return how busy the engine is, in the older form."""
-        usage = self._service.usage()
-        return await json_reply(
-            [
-                {
-                    "dp_rank": 0,
-                    "num_reqs": usage.num_running + usage.num_waiting,
-                    "num_waiting_reqs": usage.num_waiting,
-                    "num_tokens": usage.num_used_tokens,
-                }
-            ]
-        )
+        return await json_reply(self._service.usage().old_load())
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return counters for Prometheus."""
         service = self._service
-        text = service.counters.prometheus(service.usage(), generated_tokens=service.generated_tokens)
-        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        families = service.counters.families(service.usage())
+        return web.Response(body=prometheus_text(families), headers={"Content-Type": PROMETHEUS_TYPE})
 
     def _model_info(self) -> dict[str, Any]:
-        config = self._service.model.config
-        return {
-            "model_path": self._service.model_path,
-            "tokenizer_path": self._service.model.model_path,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": self._service.weight_version,
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": config.get("model_type"),
-            "architectures": config.get("architectures"),
-        }
-
-    def _load(self) -> dict[str, Any]:
-        service, usage = self._service, self._service.usage()
-        slots = service.engine.max_running_requests
-        max_tokens = slots * service.engine.context_length
-        counters = service.counters
-        return {
-            "dp_rank": 0,
-            "num_running_reqs": usage.num_running,
-            "num_waiting_reqs": usage.num_waiting,
-            "num_waiting_uncached_tokens": usage.num_uncached_tokens,
-            "num_used_tokens": usage.num_used_tokens,
-            "num_total_tokens": usage.num_used_tokens + usage.num_uncached_tokens,
-            "max_total_num_tokens": max_tokens,
-            "max_running_requests": slots,
-            "token_usage": usage.num_used_tokens / max_tokens,
-            "gen_throughput": service.throughput(),
-            "cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
-            "utilization": usage.num_running / slots,
-        }
+        service = self._service
+        return model_info(
+            model_path=service.model_path,
+            tokenizer_path=service.model.model_path,
+            weight_version=service.weight_version,
+            config=service.model.config,
+        )
 
 
 def _version() -> str:

@@ -1,17 +1,20 @@
-"""What the server counts, as Prometheus text and as tokens a second."""
+"""Counts of the server, for Prometheus and as tokens per second."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 
-from rollfeed.engine.server.state import Usage
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+
+from rollfeed.base.sglang_wire import Usage
 
 _WINDOW_SECONDS = 10.0
 _SHORTEST_SECONDS = 1.0
 _PREFIX = "rollfeed_engine"
 
 
-class Throughput:
+class TokenRate:
     """Tokens a second over the last seconds, from totals noted whenever somebody asks or a request ends."""
 
     def __init__(self) -> None:
@@ -31,7 +34,7 @@ class Throughput:
         return (total - base[1]) / (now - base[0]) if now > base[0] else 0.0
 
 
-class Counters:
+class ServerCounters:
     """Totals since the start."""
 
     def __init__(self) -> None:
@@ -44,43 +47,29 @@ class Counters:
         self.num_refused = 0
         self.requests_by_reason: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
 
-    def prometheus(self, usage: Usage, *, generated_tokens: int) -> str:
-        """Return all counters and gauges in Prometheus' text format.
-
-        Args:
-            usage: What runs and waits now.
-            generated_tokens: Those of requests that still run included.
-        """
-        lines: list[str] = []
-
-        def add(name: str, kind: str, description: str, *samples: tuple[str, float]) -> None:
-            lines.append(f"# HELP {_PREFIX}_{name} {description}")
-            lines.append(f"# TYPE {_PREFIX}_{name} {kind}")
-            lines.extend(f"{_PREFIX}_{name}{labels} {value}" for labels, value in samples)
-
-        reasons = sorted(self.requests_by_reason.items())
-        num_requests = self.requests_by_reason.total()
-        add("running_requests", "gauge", "Requests being decoded.", ("", usage.num_running))
-        add("waiting_requests", "gauge", "Requests that wait for a slot.", ("", usage.num_waiting))
-        add("used_tokens", "gauge", "Tokens held by running requests.", ("", usage.num_used_tokens))
-        add("generated_tokens_total", "counter", "Tokens sampled.", ("", generated_tokens))
-        add("prompt_tokens_total", "counter", "Prompt tokens of ended requests.", ("", self.prompt_tokens))
-        add("cached_tokens_total", "counter", "Prompt tokens that were not computed again.", ("", self.cached_tokens))
-        add(
-            "requests_total",
-            "counter",
-            "Ended requests by finish reason.",
-            *((f'{{finish_reason="{reason}"}}', count) for reason, count in reasons),
-        )
-        add("refused_requests_total", "counter", "Requests refused because too many wait.", ("", self.num_refused))
-        add(
-            "request_seconds",
-            "summary",
+    def families(self, usage: Usage) -> Iterator[Metric]:
+        """Return all counters and gauges, for Prometheus."""
+        ended = CounterMetricFamily(f"{_PREFIX}_requests", "Ended requests by finish reason.", labels=["finish_reason"])
+        for reason, count in sorted(self.requests_by_reason.items()):
+            ended.add_metric([reason], count)
+        yield ended
+        yield SummaryMetricFamily(
+            f"{_PREFIX}_request_seconds",
             "Seconds from arrival to end.",
-            ("_sum", self.request_seconds),
-            ("_count", num_requests),
+            count_value=self.requests_by_reason.total(),
+            sum_value=self.request_seconds,
         )
-        add(
-            "queue_seconds_total", "counter", "Seconds that ended requests waited for a slot.", ("", self.queue_seconds)
-        )
-        return "\n".join(lines) + "\n"
+        for name, description, value in (
+            ("running_requests", "Requests being decoded.", usage.num_running),
+            ("waiting_requests", "Requests that wait for a slot.", usage.num_waiting),
+            ("used_tokens", "Tokens held by running requests.", usage.num_used_tokens),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", description, value)
+        for name, description, total in (
+            ("generated_tokens", "Tokens sampled.", usage.generated_tokens),
+            ("prompt_tokens", "Prompt tokens of ended requests.", self.prompt_tokens),
+            ("cached_tokens", "Prompt tokens that were not computed again.", self.cached_tokens),
+            ("refused_requests", "Requests refused because too many wait.", self.num_refused),
+            ("queue_seconds", "Seconds that ended requests waited for a slot.", self.queue_seconds),
+        ):
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", description, total)

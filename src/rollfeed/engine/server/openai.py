@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.server.parsing import check_length, make_jobs, new_rid, parse_sampling, token_array
-from rollfeed.engine.server.state import Job, RequestError
+from rollfeed.base.sglang_wire import RequestError, check_prompt_length, new_request_id
+from rollfeed.engine.server.parsing import make_jobs, parse_sampling, token_array
+from rollfeed.engine.server.service import ServerJob
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Completion
 
@@ -40,7 +41,7 @@ class OpenAICall:
     created: int
     model: str
     is_chat: bool
-    jobs: Sequence[Job]
+    jobs: Sequence[ServerJob]
     num_prompts: int
     stream: bool
     include_usage: bool
@@ -66,13 +67,13 @@ def parse_call(body: Mapping[str, Any], *, is_chat: bool, tokenizer: Tokenizer, 
             raise RequestError(f"{name} is not supported by this server")
     prompts = [_chat_prompt(body, tokenizer)] if is_chat else _prompts(body, tokenizer)
     call_id = body.get("rid") if isinstance(body.get("rid"), str) else None
-    call_id = call_id or f"{'chatcmpl' if is_chat else 'cmpl'}-{new_rid()}"
-    jobs: list[Job] = []
+    call_id = call_id or f"{'chatcmpl' if is_chat else 'cmpl'}-{new_request_id()}"
+    jobs: list[ServerJob] = []
     for index, prompt_ids in enumerate(prompts):
-        check_length(len(prompt_ids), context_length)
+        check_prompt_length(len(prompt_ids), context_length)
         room = context_length - len(prompt_ids)
         sampling = parse_sampling(
-            _sampling_params(body, room, is_chat=is_chat), room=room, prompt_tokens=len(prompt_ids)
+            _sampling_params(body, room, is_chat=is_chat), prompt_tokens=len(prompt_ids), context_length=context_length
         )
         rid = call_id if len(prompts) == 1 else f"{call_id}_{index}"
         jobs += make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True)

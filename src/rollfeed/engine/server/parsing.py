@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from rollfeed.engine.server.service import sample_id
-from rollfeed.engine.server.state import Job, RequestError
+from rollfeed.base.sglang_wire import (
+    RequestError,
+    check_prompt_length,
+    checked_new_tokens,
+    one_each,
+    request_ids,
+    sample_id,
+)
+from rollfeed.engine.server.service import ServerJob
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import SamplingParams
 
-_DEFAULT_MAX_NEW_TOKENS = 128
 _MAX_SAMPLES = 4096
 _LARGEST_ID = 2**31 - 1
-
 _LARGEST_SAMPLING_MASK = 4096
 _REFUSED_FIELDS = ("image_data", "video_data", "audio_data", "input_embeds", "lora_path", "session_params")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -37,12 +43,35 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Sampling parameters that this engine does not have, with the values that change nothing."""
 
+_Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+_KINDS = {dict: "an object", bool: "true or false", int: "an integer"}
+
+
+class _SamplingFields(msgspec.Struct):
+    """``sampling_params`` as they may be given; null stands for the default."""
+
+    max_new_tokens: _Int32 | None = None
+    n: _Int32 | None = None
+    ignore_eos: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: _Int32 | None = None
+    min_new_tokens: _Int32 | None = None
+    repetition_penalty: float | None = None
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[_Int32, ...] | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    sampling_seed: int | None = None
+    """64 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
     """A whole ``/generate`` call."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ServerJob]
     is_single: bool
     """Whether the reply is one object instead of a list."""
     stream: bool
@@ -50,7 +79,7 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What ``sampling_params`` says."""
+    """Sampling parameters as read from ``sampling_params``."""
 
     params: SamplingParams
     num_samples: int
@@ -65,27 +94,32 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> G
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
+    if not isinstance(body.get("stream"), bool | None):
+        raise RequestError("stream must be true or false")
     for name in _REFUSED_FIELDS:
         if body.get(name) not in (None, [], ""):
             raise RequestError(f"{name} is not supported: this server takes text only")
     prompts, is_batch = _prompts(body, tokenizer)
     size = len(prompts)
     for prompt_ids in prompts:
-        check_length(len(prompt_ids), context_length)
+        check_prompt_length(len(prompt_ids), context_length)
     samplings = [
-        parse_sampling(each, room=context_length - len(prompt_ids), prompt_tokens=len(prompt_ids))
+        parse_sampling(each, prompt_tokens=len(prompt_ids), context_length=context_length)
         for each, prompt_ids in zip(_spread(body, "sampling_params", dict, size, {}), prompts, strict=True)
     ]
-    rids = _rids(body, size)
+    rid = body.get("rid")
+    if not (rid is None or isinstance(rid, str) or (isinstance(rid, list) and all(isinstance(r, str) for r in rid))):
+        raise RequestError(f"rid must be a string, or a list of {size} strings")
+    rids = request_ids(rid, size)
     logprobs = _spread(body, "return_logprob", bool, size, False)
     masks = _spread(body, "return_sampling_mask", bool, size, False)
     starts = _spread(body, "logprob_start_len", int, size, -1)
-    jobs: list[Job] = []
+    jobs: list[ServerJob] = []
     for index, prompt_ids in enumerate(prompts):
         score_from = _score_from(starts[index], len(prompt_ids)) if logprobs[index] else None
         sampling = _with_mask(samplings[index]) if masks[index] else samplings[index]
         jobs += make_jobs(prompt_ids, sampling, rid=rids[index], return_logprob=logprobs[index], score_from=score_from)
-    return GenerateCall(jobs=jobs, is_single=not is_batch and len(jobs) == 1, stream=_flag(body, "stream"))
+    return GenerateCall(jobs=jobs, is_single=not is_batch and len(jobs) == 1, stream=body.get("stream") is True)
 
 
 def _with_mask(sampling: Sampling) -> Sampling:
@@ -104,11 +138,11 @@ def make_jobs(
     rid: str,
     return_logprob: bool,
     score_from: int | None = None,
-) -> list[Job]:
+) -> list[ServerJob]:
     """Return a job for each sample of a prompt; several have ids of their own."""
     several = sampling.num_samples > 1
     return [
-        Job(
+        ServerJob(
             request_id=sample_id(rid, index) if several else rid,
             token_ids=prompt_ids,
             params=_seeded(sampling.params, index),
@@ -120,67 +154,57 @@ def make_jobs(
     ]
 
 
-def parse_sampling(given: Mapping[str, Any], *, room: int, prompt_tokens: int) -> Sampling:
+def parse_sampling(given: Mapping[str, Any], *, prompt_tokens: int, context_length: int) -> Sampling:
     """Return sampling parameters.
 
     Args:
         given: SGLang's ``sampling_params``.
-        room: Tokens that the context leaves for the response.
-        prompt_tokens: For the message when they do not suffice.
+        prompt_tokens: Of the prompt that they are for.
+        context_length: Most tokens of prompt and response together.
     """
-    unknown = sorted(given.keys() - _KNOWN)
-    if unknown:
-        raise RequestError(f"sampling_params: {unknown[0]!r} is not a sampling parameter of this server")
     for name, neutral in _NEUTRAL.items():
         if name in given and given[name] not in neutral:
             raise RequestError(f"sampling_params: {name} is not supported by this server")
-    max_new_tokens = _integer(given, "max_new_tokens", min(_DEFAULT_MAX_NEW_TOKENS, room))
-    if max_new_tokens < 0:
-        raise RequestError(f"max_new_tokens must be at least 0, got {max_new_tokens}.")
-    if max_new_tokens > room:
-        raise RequestError(
-            f"Requested token count exceeds the model's maximum context length of {room + prompt_tokens} tokens."
-            f" You requested a total of {prompt_tokens + max_new_tokens} tokens: {prompt_tokens} tokens from the"
-            f" input messages and {max_new_tokens} tokens for the completion."
-        )
-    num_samples = _integer(given, "n", 1)
+    asked = _read_sampling({name: value for name, value in given.items() if name not in _NEUTRAL})
+    num_samples = 1 if asked.n is None else asked.n
     if not 1 <= num_samples <= _MAX_SAMPLES:
         raise RequestError(f"n must be at least 1 and at most {_MAX_SAMPLES}, got {num_samples}.")
-    ignore_eos = _flag(given, "ignore_eos")
+    if asked.sampling_seed is not None and not -(2**63) <= asked.sampling_seed < 2**64:
+        raise RequestError(f"sampling_params: sampling_seed has 64 bits, got {asked.sampling_seed}.")
+    stop = (asked.stop,) if isinstance(asked.stop, str) else asked.stop
+    fields: dict[str, Any] = {
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": -1 if asked.top_k == 0 else asked.top_k,
+        "min_new_tokens": asked.min_new_tokens,
+        "repetition_penalty": asked.repetition_penalty,
+        "stop": stop or None,
+        "stop_token_ids": None if asked.ignore_eos else asked.stop_token_ids,
+        "skip_special_tokens": asked.skip_special_tokens is not False,
+        "no_stop_trim": asked.no_stop_trim is True,
+        "spaces_between_special_tokens": asked.spaces_between_special_tokens is not False,
+        "seed": asked.sampling_seed,
+    }
+    max_new_tokens = checked_new_tokens(
+        asked.max_new_tokens, prompt_tokens=prompt_tokens, context_length=context_length
+    )
     try:
         params = SamplingParams(
-            max_new_tokens=max_new_tokens,
-            temperature=_number(given, "temperature", 1.0),
-            top_p=_number(given, "top_p", 1.0),
-            top_k=_top_k(given),
-            min_new_tokens=_integer(given, "min_new_tokens", 0),
-            repetition_penalty=_number(given, "repetition_penalty", 1.0),
-            stop=_strings(given, "stop"),
-            stop_token_ids=() if ignore_eos else _integers(given, "stop_token_ids"),
-            skip_special_tokens=_flag(given, "skip_special_tokens", True),
-            no_stop_trim=_flag(given, "no_stop_trim"),
-            spaces_between_special_tokens=_flag(given, "spaces_between_special_tokens", True),
-            seed=_integer(given, "sampling_seed", 0) if given.get("sampling_seed") is not None else None,
+            max_new_tokens=max_new_tokens, **{name: value for name, value in fields.items() if value is not None}
         )
     except ValueError as error:
         raise RequestError(f"sampling_params: {error}") from error
-    return Sampling(params=params, num_samples=num_samples, ignore_eos=ignore_eos)
+    return Sampling(params=params, num_samples=num_samples, ignore_eos=asked.ignore_eos is True)
 
 
-_KNOWN = {*_NEUTRAL, "max_new_tokens", "n", "ignore_eos", "temperature", "top_p", "top_k", "min_new_tokens"} | {
-    *("repetition_penalty", "stop", "stop_token_ids", "skip_special_tokens", "no_stop_trim", "sampling_seed"),
-    "spaces_between_special_tokens",
-}
-
-
-def check_length(num_tokens: int, context_length: int) -> None:
-    """Raise RequestError for a prompt that is empty or longer than the context."""
-    if num_tokens == 0:
-        raise RequestError("The input has no tokens.")
-    if num_tokens > context_length:
-        raise RequestError(
-            f"The input ({num_tokens} tokens) is longer than the model's context length ({context_length} tokens)."
-        )
+def _read_sampling(given: Mapping[str, Any]) -> _SamplingFields:
+    unknown = sorted(given.keys() - set(_SamplingFields.__struct_fields__))
+    if unknown:
+        raise RequestError(f"sampling_params: {unknown[0]!r} is not a sampling parameter of this server")
+    try:
+        return msgspec.convert(given, _SamplingFields)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"sampling_params: {error}") from None
 
 
 def token_array(values: Any, *, name: str = "input_ids") -> NDArray[np.int32]:
@@ -194,11 +218,6 @@ def token_array(values: Any, *, name: str = "input_ids") -> NDArray[np.int32]:
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_ID:
         raise RequestError(f"{name}: token ids must be at least 0 and below the size of the vocabulary")
     return ids.astype(np.int32)
-
-
-def new_rid() -> str:
-    """Return an id for a request that came without one."""
-    return secrets.token_hex(16)
 
 
 def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[NDArray[np.int32]], bool]:
@@ -216,30 +235,12 @@ def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[NDArra
     return [tokenizer.encode(each, add_special_tokens=True) for each in texts], isinstance(text, list)
 
 
-def _rids(body: Mapping[str, Any], size: int) -> list[str]:
-    rid = body.get("rid")
-    if rid is None:
-        return [new_rid() for _ in range(size)]
-    if isinstance(rid, str):
-        return [rid] if size == 1 else [sample_id(rid, index) for index in range(size)]
-    if not isinstance(rid, list) or len(rid) != size or not all(isinstance(each, str) for each in rid):
-        raise RequestError(f"rid must be a string, or a list of {size} strings")
-    return rid
-
-
 def _spread(body: Mapping[str, Any], name: str, kind: type, size: int, default: Any) -> list[Any]:
     """Return a field of one value for all prompts, or of a list of one for each, as a list."""
-    value = body.get(name)
-    values = value if isinstance(value, list) else [value] * size
-    values = [default if each is None else each for each in values]
-    if len(values) != size:
-        raise RequestError(f"{name} has {len(values)} entries for {size} prompts")
+    values = [default if each is None else each for each in one_each(body.get(name), size, name)]
     if not all(type(each) is kind for each in values):
-        raise RequestError(f"{name} must be {_KIND_NAMES[kind]}, or a list of such")
+        raise RequestError(f"{name} must be {_KINDS[kind]}, or a list of such")
     return values
-
-
-_KIND_NAMES = {dict: "an object", bool: "true or false", int: "an integer"}
 
 
 def _score_from(start: int, prompt_tokens: int) -> int | None:
@@ -255,45 +256,3 @@ def _seeded(params: SamplingParams, index: int) -> SamplingParams:
     if params.seed is None or index == 0:
         return params
     return replace(params, seed=params.seed + index)
-
-
-def _top_k(given: Mapping[str, Any]) -> int:
-    top_k = _integer(given, "top_k", -1)
-    return -1 if top_k == 0 else top_k
-
-
-def _value(given: Mapping[str, Any], name: str, default: Any, fits: Callable[[Any], bool], kind: str) -> Any:
-    value = given.get(name)
-    if value is None:
-        return default
-    if not fits(value):
-        raise RequestError(f"{name} must be {kind}")
-    return value
-
-
-def _integer(given: Mapping[str, Any], name: str, default: int) -> int:
-    value: int = _value(given, name, default, lambda v: type(v) is int and abs(v) < 2**64, "an integer")
-    return value
-
-
-def _number(given: Mapping[str, Any], name: str, default: float) -> float:
-    return float(_value(given, name, default, lambda v: type(v) in (int, float), "a number"))
-
-
-def _flag(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    return bool(_value(given, name, default, lambda v: isinstance(v, bool), "true or false"))
-
-
-def _strings(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = given.get(name)
-    values = [value] if isinstance(value, str) else value or []
-    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise RequestError(f"{name} must be a string, or a list of strings")
-    return tuple(values)
-
-
-def _integers(given: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    values = given.get(name) or []
-    if not isinstance(values, list) or not all(type(each) is int for each in values):
-        raise RequestError(f"{name} must be a list of integers")
-    return tuple(values)

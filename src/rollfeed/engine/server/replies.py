@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.server.service import Answer
-from rollfeed.engine.server.versions import WeightVersions
+from rollfeed.base.sglang_wire import ABORTED
+from rollfeed.engine.server.service import RunningJob, WeightVersions
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import FinishKind, FinishReason, SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-def generate_reply(answer: Answer, *, weight_version: str, versions: WeightVersions) -> dict[str, Any]:
+def generate_reply(answer: RunningJob, *, weight_version: str, versions: WeightVersions) -> dict[str, Any]:
     """Return the object of one ended response.
 
     Args:
@@ -49,7 +49,7 @@ def generate_reply(answer: Answer, *, weight_version: str, versions: WeightVersi
     return {"text": completion.text, "output_ids": completion.token_ids.tolist(), "meta_info": meta}
 
 
-def partial_reply(answer: Answer, *, weight_version: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def partial_reply(answer: RunningJob, *, weight_version: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the object of a response that goes on, with everything so far."""
     request = answer.request
     num_tokens = request.num_published
@@ -90,11 +90,11 @@ def finish_reason(reason: FinishReason, num_tokens: int) -> dict[str, Any]:
         return {"type": "stop", "matched": reason.matched}
     if reason.kind is FinishKind.LENGTH:
         return {"type": "length", "length": num_tokens}
-    return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    return ABORTED
 
 
 def _meta(
-    answer: Answer,
+    answer: RunningJob,
     reason: dict[str, Any] | None,
     *,
     weight_version: str,
@@ -127,7 +127,7 @@ def _meta(
     return meta
 
 
-def _input_logprobs(answer: Answer) -> list[list[Any]]:
+def _input_logprobs(answer: RunningJob) -> list[list[Any]]:
     start = answer.job.score_from
     if start is None:
         return []

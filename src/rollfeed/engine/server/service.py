@@ -5,25 +5,61 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.base.sglang_wire import DEFAULT_VERSION, RequestError, Usage, is_sample_of
+from rollfeed.engine.backends.requests import Request
 from rollfeed.engine.local import EmbeddedEngine
-from rollfeed.engine.local.requests import Request
-from rollfeed.engine.server.metrics import Counters, Throughput
-from rollfeed.engine.server.state import Job, RequestError, ServedModel, Usage
-from rollfeed.engine.server.versions import WeightVersions
-from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.engine.server.metrics import ServerCounters, TokenRate
+from rollfeed.errors import EngineUnavailableError
 from rollfeed.protocols import Tokenizer
-from rollfeed.types import Completion
+from rollfeed.types import Completion, SamplingParams
+
+_FIRST_NAMED = 1 << 48
+"""Versions that are not numbers count up from here, where no number of training steps reaches."""
+_MAX_DIGITS = len(str(_FIRST_NAMED)) - 1
 
 
-class Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerJob:
+    """One response to be sampled."""
+
+    request_id: str
+    token_ids: NDArray[np.int32]
+    """The prompt. ``(P,)``."""
+    params: SamplingParams
+    ignore_eos: bool = False
+    return_logprob: bool = False
+    score_from: int | None = None
+    """Where the log-probabilities of the prompt begin, or None for none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model that is served, and the limits of the server."""
+
+    model_path: str
+    name: str
+    """What OpenAI clients call it."""
+    created: int
+    """When serving began, in seconds since 1970."""
+    config: Mapping[str, Any]
+    """The checkpoint's ``config.json``."""
+    max_waiting: int
+    """Requests that may wait; more are refused."""
+
+
+class RunningJob:
     """A job inside the engine, and its completion once there is one."""
 
-    def __init__(self, job: Job, request: Request, run: Coroutine[Any, Any, Completion]) -> None:
+    def __init__(self, job: ServerJob, request: Request, run: Coroutine[Any, Any, Completion]) -> None:
         self.job = job
         self.request = request
         self.task = asyncio.ensure_future(run)
@@ -42,7 +78,7 @@ class Answer:
 
     @property
     def finish(self) -> str:
-        """How it has ended: stop, length, abort or error."""
+        """Why it has ended: stop, length, abort or error."""
         if self.task.cancelled():
             return "abort"
         return "error" if self.task.exception() is not None else self.completion.finish_reason.kind.value
@@ -54,6 +90,32 @@ class Answer:
 
     def _end(self, _task: object) -> None:
         self._ended_at = time.monotonic()
+
+
+class WeightVersions:
+    """Maps both ways: ``default`` is 0, digits are that integer, other names get integers of their own."""
+
+    def __init__(self) -> None:
+        self._name_of: dict[int, str] = {0: DEFAULT_VERSION}
+        self._number_of: dict[str, int] = {DEFAULT_VERSION: 0}
+        self._next_number = _FIRST_NAMED
+
+    def number(self, name: str) -> int:
+        """Return the integer of a version's name, which :meth:`name` will give back."""
+        number = self._number_of.get(name)
+        if number is None:
+            number = int(name) if name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS else self._new_number()
+            self._number_of[name] = number
+        self._name_of[number] = name
+        return number
+
+    def name(self, number: int) -> str:
+        """Return the name that an integer was last given, else its digits."""
+        return self._name_of.get(number, str(number))
+
+    def _new_number(self) -> int:
+        self._next_number += 1
+        return self._next_number
 
 
 class Service:
@@ -70,10 +132,10 @@ class Service:
         self.model_path = model.model_path
         """Where the weights came from last."""
         self.versions = WeightVersions()
-        self.counters = Counters()
+        self.counters = ServerCounters()
         self.is_paused = False
-        self._inside: dict[Answer, None] = {}
-        self._throughput = Throughput()
+        self._inside: dict[RunningJob, None] = {}
+        self._throughput = TokenRate()
         self._control = asyncio.Lock()
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -87,7 +149,7 @@ class Service:
         """The version that the next token will be sampled by."""
         return self.versions.name(self.engine.policy_version)
 
-    def start(self, jobs: Sequence[Job], *, on_progress: Callable[[], None] | None = None) -> list[Answer]:
+    def start(self, jobs: Sequence[ServerJob], *, on_progress: Callable[[], None] | None = None) -> list[RunningJob]:
         """Let jobs in, all or none; to be followed by :meth:`wait` or :meth:`drop`.
 
         Args:
@@ -117,13 +179,15 @@ class Service:
             )
             for job in jobs
         ]
-        answers = [Answer(job, request, self.engine.run(request)) for job, request in zip(jobs, requests, strict=True)]
+        answers = [
+            RunningJob(job, request, self.engine.run(request)) for job, request in zip(jobs, requests, strict=True)
+        ]
         for answer in answers:
             self._inside[answer] = None
             answer.task.add_done_callback(functools.partial(self._leave, answer, on_progress))
         return answers
 
-    async def wait(self, answers: Sequence[Answer]) -> None:
+    async def wait(self, answers: Sequence[RunningJob]) -> None:
         """Return when all have ended; when one fails, or this is cancelled, the others are dropped.
 
         Raises:
@@ -134,12 +198,12 @@ class Service:
         finally:
             self.drop(answers)
 
-    def drop(self, answers: Iterable[Answer]) -> None:
+    def drop(self, answers: Iterable[RunningJob]) -> None:
         """Abort answers that nobody waits for any more."""
         for answer in answers:
             answer.task.cancel()
 
-    def _leave(self, answer: Answer, on_progress: Callable[[], None] | None, _task: object) -> None:
+    def _leave(self, answer: RunningJob, on_progress: Callable[[], None] | None, _task: object) -> None:
         del self._inside[answer]
         counters = self.counters
         counters.requests_by_reason[answer.finish] += 1
@@ -158,8 +222,7 @@ class Service:
         """Tokens sampled since the start."""
         return self.counters.generated_tokens + sum(answer.request.num_new_tokens for answer in self._inside)
 
-    def throughput(self) -> float:
-        """Return tokens a second of the last seconds."""
+    def _rate(self) -> float:
         now, total = time.monotonic(), self.generated_tokens
         rate = self._throughput.rate(now, total)
         self._throughput.note(now, total)
@@ -171,31 +234,30 @@ class Service:
         waiting = [answer for answer in self._inside if not answer.request.is_started]
         # Requests whose clients have just left may still hold a slot until the next step.
         num_running = self.engine.num_running
+        slots, counters = self.engine.max_running_requests, self.counters
         return Usage(
             num_running=num_running,
             num_waiting=max(0, len(self._inside) - num_running),
             num_used_tokens=sum(request.num_tokens for request in started),
             num_uncached_tokens=sum(len(answer.job.token_ids) for answer in waiting),
+            max_total_tokens=slots * self.engine.context_length,
+            max_running=slots,
+            tokens_per_second=self._rate(),
+            generated_tokens=self.generated_tokens,
+            cache_hit_rate=counters.cached_tokens / max(1, counters.prompt_tokens),
         )
 
     async def abort(self, request_id: str | None) -> None:
         """Abort the samples of one request, or everything; unknown ids are fine."""
         # All at one point: a sample that waits must not take the place of one that has just been aborted.
-        await self.engine.abort_where(
-            lambda known: request_id is None or known == request_id or is_sample_of(known, request_id)
-        )
+        await self.engine.abort_where(lambda known: request_id is None or is_sample_of(known, request_id))
 
     async def pause(self, mode: str) -> None:
         """Hold between two tokens; ``mode`` is abort, retract or in_place."""
-        pauses = {
-            "abort": self.engine.pause_aborted,
-            "retract": self.engine.pause_retracted,
-            "in_place": self.engine.pause,
-        }
-        if mode not in pauses:
+        if mode not in ("abort", "retract", "in_place"):
             raise RequestError(f"mode is {mode!r}: must be one of abort, retract, in_place")
         async with self._control:
-            await pauses[mode]()
+            await self.engine.pause(mode)
             self.is_paused = True
 
     async def resume(self) -> None:
@@ -228,7 +290,7 @@ class Service:
         async with self._control:
             await self.engine.update_weights({}, policy_version=self.engine.policy_version)
 
-    async def check_health(self, job: Job, *, timeout_seconds: float) -> None:
+    async def check_health(self, job: ServerJob, *, timeout_seconds: float) -> None:
         """Return when a token has been made.
 
         While the engine is paused on purpose, or full, a token cannot be asked for; then its
@@ -270,20 +332,3 @@ def _threadsafe(callback: Callable[[], None]) -> Callable[[], None]:
             loop.call_soon_threadsafe(callback)
 
     return call
-
-
-def is_sample_of(request_id: str, base: str) -> bool:
-    """Whether an id is that of one of several samples of a request; see :func:`sample_id`."""
-    return request_id.startswith(f"{base}_") and request_id[len(base) + 1 :].isdigit()
-
-
-def sample_id(base: str, index: int) -> str:
-    """Return the id of one of several samples of a request."""
-    return f"{base}_{index}"
-
-
-def status_of(error: EngineError) -> int:
-    """Return the HTTP status that says whether the same request may succeed later."""
-    if isinstance(error, EngineProtocolError):
-        return 400
-    return 503 if isinstance(error, EngineUnavailableError) else 500

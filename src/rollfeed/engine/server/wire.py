@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rollfeed.engine.server.service import status_of
-from rollfeed.engine.server.state import RequestError
-from rollfeed.errors import ConfigError, EngineError
+from rollfeed.base.sglang_wire import RequestError, error_content
+from rollfeed.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ async def json_reply(content: Any, *, num_tokens: int = 0, status: int = 200) ->
 def error_body(request: web.Request, message: str, status: int) -> dict[str, Any]:
     """Return an error as the asked endpoint words it: OpenAI's are flat."""
     if not request.path.startswith("/v1/"):
-        return {"error": {"message": message}}
+        return error_content(message)
     kind = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}.get(status, "InternalServerError")
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 
@@ -75,7 +74,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ConfigError as error:
         message, status = str(error), 400
     except EngineError as error:
-        message, status = str(error), status_of(error)
+        message, status = str(error), _status_of(error)
     except web.HTTPRequestEntityTooLarge:
         message, status = "the body is too large for this server", 413
     except web.HTTPException as error:
@@ -89,6 +88,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     if status == 429:
         response.headers["Retry-After"] = "1"
     return response
+
+
+def _status_of(error: EngineError) -> int:
+    if isinstance(error, EngineProtocolError):
+        return 400
+    return 503 if isinstance(error, EngineUnavailableError) else 500
 
 
 class EventStream:

@@ -18,9 +18,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.sampling import Sampler, TorchDraw, uniforms
-from rollfeed.engine.native.model import NativeModel
+from rollfeed.engine.backends.architecture import Architecture
+from rollfeed.engine.backends.native.model import NativeModel
+from rollfeed.engine.backends.sampling import Sampler, TorchDraw, uniforms
 from rollfeed.types import SamplingParams
 
 NUM_DRAWS = 20_000

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from rollfeed.engine.local.weights import check_replacement
+from rollfeed.engine.backends.replacement import check_replacement
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine
-from rollfeed.testing.tokenizer import CharTokenizer
+from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.types import EngineLoad, FinishKind, FinishReason, SamplingParams
 
 PROMPT = np.array([72, 101, 108, 108, 111], np.int32)
@@ -223,7 +224,7 @@ async def test_experts_and_buffers_are_replaced_by_the_names_of_the_checkpoint(
 def test_tables_of_whole_numbers_are_replaced_by_whole_numbers() -> None:
     shapes, ties = {"table": (2,), "weight": (2,)}, {"table": 0, "weight": 1}
     whole, real = np.array([3, 1]), np.array([0.5, 1.0], np.float32)
-    check = partial(check_replacement, shapes, ties, complete=True, whole_numbers={"table"})
+    check = partial(check_replacement, shapes, ties, complete=True, dtype=torch.float32, whole_numbers={"table"})
     assert check({"table": whole, "weight": real}) == ["table", "weight"]
     with pytest.raises(EngineProtocolError, match=r"'table': its values are torch\.float32, not whole numbers"):
         check({"table": real, "weight": real})

@@ -18,7 +18,7 @@ from ctypes import POINTER, c_bool, c_double, c_float, c_int, c_int32, c_int64, 
 from functools import cache
 from pathlib import Path
 
-from rollfeed.engine.user_cache import user_cache
+from rollfeed.base.atomic import user_cache
 
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = (

@@ -16,19 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.sampling import Sampler, TorchDraw
-from rollfeed.engine.local.slots import Slots
-from rollfeed.engine.pytorch.kernels import FastKernels, Kernels, choose_fixed_kernels
-from rollfeed.engine.pytorch.model import DecodeRows, KeyValues, Model, Pass, Segment
-from rollfeed.engine.pytorch.weights import Weights
+from rollfeed.engine.backends.architecture import Architecture
+from rollfeed.engine.backends.batching import Runner
+from rollfeed.engine.backends.pytorch.kernels import RowKernels, choose_fixed_kernels
+from rollfeed.engine.backends.pytorch.model import DecodeRows, KeyValues, Pass, Segment, TorchModel, TorchWeights
+from rollfeed.engine.backends.sampling import Sampler, TorchDraw
+from rollfeed.engine.backends.slots import Slots
 
 _ALONE_COST_TOKENS = 128
 """What one more separate attention costs, in positions attended to together with others (CPU)."""
 
 
-class TorchRunner:
-    """Computes with torch; see :class:`rollfeed.engine.local.batching.Runner`."""
+class TorchRunner(Runner):
+    """Computes with torch."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TorchRunner:
         self._context_length = context_length
         self._device = device
         self._dtype = dtype
-        self._weights = Weights(architecture, device=device, dtype=dtype)
+        self._weights = TorchWeights(architecture, device=device, dtype=dtype)
         self._cache = KeyValues.empty(
             architecture, num_slots=num_slots, capacity=context_length, device=device, dtype=dtype
         )
@@ -57,7 +57,7 @@ class TorchRunner:
         vocab_size = architecture.vocab_size
         draw = TorchDraw(num_rows=num_slots, vocab_size=vocab_size, device=device, one_row_at_a_time=deterministic)
         self.sampler = Sampler(num_rows=num_slots, vocab_size=vocab_size, device=device, draw=draw)
-        self._model: Model | None = None
+        self._model: TorchModel | None = None
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -69,13 +69,6 @@ class TorchRunner:
     def weight(self, name: str) -> Tensor | None:
         return self._weights.by_name.get(name)
 
-    def take_milliseconds(self) -> Mapping[str, float]:
-        return {}
-
-    def close(self) -> None:
-        # Nothing to end: torch frees what nobody refers to.
-        pass
-
     def compute(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> tuple[Tensor, Tensor]:
         if self.whole_chunks:
             return self._compute_fixed(prefills, decoding)
@@ -85,13 +78,15 @@ class TorchRunner:
         return self._loaded.logits(hidden_R)
 
     @property
-    def _loaded(self) -> Model:
+    def _loaded(self) -> TorchModel:
         """The model; made when its weights are there, because choosing kernels tries them."""
         if self._model is None:
-            kernels: Kernels = FastKernels()
+            kernels = RowKernels()
             if self.whole_chunks:
-                kernels = choose_fixed_kernels(self._weights, self._architecture, num_rows=self._num_slots)
-            self._model = Model(self._architecture, self._weights, kernels=kernels, context_length=self._context_length)
+                kernels = choose_fixed_kernels(self._weights.matrices, self._architecture, num_rows=self._num_slots)
+            self._model = TorchModel(
+                self._architecture, self._weights, kernels=kernels, context_length=self._context_length
+            )
         return self._model
 
     def _compute_together(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> tuple[Tensor, Tensor]:

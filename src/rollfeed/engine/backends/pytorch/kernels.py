@@ -5,16 +5,14 @@ Axes: R rows (tokens of this step), I inputs, O outputs of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.pytorch.weights import Weights
+from rollfeed.engine.backends.architecture import Architecture
 
 _TRANSPOSED_FROM_ROWS = 16
 """From here on a weight times transposed rows is the faster form on x86 (MKL)."""
@@ -22,36 +20,26 @@ _TRANSPOSED_FROM_ROWS = 16
 _ROW_COUNTS = (1, 16, 32, 64, 128)
 
 
-class Kernels(Protocol):
-    """How the forward pass computes."""
+class RowKernels:
+    """Operations of the forward pass, as fast as plain torch gets; last bits change with the number of rows."""
 
     def linear(self, rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Return ``(R, O)``, possibly stored column by column."""
-
-    def gate(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-        """Return ``silu(gate) * up``."""
-
-    def rms_norm(self, rows_RI: Tensor, weight_I: Tensor, eps: float) -> Tensor:
-        """Return the rows over their root mean square, times the weight."""
-
-
-class FastKernels:
-    """As fast as plain torch gets; results change in the last bits with the number of rows."""
-
-    def linear(self, rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         if rows_RI.is_cuda or rows_RI.shape[0] < _TRANSPOSED_FROM_ROWS:
             return functional.linear(rows_RI, weight_OI, bias_O)
         outputs_RO = torch.mm(weight_OI, rows_RI.t()).t()
         return outputs_RO if bias_O is None else outputs_RO.add_(bias_O)
 
     def gate(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
+        """Return ``silu(gate) * up``."""
         return functional.silu(gate_RI).mul_(up_RI)
 
     def rms_norm(self, rows_RI: Tensor, weight_I: Tensor, eps: float) -> Tensor:
+        """Return the rows over their root mean square, times the weight."""
         return functional.rms_norm(rows_RI, weight_I.shape, weight_I, eps)
 
 
-class FixedKernels:
+class FixedKernels(RowKernels):
     """Every row comes out the same, bit by bit, wherever it stands and whatever stands beside it.
 
     Matrix products treat the rows of a small or odd-sized remainder differently; at least
@@ -77,7 +65,7 @@ class FixedKernels:
         return functional.rms_norm(rows_RI.contiguous(), weight_I.shape, weight_I, eps)
 
 
-class SingleRowKernels:
+class SingleRowKernels(RowKernels):
     """One row at a time: slow, and right on any machine."""
 
     def linear(self, rows_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -90,17 +78,19 @@ class SingleRowKernels:
         return torch.cat([functional.rms_norm(row, weight_I.shape, weight_I, eps) for row in torch.split(rows_RI, 1)])
 
 
-def choose_fixed_kernels(weights: Weights, architecture: Architecture, *, num_rows: int) -> Kernels:
+def choose_fixed_kernels(matrices: Sequence[Tensor], architecture: Architecture, *, num_rows: int) -> RowKernels:
     """Return the fastest kernels whose rows are independent on this machine, for steps of ``num_rows`` rows."""
     for min_rows in _ROW_COUNTS:
         kernels = FixedKernels(min_rows=min_rows)
-        if rows_are_independent(kernels, weights, architecture, num_rows=num_rows):
+        if rows_are_independent(kernels, matrices, architecture, num_rows=num_rows):
             return kernels
     return SingleRowKernels()
 
 
-def rows_are_independent(kernels: Kernels, weights: Weights, architecture: Architecture, *, num_rows: int) -> bool:
-    """Try whether a row's result depends on its position or its neighbours, for a model's shapes."""
+def rows_are_independent(
+    kernels: RowKernels, matrices: Sequence[Tensor], architecture: Architecture, *, num_rows: int
+) -> bool:
+    """Try whether a row's result depends on its position or its neighbours, for a model's matrices."""
 
     def linear(weight_OI: Tensor, rows_RI: Tensor) -> Tensor:
         return kernels.linear(rows_RI, weight_OI, None)
@@ -111,13 +101,12 @@ def rows_are_independent(kernels: Kernels, weights: Weights, architecture: Archi
     def gated(rows_RI: Tensor) -> Tensor:
         return kernels.gate(rows_RI, rows_RI)
 
-    layer = weights.layers[0]
     operations: list[tuple[int, Callable[[Tensor], Tensor]]] = [
         (architecture.intermediate_size, gated),
         (architecture.hidden_size, normalised),
         (architecture.head_dim, normalised),
     ]
-    for weight_OI in (layer.qkv, layer.output, layer.gate_up, layer.down, weights.head):
+    for weight_OI in matrices:
         operations.append((weight_OI.shape[1], partial(linear, weight_OI)))
     return all(_rows_agree(operation, num_rows, width) for width, operation in operations)
 

@@ -7,52 +7,49 @@ the others go on. What computes the rows of a step is a :class:`Runner`.
 from __future__ import annotations
 
 import time
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rollfeed.engine.local.requests import Request
-from rollfeed.engine.local.sampling import Sampler
-from rollfeed.engine.local.slots import Slots
-from rollfeed.engine.local.weights import CheckpointTensors, load_known
-from rollfeed.errors import CheckpointError, EngineError, EngineProtocolError
-from rollfeed.model_files import tell_of_unknown
-from rollfeed.protocols import Tokenizer
+from rollfeed.engine.backends.backend import Backend, request_failed
+from rollfeed.engine.backends.replacement import CheckpointTensors
+from rollfeed.engine.backends.sampling import Sampler
+from rollfeed.engine.backends.slots import Slots
+from rollfeed.errors import CheckpointError, EngineProtocolError
 from rollfeed.types import FinishKind, FinishReason
 
 PREFILL_TOKENS = 128
 """Most prompt tokens computed in one step, so that decoding, commands and closing do not wait for long prompts."""
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """Computes steps of a model over the tokens of its slots; every call comes from the engine's thread."""
 
     threads: int
     slots: Slots
     sampler: Sampler
-    whole_chunks: bool
+    whole_chunks = False
     """Whether a prompt's chunks may not be cut shorter because of other prompts, since that changes bits."""
 
     @property
+    @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of all weights, by Hugging Face name."""
+        """Shapes of all weights, by Hugging Face name."""
 
+    @abstractmethod
     def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
-        """Replace weights by Hugging Face name, all of them or none.
+        """Replace weights by Hugging Face name; see :func:`rollfeed.engine.backends.replacement.check_replacement`."""
 
-        Raises:
-            EngineProtocolError: If they do not fit the model.
-        """
-
+    @abstractmethod
     def weight(self, name: str) -> Tensor | None:
         """Return a weight; None if there is none of this name."""
 
+    @abstractmethod
     def compute(self, prefills: Sequence[tuple[int, int]], decoding: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Write the next keys and values of slots.
 
@@ -65,82 +62,56 @@ class Runner(Protocol):
             tokens ``(R, hidden)`` for :meth:`logits`.
         """
 
+    @abstractmethod
     def logits(self, hidden_R: Tensor) -> Tensor:
         """Return float32 logits of hidden states."""
 
     def take_milliseconds(self) -> Mapping[str, float]:
         """Return the time spent in each part of the computation since the last call, as far as it is known."""
+        return {}
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - torch frees what nobody refers to
         """Free the memory; nothing is called afterwards."""
 
 
-class ContinuousBatcher:
-    """The backend that computes Llama-like models itself."""
+class ContinuousBatcher(Backend):
+    """Computes Llama-like models itself.
 
-    policy_version = 0
+    Args:
+        make_runner: Makes what computes the rows of a step, on the engine's thread.
+        options: Of :class:`Backend`.
+    """
 
-    def __init__(
-        self,
-        *,
-        checkpoint: Path,
-        make_runner: Callable[[], Runner],
-        tokenizer: Tokenizer,
-        precision: str,
-        vocab_size: int,
-        num_slots: int,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.precision = precision
-        self.num_slots = num_slots
-        self._checkpoint = checkpoint
+    def __init__(self, make_runner: Callable[[], Runner], **options: Any) -> None:
+        super().__init__(**options)
         self._make_runner = make_runner
-        self._tokenizer = tokenizer
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
-        """By slot, in order of admission."""
         self._num_steps = 0
         self._step_seconds = 0.0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
-
-    @property
-    def threads(self) -> int:
-        return self._runner.threads
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
 
     def start(self) -> None:
         self._runner = self._make_runner()
         self._slots, self._sampler = self._runner.slots, self._runner.sampler
         try:
-            self._runner.load(CheckpointTensors(self._checkpoint, self._runner.shapes), complete=True)
+            self._load(CheckpointTensors(self._checkpoint, self.shapes), complete=True)
         except (EngineProtocolError, SafetensorError, OSError) as error:
             raise CheckpointError(f"{self._checkpoint}: {error}") from error
 
     def close(self) -> None:
         self._runner.close()
 
-    def add(self, request: Request) -> None:
-        self._waiting.append(request)
+    @property
+    def threads(self) -> int:
+        return self._runner.threads
 
-    def abort(self, chosen: Callable[[Request], bool]) -> None:
-        for request in [request for request in self._waiting if chosen(request)]:
-            self._finish(request, FinishReason(FinishKind.ABORT))
-            self._waiting.remove(request)
-        for slot, request in [(slot, request) for slot, request in self._running.items() if chosen(request)]:
-            self._finish(request, FinishReason(FinishKind.ABORT))
-            self._leave(slot)
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._runner.shapes
 
-    def fail_all(self, failure: Callable[[], EngineError]) -> None:
-        for request in (*self._running.values(), *self._waiting):
-            request.fail(failure())
-        self._running.clear()
-        self._waiting.clear()
+    def weight(self, name: str) -> Tensor | None:
+        return self._runner.weight(name)
+
+    def _load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
+        self._runner.load(tensors, complete=complete)
 
     def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
         """Replace weights; see :class:`Backend`.
@@ -148,10 +119,7 @@ class ContinuousBatcher:
         Requests that have sampled nothing yet start their prompt again with the new weights; the
         others go on, on keys and values of the old ones.
         """
-        unknown = tensors.keys() - self._runner.shapes.keys() if skip_unknown else set()
-        load_known(self._runner.load, tensors, unknown=unknown)
-        tell_of_unknown(self._checkpoint, unknown)
-        self.policy_version = policy_version
+        super().update_weights(tensors, policy_version, skip_unknown=skip_unknown)
         self._slots.invalidate()
         for request in self._running.values():
             if request.num_new_tokens == 0:
@@ -163,9 +131,6 @@ class ContinuousBatcher:
             request.num_retractions += 1
             self._waiting.appendleft(request)
         self._running.clear()
-
-    def weight(self, name: str) -> Tensor | None:
-        return self._runner.weight(name)
 
     def take_step_milliseconds(self) -> Mapping[str, float]:
         parts = self._runner.take_milliseconds()
@@ -197,15 +162,20 @@ class ContinuousBatcher:
 
     def _admit(self) -> None:
         while self._waiting and self._slots.has_free():
-            request = self._waiting[0]
+            request = self._waiting.popleft()
             token_ids = request.all_token_ids
             slot, kept = self._slots.occupy(token_ids, reuse=not request.needs_scoring)
+            try:
+                self._sampler.assign(
+                    slot, request.params, seed=request.seed, prompt_ids=token_ids, stop_ids=request.stop_ids
+                )
+            except Exception as error:  # the request's: whatever it asks for must not end the others
+                self._slots.erase(slot)
+                request.fail(request_failed(request, error))
+                continue
             if request.num_new_tokens == 0:
                 request.cached_tokens = kept
-            self._running[slot] = self._waiting.popleft()
-            self._sampler.assign(
-                slot, request.params, seed=request.seed, prompt_ids=token_ids, stop_ids=request.stop_ids
-            )
+            self._running[slot] = request
             request.start()
 
     def _plan_prefills(self) -> list[tuple[int, int]]:
@@ -240,21 +210,9 @@ class ContinuousBatcher:
     def _sample(self, logits_MV: Tensor, decoding: Sequence[int]) -> None:
         num_new_tokens = np.array([self._running[slot].num_new_tokens for slot in decoding], np.int64)
         draws = self._sampler.sample(logits_MV, np.array(decoding, np.int64), num_new_tokens)
-        columns = (column.tolist() for column in draws[:3])
-        for row, (slot, token_id, logprob, finite) in enumerate(zip(decoding, *columns, strict=True)):
-            request = self._running[slot]
-            if not finite:
-                self._fail_not_finite(slot, request)
-                continue
-            kept = draws.kept[row] if draws.kept else None
-            request.append(token_id, logprob, policy_version=self.policy_version, kept=kept)
-            self._slots.append(slot, request.num_tokens - 1, token_id)
-            reason = request.finish_reason(self._tokenizer)
-            if reason is None:
-                request.publish()
-            else:
-                self._finish(request, reason)
-                self._leave(slot)
+        for slot, token_id in zip(decoding, draws.token_ids.tolist(), strict=True):
+            self._slots.append(slot, self._running[slot].num_tokens, token_id)
+        self._take(decoding, draws)
 
     def _score(self, prefills: Sequence[tuple[int, int]], hidden_R: Tensor) -> None:
         """Give requests that ask for it the log-probabilities of prompt tokens; call it before the slots advance."""
@@ -278,23 +236,11 @@ class ContinuousBatcher:
             if request.max_new_tokens > 0 or self._slots.prefill_remaining(slot) > 0:
                 continue
             if np.isfinite(request.prompt_logprobs[(request.score_from or 0) + 1 :]).all():
-                self._finish(request, FinishReason(FinishKind.LENGTH))
                 self._leave(slot)
+                self._answer(request, FinishReason(FinishKind.LENGTH))
             else:
-                self._fail_not_finite(slot, request)
+                self._fail_not_finite(slot)
 
-    def _fail_not_finite(self, slot: int, request: Request) -> None:
-        request.fail(
-            EngineError(
-                f"request {request.request_id}: the model's output is not finite (policy version {self.policy_version})"
-            )
-        )
-        del self._running[slot]
-        self._slots.erase(slot)
-
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        request.finish(reason, self._tokenizer, precision=self.precision)
-
-    def _leave(self, slot: int) -> None:
-        del self._running[slot]
-        self._slots.release(slot)
+    def _leave(self, slot: int, *, spoilt: bool = False) -> None:
+        super()._leave(slot)
+        (self._slots.erase if spoilt else self._slots.release)(slot)

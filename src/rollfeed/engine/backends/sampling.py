@@ -61,7 +61,7 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class RowSettings(NamedTuple):
-    """How each of the M rows of a step is drawn."""
+    """Settings that each of the M rows of a step is drawn with."""
 
     temperature_M: NDArray[np.float32]
     top_k_M: NDArray[np.int64]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.engine.native.library import NativeUnavailableError, load_library
+from rollfeed.engine.backends.native.library import NativeUnavailableError, load_library
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Engine
 
@@ -83,7 +83,7 @@ def test_what_needs_the_kernels_is_refused_without_them(
 
 
 def test_the_sources_compile_without_warnings(tmp_path: Path) -> None:
-    import rollfeed.engine.native.library as library
+    import rollfeed.engine.backends.native.library as library
 
     source = Path(library.__file__).parent / "csrc" / "rollfeed.c"
     command = ["cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-c", str(source), "-o", str(tmp_path / "o")]

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.rotary import rotary_tables
-from rollfeed.engine.local.sampling import Draws, RowSettings
-from rollfeed.engine.native.library import Sizes, load_library
+from rollfeed.engine.backends.architecture import Architecture, rotary_tables
+from rollfeed.engine.backends.native.library import Sizes, load_library
+from rollfeed.engine.backends.sampling import Draws, RowSettings
 from rollfeed.errors import EngineError
 
 _GROUP = 32
@@ -59,7 +58,7 @@ class NativeModel:
             num_slots: Requests that keys and values are held for.
             capacity: Tokens of each; a multiple of 16.
             max_rows: Most rows of a pass.
-            max_threads: Most threads to compute with, this one included.
+            max_threads: This one included.
             quantised: Hold weights and activations in 8 bits; see :func:`quantised_refusal`.
 
         Raises:
@@ -136,7 +135,7 @@ class NativeModel:
         return logits_RV[:num_rows, : self._vocab_size]
 
     def draw(self, logits_MV: Tensor, settings: RowSettings) -> Draws:
-        """Draw one token a row; see :class:`rollfeed.engine.local.sampling.Draw`."""
+        """Draw one token a row; see :class:`rollfeed.engine.backends.sampling.Draw`."""
         num_rows = len(logits_MV)
         draws = Draws(np.empty(num_rows, np.int64), np.empty(num_rows, np.float32), np.empty(num_rows, np.bool_))
         self._library.rf_sample(

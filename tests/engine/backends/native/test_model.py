@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.native.model import NativeModel, quantised_refusal
-from rollfeed.engine.native.weights import NativeWeights
-from rollfeed.engine.native.weights import quantised as quantised_weight
+from rollfeed.engine.backends.architecture import Architecture
+from rollfeed.engine.backends.native.model import NativeModel, quantised_refusal
+from rollfeed.engine.backends.native.places import NativeWeights
+from rollfeed.engine.backends.native.places import quantised as quantised_weight
 
 VOCAB = 300
 CONFIG = {

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollfeed.engine.local.requests import Request
-from rollfeed.testing.tokenizer import END_OF_TURN, CharTokenizer
+from rollfeed.engine.backends.requests import Request
+from rollfeed.testing.prompts import END_OF_TURN, CharTokenizer
 from rollfeed.types import Completion, FinishKind, FinishReason, SamplingParams, VersionSpan
 
 TOKENIZER = CharTokenizer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,38 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rollfeed.errors import CheckpointError, EngineProtocolError
+from rollfeed.errors import CheckpointError, EngineProtocolError, in_one_line
 from rollfeed.model_files import read_headers, weight_files
+
+_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Types that weights may come in."""
+
+
+class HalfWrittenError(Exception):
+    """Some weights are new and some are old: nothing can be computed any more."""
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Write weights that have been checked in the block.
+
+    Raises:
+        HalfWrittenError: If it fails all the same.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise HalfWrittenError(f"new weights could not be written wholly: {in_one_line(error)}") from error
 
 
 def replace_in_place(targets: Mapping[str, Tensor], tensors: Mapping[str, Any], *, complete: bool = False) -> None:
-    """Copy ``tensors`` over the targets of the same name, after checking every one of them.
-
-    Raises:
-        EngineProtocolError: If a name is unknown or missing, a shape differs, a value is not finite,
-            or two names of one tied target bring different values. Nothing has been changed then.
-    """
+    """Copy ``tensors`` over the targets of the same name and of one type, after :func:`check_replacement`."""
     shapes = {name: tuple(target.shape) for name, target in targets.items()}
     ties = {name: target.data_ptr() for name, target in targets.items()}
-    with torch.no_grad():
-        for name in check_replacement(shapes, ties, tensors, complete=complete):
+    dtype = next(iter(targets.values())).dtype
+    chosen = check_replacement(shapes, ties, tensors, complete=complete, dtype=dtype)
+    with writing(), torch.no_grad():
+        for name in chosen:
             targets[name].copy_(as_tensor(name, tensors[name]))
 
 
@@ -34,9 +52,6 @@ def load_known(load: Callable[..., None], tensors: Mapping[str, Any], *, unknown
 
     With such names all of the model's weights must be there: a name that is unknown may be what one of its own has
     become.
-
-    Raises:
-        EngineProtocolError: As ``load``.
     """
     if not unknown:
         load(tensors)
@@ -53,6 +68,7 @@ def check_replacement(
     tensors: Mapping[str, Any],
     *,
     complete: bool,
+    dtype: torch.dtype,
     whole_numbers: Container[str] = (),
 ) -> list[str]:
     """Check new weights, and return the names to be copied: one of those that are tied.
@@ -62,16 +78,18 @@ def check_replacement(
         ties: A value for each name, the same one where names stand for one weight.
         tensors: numpy or torch tensors by name.
         complete: Whether every weight must be among them.
+        dtype: What they are held in.
         whole_numbers: Names of weights whose values are whole numbers, in tables for example.
 
     Raises:
-        EngineProtocolError: See :func:`replace_in_place`.
+        EngineProtocolError: If a name is unknown or missing, a shape or a kind of numbers differs, a value is not
+            finite in ``dtype``, or names of one weight bring different values.
     """
     chosen: dict[Hashable, str] = {}
     for name, value in tensors.items():
         if name not in shapes:
             raise EngineProtocolError(f"weight {name!r}: the model has no weight of this name")
-        source = _checked(name, value, shapes[name], is_floating_point=name not in whole_numbers)
+        source = _checked(name, value, shapes[name], None if name in whole_numbers else dtype)
         tied = chosen.setdefault(ties[name], name)
         if tied != name and not torch.equal(source, as_tensor(tied, tensors[tied])):
             raise EngineProtocolError(f"weights {tied!r} and {name!r} are tied in the model, but differ")
@@ -82,15 +100,18 @@ def check_replacement(
     return list(chosen.values())
 
 
-def _checked(name: str, value: Any, shape: tuple[int, ...], *, is_floating_point: bool) -> Tensor:
+def _checked(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+    """Return a weight that can be held in ``dtype``, None of which stands for whole numbers."""
     source = as_tensor(name, value)
     if tuple(source.shape) != shape:
         raise EngineProtocolError(f"weight {name!r}: its shape is {tuple(source.shape)}, the model's {shape}")
-    if source.is_floating_point() != is_floating_point:
-        kind = "floating point" if is_floating_point else "whole numbers"
-        raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not {kind}")
-    if not bool(torch.isfinite(source).all()):
-        raise EngineProtocolError(f"weight {name!r}: some of its values are not finite")
+    if dtype is None and (source.is_floating_point() or source.is_complex()):
+        raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not whole numbers")
+    if dtype is not None and source.dtype not in _FLOATING:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _FLOATING)
+        raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not floating point ({kinds})")
+    if dtype is not None and not bool(torch.isfinite(source.to(dtype)).all()):
+        raise EngineProtocolError(f"weight {name!r}: some of its values are not finite as {dtype}")
     return source
 
 

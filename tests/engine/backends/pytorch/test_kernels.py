@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.pytorch.kernels import FixedKernels, SingleRowKernels, choose_fixed_kernels, rows_are_independent
-from rollfeed.engine.pytorch.weights import Weights
+from rollfeed.engine.backends.architecture import Architecture
+from rollfeed.engine.backends.pytorch.kernels import (
+    FixedKernels,
+    SingleRowKernels,
+    choose_fixed_kernels,
+    rows_are_independent,
+)
+from rollfeed.engine.backends.pytorch.model import TorchWeights
 
 
-def make_weights(architecture: Architecture) -> Weights:
-    weights = Weights(architecture, device=torch.device("cpu"), dtype=torch.float32)
+def make_weights(architecture: Architecture) -> TorchWeights:
+    weights = TorchWeights(architecture, device=torch.device("cpu"), dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     for tensor in weights.by_name.values():
         tensor.normal_(generator=generator)
@@ -31,10 +36,10 @@ def test_the_chosen_kernels_compute_rows_independently(num_rows: int) -> None:
         }
     )
     weights = make_weights(architecture)
-    kernels = choose_fixed_kernels(weights, architecture, num_rows=num_rows)
+    kernels = choose_fixed_kernels(weights.matrices, architecture, num_rows=num_rows)
     assert isinstance(kernels, FixedKernels)
-    assert rows_are_independent(kernels, weights, architecture, num_rows=num_rows)
-    assert rows_are_independent(SingleRowKernels(), weights, architecture, num_rows=num_rows)
+    assert rows_are_independent(kernels, weights.matrices, architecture, num_rows=num_rows)
+    assert rows_are_independent(SingleRowKernels(), weights.matrices, architecture, num_rows=num_rows)
     rows = torch.randn(num_rows, 52)
     layer = weights.layers[0]
     for other in (kernels, SingleRowKernels()):

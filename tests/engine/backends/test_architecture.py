@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import transformers
 
-from rollfeed.engine.local.architecture import unsupported_reason
+from rollfeed.engine.backends.architecture import unsupported_reason
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, SamplingParams
 

@@ -5,26 +5,112 @@ computed together; *segments* are runs of tokens of one slot, such as a chunk of
 
 Axes: R rows (tokens of this step), N slots looked at together, T rows of a segment, S positions
 attended to, K key/value heads, G query heads that share one, J = T * G, D head dimension. Keys and values are
-never repeated for the query heads that share them: those heads are more rows of one product.
+never repeated for the query heads that share them: those heads are more rows of one product. Query, key and value
+weights lie in one matrix, gate and up weights in another.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.rotary import rotary_tables
-from rollfeed.engine.pytorch.kernels import Kernels
-from rollfeed.engine.pytorch.weights import LayerWeights, Weights
+from rollfeed.engine.backends.architecture import Architecture, rotary_tables
+from rollfeed.engine.backends.pytorch.kernels import RowKernels
+from rollfeed.engine.backends.replacement import replace_in_place
 
 _ALIGNED_TOKENS = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class TorchWeights:
+    """Storage for all weights, fused; uninitialised until :meth:`load` has been given a whole checkpoint."""
+
+    def __init__(self, architecture: Architecture, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.by_name: dict[str, Tensor] = {}
+        """Views into the fused storage, by Hugging Face name; tied names share one."""
+        hidden, vocab = architecture.hidden_size, architecture.vocab_size
+        self.embedding = self._add("model.embed_tokens.weight", vocab, hidden)
+        self.layers = [self._layer(architecture, f"model.layers.{index}") for index in range(architecture.num_layers)]
+        self.norm = self._add("model.norm.weight", hidden)
+        if architecture.tied_head:
+            self.head = self.by_name["lm_head.weight"] = self.embedding
+        else:
+            self.head = self._add("lm_head.weight", vocab, hidden)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all weights, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.by_name.items()}
+
+    @property
+    def matrices(self) -> Sequence[Tensor]:
+        """One of each shape that rows are multiplied by."""
+        layer = self.layers[0]
+        return (layer.qkv, layer.output, layer.gate_up, layer.down, self.head)
+
+    def _add(self, name: str, *shape: int) -> Tensor:
+        self.by_name[name] = torch.empty(shape, **self._options)
+        return self.by_name[name]
+
+    def _fused(self, parts: Sequence[tuple[str, int]], suffix: str, *columns: int) -> Tensor:
+        whole = torch.empty((sum(rows for _, rows in parts), *columns), **self._options)
+        views = torch.split(whole, [rows for _, rows in parts])
+        self.by_name.update({f"{name}.{suffix}": view for (name, _), view in zip(parts, views, strict=True)})
+        return whole
+
+    def _layer(self, sizes: Architecture, prefix: str) -> LayerWeights:
+        hidden = sizes.hidden_size
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = [
+            (f"{attention}.q_proj", sizes.query_size),
+            (f"{attention}.k_proj", sizes.kv_size),
+            (f"{attention}.v_proj", sizes.kv_size),
+        ]
+        gate_up = [(f"{mlp}.gate_proj", sizes.intermediate_size), (f"{mlp}.up_proj", sizes.intermediate_size)]
+        norms = sizes.query_key_norm
+        return LayerWeights(
+            attention_norm=self._add(f"{prefix}.input_layernorm.weight", hidden),
+            qkv=self._fused(qkv, "weight", hidden),
+            qkv_bias=self._fused(qkv, "bias") if sizes.qkv_bias else None,
+            query_norm=self._add(f"{attention}.q_norm.weight", sizes.head_dim) if norms else None,
+            key_norm=self._add(f"{attention}.k_norm.weight", sizes.head_dim) if norms else None,
+            output=self._add(f"{attention}.o_proj.weight", hidden, sizes.query_size),
+            output_bias=self._add(f"{attention}.o_proj.bias", hidden) if sizes.output_bias else None,
+            mlp_norm=self._add(f"{prefix}.post_attention_layernorm.weight", hidden),
+            gate_up=self._fused(gate_up, "weight", hidden),
+            gate_up_bias=self._fused(gate_up, "bias") if sizes.mlp_bias else None,
+            down=self._add(f"{mlp}.down_proj.weight", hidden, sizes.intermediate_size),
+            down_bias=self._add(f"{mlp}.down_proj.bias", hidden) if sizes.mlp_bias else None,
+        )
+
+    def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
+        """Replace the named weights in place, all of them or none; see :func:`replace_in_place`."""
+        replace_in_place(self.by_name, tensors, complete=complete)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +168,7 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class Pass:
-    """What one forward pass computes."""
+    """Rows of one forward pass."""
 
     token_ids: Tensor
     """``(R,)``."""
@@ -97,10 +183,12 @@ class Pass:
     segments: Sequence[Segment] = field(default_factory=tuple)
 
 
-class Model:
-    """A decoder over :class:`Weights`; holds no state of any request."""
+class TorchModel:
+    """A decoder over :class:`TorchWeights`; holds no state of any request."""
 
-    def __init__(self, architecture: Architecture, weights: Weights, *, kernels: Kernels, context_length: int) -> None:
+    def __init__(
+        self, architecture: Architecture, weights: TorchWeights, *, kernels: RowKernels, context_length: int
+    ) -> None:
         self.architecture = architecture
         self._weights = weights
         self._kernels = kernels

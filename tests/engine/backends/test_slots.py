@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollfeed.engine.local.slots import Slots
+from rollfeed.engine.backends.slots import Slots
 
 
 def ids(*values: int) -> NDArray[np.int32]:

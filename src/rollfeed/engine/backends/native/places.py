@@ -1,4 +1,4 @@
-"""Where each weight of a checkpoint lies in a native model, by its Hugging Face name."""
+"""Places of a checkpoint's weights in a native model, by their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.weights import as_tensor, check_replacement
-from rollfeed.engine.native.library import load_library
-from rollfeed.engine.native.model import NativeModel
+from rollfeed.engine.backends.architecture import Architecture
+from rollfeed.engine.backends.native.library import load_library
+from rollfeed.engine.backends.native.model import NativeModel
+from rollfeed.engine.backends.replacement import as_tensor, check_replacement, writing
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN = range(4)
 _ATTENTION_NORM, _MLP_NORM, _QUERY_NORM, _KEY_NORM = range(4)
@@ -26,7 +26,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _WeightPlace:
     """Of one weight: float32 tensors of ``shape`` go in and come out."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class NativeWeights:
     def __init__(self, model: NativeModel, architecture: Architecture) -> None:
         self._library = load_library()
         self._model = model
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _WeightPlace] = {}
         for layer in range(architecture.num_layers):
             self._add_layer(architecture, layer)
         hidden, vocab = architecture.hidden_size, architecture.vocab_size
@@ -55,22 +55,16 @@ class NativeWeights:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of all weights, by name."""
+        """Shapes of all weights, by name."""
         return {name: place.shape for name, place in self._places.items()}
 
     def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
-        """Replace the named weights in place, all of them or none.
-
-        Args:
-            tensors: numpy or torch tensors by Hugging Face name.
-            complete: Whether every weight must be among them.
-
-        Raises:
-            EngineProtocolError: If a name is unknown or missing, a shape differs or a value is not finite.
-        """
+        """Replace the named weights in place, all of them or none; see :func:`check_replacement`."""
         ties = {name: self._ties.get(name, name) for name in self._places}
-        for name in check_replacement(self.shapes, ties, tensors, complete=complete):
-            self._places[name].write(as_tensor(name, tensors[name]).to("cpu", torch.float32).contiguous())
+        chosen = check_replacement(self.shapes, ties, tensors, complete=complete, dtype=torch.float32)
+        with writing():
+            for name in chosen:
+                self._places[name].write(as_tensor(name, tensors[name]).to("cpu", torch.float32).contiguous())
 
     def read(self, name: str) -> Tensor | None:
         """Return a copy of a weight; None if there is none of this name."""
@@ -103,7 +97,7 @@ class NativeWeights:
             norms[f"{attention}.k_norm.weight"] = (_KEY_NORM, sizes.head_dim)
         self._places |= {name: self._norm(layer, which, size) for name, (which, size) in norms.items()}
 
-    def _rows(self, layer: int, matrix: int, first: int, num_rows: int, num_inputs: int) -> _Place:
+    def _rows(self, layer: int, matrix: int, first: int, num_rows: int, num_inputs: int) -> _WeightPlace:
         handle = self._library.rf_model_matrix(self._model.handle, layer, matrix)
 
         def write(rows: Tensor) -> None:
@@ -114,18 +108,18 @@ class NativeWeights:
             self._library.rf_matrix_read(handle, first, num_rows, _pointer(rows))
             return rows
 
-        return _Place(shape=(num_rows, num_inputs), write=write, read=read)
+        return _WeightPlace(shape=(num_rows, num_inputs), write=write, read=read)
 
-    def _bias(self, layer: int, matrix: int, first: int, num_rows: int) -> _Place:
+    def _bias(self, layer: int, matrix: int, first: int, num_rows: int) -> _WeightPlace:
         handle = self._library.rf_model_matrix(self._model.handle, layer, matrix)
         whole = NativeModel.array(self._library.rf_matrix_bias(handle), first + num_rows)
         return _in_array(whole[first:])
 
-    def _norm(self, layer: int, which: int, size: int) -> _Place:
+    def _norm(self, layer: int, which: int, size: int) -> _WeightPlace:
         return self._vector(self._library.rf_model_norm(self._model.handle, layer, which, size), size)
 
     @staticmethod
-    def _vector(pointer: Any, *shape: int) -> _Place:
+    def _vector(pointer: Any, *shape: int) -> _WeightPlace:
         return _in_array(NativeModel.array(pointer, *shape))
 
 
@@ -138,21 +132,21 @@ def quantised(weight: Tensor) -> Tensor:
     return (codes * (most / _MOST_CODE)).reshape(num_rows, num_inputs)
 
 
-def _in_array(array: np.ndarray[Any, np.dtype[np.float32]]) -> _Place:
+def _in_array(array: np.ndarray[Any, np.dtype[np.float32]]) -> _WeightPlace:
     view = torch.from_numpy(array)
 
     def write(values: Tensor) -> None:
         view.copy_(values)
 
-    return _Place(shape=tuple(array.shape), write=write, read=view.clone)
+    return _WeightPlace(shape=tuple(array.shape), write=write, read=view.clone)
 
 
-def _both(first: _Place, second: _Place) -> _Place:
+def _both(first: _WeightPlace, second: _WeightPlace) -> _WeightPlace:
     def write(values: Tensor) -> None:
         first.write(values)
         second.write(values)
 
-    return _Place(shape=first.shape, write=write, read=first.read)
+    return _WeightPlace(shape=first.shape, write=write, read=first.read)
 
 
 def _pointer(tensor: Tensor) -> Any:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollfeed.engine.local.architecture import Architecture
-from rollfeed.engine.local.sampling import Sampler
-from rollfeed.engine.local.slots import Slots
-from rollfeed.engine.native.model import NativeModel
-from rollfeed.engine.native.weights import NativeWeights
+from rollfeed.engine.backends.architecture import Architecture
+from rollfeed.engine.backends.batching import Runner
+from rollfeed.engine.backends.native.model import NativeModel
+from rollfeed.engine.backends.native.places import NativeWeights
+from rollfeed.engine.backends.sampling import Sampler
+from rollfeed.engine.backends.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,8 @@ _WORTH_A_THREAD = 0.9
 """More threads are taken when a step then takes less than this share of the time."""
 
 
-class NativeRunner:
-    """Computes with the native kernels; see :class:`rollfeed.engine.local.batching.Runner`."""
-
-    whole_chunks = False
+class NativeRunner(NativeModel, Runner):
+    """Computes with the native kernels; see :class:`rollfeed.engine.backends.batching.Runner`."""
 
     def __init__(
         self,
@@ -47,18 +46,11 @@ class NativeRunner:
     ) -> None:
         """Take memory; the weights are still to be loaded.
 
-        Args:
-            architecture: What to compute.
-            threads: To compute with; 0 to choose by measurement when the weights have been loaded.
-            max_threads: The most to choose from.
-            num_slots: Requests decoded at once.
-            context_length: Most tokens of a request.
-            max_prefill: Most prompt tokens of a step.
-            quantised: Hold weights and activations in 8 bits.
+        ``threads`` of 0 chooses among up to ``max_threads`` by measurement, when the weights have been loaded.
         """
         self.threads = threads
         self._max_threads = threads or max_threads
-        self._model = NativeModel(
+        super().__init__(
             architecture,
             num_slots=num_slots,
             capacity=-(-context_length // _BLOCK) * _BLOCK,
@@ -66,13 +58,13 @@ class NativeRunner:
             max_threads=self._max_threads,
             quantised=quantised,
         )
-        self._weights = NativeWeights(self._model, architecture)
-        self.slots = Slots(self._model, num_slots=num_slots, capacity=context_length)
+        self._weights = NativeWeights(self, architecture)
+        self.slots = Slots(self, num_slots=num_slots, capacity=context_length)
         self.sampler = Sampler(
             num_rows=num_slots,
             vocab_size=architecture.vocab_size,
             device=torch.device("cpu"),
-            draw=self._model.draw,
+            draw=self.draw,
         )
 
     @property
@@ -83,7 +75,7 @@ class NativeRunner:
         self._weights.load(tensors, complete=complete)
         if not self.threads:
             self.threads = self._fastest_threads()
-            self._model.set_threads(self.threads)
+            self.set_threads(self.threads)
 
     def weight(self, name: str) -> Tensor | None:
         return self._weights.read(name)
@@ -93,25 +85,19 @@ class NativeRunner:
         starts = [self.slots.num_computed(slot) for slot, _ in spans]
         ends = [start + count for start, (_, count) in zip(starts, spans, strict=True)]
         bounds = list(zip(spans, starts, ends, strict=True))
-        hidden_R = self._model.forward(
+        hidden_R = self.forward(
             np.concatenate([self.slots.token_ids(slot, start, end) for (slot, _), start, end in bounds]),
             np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in bounds]),
             np.repeat(np.array([slot for slot, _ in spans], np.int32), [count for _, count in spans]),
         )
-        return self._model.logits(hidden_R[: len(decoding)]), hidden_R[len(decoding) :]
-
-    def logits(self, hidden_R: Tensor) -> Tensor:
-        return self._model.logits(hidden_R)
-
-    def take_milliseconds(self) -> Mapping[str, float]:
-        return self._model.take_milliseconds()
+        return self.logits(hidden_R[: len(decoding)]), hidden_R[len(decoding) :]
 
     def _fastest_threads(self) -> int:
         """Time a step of all slots with 1, 2, 4... threads; stop where more bring little."""
         best, best_seconds = 0, float("inf")
         counts = [2**power for power in range(self._max_threads.bit_length()) if 2**power < self._max_threads]
         for count in (*counts, self._max_threads):
-            self._model.set_threads(count)
+            self.set_threads(count)
             seconds = min(self._step_seconds() for _ in range(2))
             if seconds > _WORTH_A_THREAD * best_seconds:
                 break
@@ -123,8 +109,5 @@ class NativeRunner:
         # Position 0 of every slot is written; nothing is known to be there yet.
         zeros = np.zeros(self.slots.num_slots, np.int32)
         started = time.perf_counter()
-        self._model.logits(self._model.forward(zeros, zeros, np.arange(self.slots.num_slots, dtype=np.int32)))
+        self.logits(self.forward(zeros, zeros, np.arange(self.slots.num_slots, dtype=np.int32)))
         return time.perf_counter() - started
-
-    def close(self) -> None:
-        self._model.close()
