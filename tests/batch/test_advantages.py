@@ -13,7 +13,7 @@ from rollfeed.batch import batch_advantages, group_mean_advantages, leave_one_ou
 from rollfeed.config import AdvantageSettings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.errors import ConfigError, RewardError, RunFailedError
-from rollfeed.testing.contracts import make_group, make_sample
+from rollfeed.testing import make_group, make_sample
 from rollfeed.types import Group, Rollout
 
 GROUP_MEAN = AdvantageSettings()

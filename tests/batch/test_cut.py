@@ -6,7 +6,7 @@ import pytest
 
 from rollfeed.batch import AgeLimit, OverlongPenalty, batch_metrics, cut_batch
 from rollfeed.config import AdvantageSettings, StalenessPolicy
-from rollfeed.testing.contracts import make_group, make_sample
+from rollfeed.testing import make_group, make_sample
 from rollfeed.types import Correct, Rollout, SampleStatus, Verdict, VersionSpan
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from rollfeed.batch import AgeLimit, cut_batch
 from rollfeed.config import AdvantageSettings, StalenessPolicy
-from rollfeed.testing.contracts import make_group, make_sample
+from rollfeed.testing import make_group, make_sample
 from rollfeed.types import STALE, ByAge, Dropped, Group, Requeued, Rollout, VersionSpan
 
 

@@ -7,17 +7,17 @@ import pytest
 
 from rollfeed.errors import RunFailedError
 from rollfeed.store import decode_draw, encode_draw
-from rollfeed.types import Group, Prompt, Rollout, Sample, SampleStatus, VersionSpan
+from rollfeed.testing import make_prompt, sample_of
+from rollfeed.types import Group, Rollout, SampleStatus, VersionSpan
 
 DrawMaker = Callable[..., Group]
 
 
 def _rollout(group_index: int, member: int, versions: Sequence[int], tokens_per_version: int) -> Rollout:
     length = len(versions) * tokens_per_version
-    sample = Sample(
-        token_ids=np.arange(2 + length, dtype=np.int32),
-        response_length=length,
-        loss_mask=np.ones(length, np.float32),
+    sample = sample_of(
+        [0, 1],
+        range(2, 2 + length),
         logprobs=np.linspace(-2.0, -1.0, length, dtype=np.float32),
         version_spans=tuple(
             VersionSpan(i * tokens_per_version, (i + 1) * tokens_per_version, version)
@@ -38,9 +38,7 @@ def make_draw() -> DrawMaker:
     """Return a draw whose members each have one run of tokens by each of ``versions``; no members without any."""
 
     def make(group_index: int, *versions: int, size: int = 2, tokens: int = 4) -> Group:
-        prompt = Prompt(
-            prompt_id=f"list/{group_index}@e0", source="list", text="2 +", token_ids=np.arange(2, dtype=np.int32)
-        )
+        prompt = make_prompt("2 +", prompt_id=f"list/{group_index}@e0", token_ids=np.arange(2, dtype=np.int32))
         members = range(size if versions else 0)
         return Group(group_index, prompt, tuple(_rollout(group_index, member, versions, tokens) for member in members))
 

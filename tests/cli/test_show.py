@@ -15,6 +15,7 @@ from rollfeed.cli.show import print_run
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
+from rollfeed.testing import sample_of
 from rollfeed.types import (
     Correct,
     Dropped,
@@ -23,12 +24,10 @@ from rollfeed.types import (
     Prompt,
     Rollout,
     RunState,
-    Sample,
     SampleStatus,
     StepCommit,
     TrainBatch,
     Verdict,
-    VersionSpan,
 )
 
 SETTINGS = {"seed": 3, "model": {"checkpoint": "tiny-model"}, "rollout": {"rollout_batch_size": 1}}
@@ -47,12 +46,11 @@ def make_group(group_index: int, rewards: list[float], *, question: str, respons
     rollouts = []
     for number, reward in enumerate(rewards):
         index = 2 * group_index + number
-        sample = Sample(
-            token_ids=np.arange(7, dtype=np.int32),
-            response_length=3,
+        sample = sample_of(
+            range(4),
+            range(4, 7),
             loss_mask=np.array([1, 1, 0], np.float32),
             logprobs=np.zeros(3, np.float32),
-            version_spans=(VersionSpan(0, 3, 0),),
             status=SampleStatus.TRUNCATED if number else SampleStatus.COMPLETED,
             group_index=group_index,
             index=index,

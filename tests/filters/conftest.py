@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 
-from rollfeed.types import Correct, Reward, Sample, SampleStatus, VersionSpan
+from rollfeed.testing import sample_of
+from rollfeed.types import Correct, Reward, Sample, SampleStatus
 
 SampleMaker = Callable[..., Sample]
 
@@ -22,14 +22,10 @@ def make_sample() -> SampleMaker:
         rollout_id: int | None = None,
         correct: Correct = Correct.UNDEFINED,
     ) -> Sample:
-        return Sample(
-            token_ids=np.arange(2 + length, dtype=np.int32),
-            response_length=length,
-            loss_mask=np.ones(length, np.float32),
-            logprobs=np.full(length, -0.5, np.float32),
-            version_spans=(VersionSpan(0, length, 0),) if length else (),
+        return sample_of(
+            [0, 1],
+            range(2, 2 + length),
             status=status,
-            group_index=0,
             index=index,
             rollout_id=index if rollout_id is None else rollout_id,
             response=f"answer {index}" if response is None else response,

@@ -3,7 +3,8 @@ import pytest
 
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter
-from rollfeed.types import Group, Prompt, Rollout, Verdict
+from rollfeed.testing import group_of, make_prompt
+from rollfeed.types import Group
 
 
 @pytest.fixture
@@ -13,12 +14,8 @@ def make_group(make_sample):
             make_sample(index, reward=reward, length=length)
             for index, (reward, length) in enumerate(zip(rewards, lengths or [3] * len(rewards), strict=True))
         ]
-        prompt = Prompt(prompt_id=f"p/{group_index}", source="p", text="", token_ids=np.arange(2, dtype=np.int32))
-        rollouts = tuple(
-            Rollout(rollout_id=each.rollout_id, samples=(each,), verdict=Verdict(reward=each.reward))
-            for each in samples
-        )
-        return Group(group_index=group_index, prompt=prompt, rollouts=rollouts)
+        prompt = make_prompt("", prompt_id=f"p/{group_index}", token_ids=np.arange(2, dtype=np.int32))
+        return group_of(samples, prompt=prompt)
 
     return make
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollfeed.generate import SampleBuilder
 from rollfeed.protocols import RolloutRequest
-from rollfeed.testing.contracts import make_prompt
+from rollfeed.testing import make_prompt
 from rollfeed.types import (
     Completion,
     CompletionTimings,

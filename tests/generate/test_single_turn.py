@@ -2,8 +2,7 @@ from dataclasses import replace
 
 from rollfeed.generate import single_turn
 from rollfeed.protocols import RolloutRequest, Services
-from rollfeed.testing import CharTokenizer, ScriptedEngine
-from rollfeed.testing.contracts import check_generate, make_prompt
+from rollfeed.testing import CharTokenizer, ScriptedEngine, check_generate, make_prompt
 from rollfeed.types import SampleStatus, SamplingParams
 
 

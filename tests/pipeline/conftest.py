@@ -1,11 +1,7 @@
-import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rollfeed.batch import AgeLimit, cut_batch
@@ -14,16 +10,11 @@ from rollfeed.config import AdvantageSettings, RolloutMode, RolloutSettings, Sta
 from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler
 from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer, Services
-from rollfeed.testing import CharTokenizer, ListSource
+from rollfeed.testing import CharTokenizer, ListSource, TickEngine
 from rollfeed.types import (
-    Completion,
-    CompletionTimings,
     Correct,
     Drop,
-    EngineLoad,
     FilterDecision,
-    FinishKind,
-    FinishReason,
     Keep,
     Prompt,
     Rollout,
@@ -32,7 +23,6 @@ from rollfeed.types import (
     SamplingParams,
     StepCommit,
     Verdict,
-    VersionSpan,
 )
 
 
@@ -119,127 +109,6 @@ def make_rollouts() -> Callable[..., Rollouts]:
         )
 
     return make
-
-
-class TickEngine:
-    """Samples one token a tick for each of the first ``slots`` requests; an abort returns what there is.
-
-    Args:
-        length_of: Response tokens of a rollout, by its id.
-        slots: Requests that are worked on at once; later ones queue.
-    """
-
-    precision = "ticks"
-    context_length = 1_000_000
-    max_running_requests = 64
-
-    def __init__(self, length_of: Callable[[int], int], *, slots: int = 8) -> None:
-        self.policy_version = 0
-        self.num_ticks = 0
-        self.num_tokens = 0
-        self.num_idle_slots = 0
-        self.asked: list[tuple[int, int]] = []
-        """Rollout id and tokens it came with, beyond its prompt, of every request."""
-        self._length_of = length_of
-        self._slots = slots
-        self._waiting: list[TickRequest] = []
-        self._prompt_lengths: dict[int, int] = {}
-        self._ticked: list[tuple[int, asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> "TickEngine":
-        self._task = asyncio.create_task(self._tick())
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def generate(self, token_ids, params, *, request_id: str, images=()) -> Completion:
-        del images
-        rollout_id = int(request_id.rpartition("rollout")[2])
-        known = len(token_ids) - self._prompt_lengths.setdefault(rollout_id, len(token_ids))
-        self.asked.append((rollout_id, known))
-        request = TickRequest(self._length_of(rollout_id) - known, asyncio.get_running_loop().create_future())
-        assert request.num_left <= params.max_new_tokens
-        self._waiting.append(request)
-        try:
-            kind = await request.done
-        finally:
-            self._waiting = [each for each in self._waiting if each is not request]
-        count = len(request.versions)
-        starts = [i for i in range(count) if i == 0 or request.versions[i] != request.versions[i - 1]]
-        spans = tuple(VersionSpan(start, end, request.versions[start]) for start, end in pairwise([*starts, count]))
-        return Completion(
-            token_ids=np.full(count, ord("0"), np.int32),
-            logprobs=np.array([-1.0 - version for version in request.versions], np.float32),
-            text="0" * count,
-            finish_reason=FinishReason(kind),
-            version_spans=spans,
-            precision=self.precision,
-            prompt_tokens=len(token_ids),
-            cached_tokens=0,
-            timings=CompletionTimings(0.0, 0.0),
-        )
-
-    async def abort(self, request_id: str | None = None) -> None:
-        assert request_id is None
-        for request in self._waiting:
-            request.end(FinishKind.ABORT)
-
-    async def update_weights(self, tensors, *, policy_version: int) -> None:
-        del tensors
-        self.policy_version = policy_version
-
-    async def update_weights_from_disk(self, folder, *, policy_version: int) -> None:
-        del folder
-        self.policy_version = policy_version
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def load(self) -> EngineLoad:
-        return EngineLoad(running=len(self._waiting), waiting=0)
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    async def health(self) -> None: ...
-
-    async def tick(self, number: int) -> None:
-        """Return after that many ticks in all."""
-        self._ticked.append((number, reached := asyncio.get_running_loop().create_future()))
-        await reached
-
-    async def _tick(self) -> None:
-        while True:
-            for number, reached in self._ticked:
-                if number <= self.num_ticks and not reached.done():
-                    reached.set_result(None)
-            self._ticked = [each for each in self._ticked if not each[1].done()]
-            for _ in range(4):  # what has ended is settled, and what follows is submitted, between two ticks
-                await asyncio.sleep(0)
-            running = [each for each in self._waiting if not each.done.done()][: self._slots]
-            self.num_ticks += 1
-            self.num_tokens += len(running)
-            self.num_idle_slots += self._slots - len(running)
-            for request in running:
-                request.versions.append(self.policy_version)
-                if len(request.versions) == request.num_left:
-                    request.end(FinishKind.STOP)
-
-
-@dataclass(slots=True)
-class TickRequest:
-    num_left: int
-    done: asyncio.Future[FinishKind]
-    versions: list[int] = field(default_factory=list)
-
-    def end(self, kind: FinishKind) -> None:
-        if not self.done.done():
-            self.done.set_result(kind)
 
 
 @pytest.fixture

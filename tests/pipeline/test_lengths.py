@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from rollfeed.errors import ConfigError
 from rollfeed.pipeline import LengthHistory
-from rollfeed.testing.contracts import make_group
+from rollfeed.testing import make_group
 from rollfeed.types import Group, Prompt
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from rollfeed.testing import sample_of
 from rollfeed.types import (
     Correct,
     Dropped,
@@ -204,13 +205,11 @@ def build_group(group_index: int, rewards: Sequence[float], *, response: str = "
     rollouts = []
     for number, reward in enumerate(rewards):
         index = group_index * len(rewards) + number
-        sample = Sample(
-            token_ids=np.arange(3 + 2 + number, dtype=np.int32),
-            response_length=2 + number,
-            loss_mask=np.ones(2 + number, np.float32),
+        sample = sample_of(
+            range(3),
+            range(3, 5 + number),
             logprobs=np.linspace(-1, -0.5, 2 + number, dtype=np.float32),
             version_spans=(VersionSpan(0, 2 + number, 7),),
-            status=SampleStatus.COMPLETED,
             group_index=group_index,
             index=index,
             rollout_id=index,

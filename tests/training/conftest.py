@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from rollfeed import testing
 from rollfeed.config.train import TrainSettings
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import Group, Prompt, Rollout, Sample, SampleStatus, TrainBatch, VersionSpan
+from rollfeed.types import Group, Prompt, Rollout, Sample, TrainBatch
 
 VOCAB = 259
 
@@ -35,14 +36,13 @@ def make_sample(
     logprobs: Sequence[float] | None = None,
     **changes: Any,
 ) -> Sample:
+    if mask is not None:
+        changes["loss_mask"] = np.array(mask, np.float32)
     length = len(response_ids)
-    return Sample(
-        token_ids=np.array([*prompt_ids, *response_ids], np.int32),
-        response_length=length,
-        loss_mask=np.ones(length, np.float32) if mask is None else np.array(mask, np.float32),
+    return testing.sample_of(
+        prompt_ids,
+        response_ids,
         logprobs=np.full(length, -3.0, np.float32) if logprobs is None else np.array(logprobs, np.float32),
-        version_spans=(VersionSpan(0, length, 0),) if length else (),
-        status=SampleStatus.COMPLETED,
         group_index=group_index,
         index=index,
         rollout_id=rollout_id,

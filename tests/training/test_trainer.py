@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
-from rollfeed.testing.tokenizer import CharTokenizer
+from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.training.packing import token_weights
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import SamplingParams, TrainBatch, VersionSpan

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollfeed.errors import RewardError
+from rollfeed.testing import sample_of
 from rollfeed.types import (
     Correct,
     Group,
@@ -29,17 +30,14 @@ KEYS = ("token_ids", "response_length", "loss_mask", "logprobs", "version_spans"
 
 def make_sample(**changes: Any) -> Sample:
     values: dict[str, Any] = {
-        "token_ids": np.array([1, 2, 3, 4, 5], np.int32),
-        "response_length": 3,
         "loss_mask": np.array([1.0, 0.0, 0.5], np.float32),
         "logprobs": np.array([-0.1, 0.0, -2.5], np.float32),
         "version_spans": (VersionSpan(0, 1, 3), VersionSpan(1, 3, 4)),
-        "status": SampleStatus.COMPLETED,
         "group_index": 2,
         "index": 11,
         "rollout_id": 10,
     }
-    return Sample(**{**values, **changes})
+    return sample_of([1, 2], [3, 4, 5], **{**values, **changes})
 
 
 def make_group(*rewards: Any) -> Group:

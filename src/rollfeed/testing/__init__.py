@@ -1,7 +1,6 @@
 """Parts for the tests of rollfeed and of its plug-ins: an engine, a tokenizer and a source without a model."""
 
-from rollfeed.testing.batch_filter import check_batch_filter
-from rollfeed.testing.buffer_policy import check_buffer_policy
+from rollfeed.testing.builders import group_of, make_group, make_prompt, make_sample, sample_of
 from rollfeed.testing.contracts import (
     check_advantage,
     check_batched_reward,
@@ -15,13 +14,10 @@ from rollfeed.testing.contracts import (
     check_rollout,
     check_sample_hook,
     check_tracker,
-    make_group,
-    make_prompt,
-    make_sample,
 )
-from rollfeed.testing.scripted import Fault, ScriptedEngine, ScriptedRequest, answer_by_seed
-from rollfeed.testing.sources import ListSource
-from rollfeed.testing.tokenizer import END_OF_TURN, CharTokenizer
+from rollfeed.testing.index_checks import check_batch_filter, check_buffer_policy
+from rollfeed.testing.prompts import END_OF_TURN, CharTokenizer, ListSource
+from rollfeed.testing.scripted import Fault, ScriptedEngine, ScriptedRequest, TickEngine, answer_by_seed
 
 __all__ = [
     "END_OF_TURN",
@@ -30,6 +26,7 @@ __all__ = [
     "ListSource",
     "ScriptedEngine",
     "ScriptedRequest",
+    "TickEngine",
     "answer_by_seed",
     "check_advantage",
     "check_batch_filter",
@@ -45,7 +42,9 @@ __all__ = [
     "check_rollout",
     "check_sample_hook",
     "check_tracker",
+    "group_of",
     "make_group",
     "make_prompt",
     "make_sample",
+    "sample_of",
 ]

@@ -33,8 +33,9 @@ from rollfeed.protocols import (
     Services,
     Tracker,
 )
+from rollfeed.testing.builders import make_group, make_prompt, make_sample
+from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.testing.scripted import ScriptedEngine
-from rollfeed.testing.tokenizer import CharTokenizer
 from rollfeed.types import (
     Completion,
     Correct,
@@ -45,58 +46,12 @@ from rollfeed.types import (
     Group,
     Keep,
     Prompt,
-    Rollout,
     Sample,
     SampleStatus,
     SamplingParams,
     Trained,
     Verdict,
-    VersionSpan,
 )
-
-
-def make_prompt(text: str = "2 + 2 =", *, label: Any = "4") -> Prompt:
-    """Return a prompt tokenised a character at a time."""
-    ids = CharTokenizer().encode(text, add_special_tokens=False)
-    return Prompt(prompt_id="made/0", source="made", text=text, token_ids=ids, label=label)
-
-
-def make_sample(
-    response: str = "4", *, reward: float | dict[str, float] | None = 1.0, member: int = 0, prompt: Prompt | None = None
-) -> Sample:
-    """Return a completed sample of group 0."""
-    prompt = prompt or make_prompt()
-    ids = CharTokenizer().encode(response, add_special_tokens=False)
-    return Sample(
-        token_ids=np.concatenate([prompt.token_ids, ids]),
-        response_length=len(ids),
-        loss_mask=np.ones(len(ids), np.float32),
-        logprobs=np.full(len(ids), -1.0, np.float32),
-        version_spans=(VersionSpan(0, len(ids), 0),) if len(ids) else (),
-        status=SampleStatus.COMPLETED,
-        group_index=0,
-        index=member,
-        rollout_id=member,
-        response=response,
-        label=prompt.label,
-        reward=reward,
-    )
-
-
-def make_group(rewards: Sequence[float | dict[str, float]], *, group_index: int = 0) -> Group:
-    """Return a scored group with one rollout a reward."""
-    prompt = make_prompt()
-    samples = [
-        replace(
-            make_sample(str(member), reward=reward, prompt=prompt),
-            group_index=group_index,
-            index=group_index * len(rewards) + member,
-            rollout_id=group_index * len(rewards) + member,
-        )
-        for member, reward in enumerate(rewards)
-    ]
-    rollouts = tuple(Rollout(rollout_id=s.rollout_id, samples=(s,), verdict=Verdict(reward=s.reward)) for s in samples)
-    return Group(group_index=group_index, prompt=prompt, rollouts=rollouts)
 
 
 async def check_prompt_source(make: Callable[[], PromptSource], *, count: int = 6) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import EngineUnavailableError
-from rollfeed.testing.tokenizer import END_OF_TURN, CharTokenizer
+from rollfeed.testing.prompts import END_OF_TURN, CharTokenizer
 from rollfeed.types import (
     Completion,
     CompletionTimings,
@@ -28,7 +29,7 @@ from rollfeed.types import (
 
 
 class Fault(StrEnum):
-    """What a scripted request does instead of answering."""
+    """Faults of a scripted request: it does this instead of answering."""
 
     RAISE = "raise"
     HANG = "hang"
@@ -64,7 +65,32 @@ def in_arrival_order(waiting: Sequence[ScriptedRequest]) -> int:
     return 0
 
 
-class ScriptedEngine:
+class _WithoutWeights:
+    """Of an engine, what has to do with weights that it does not have."""
+
+    policy_version = 0
+
+    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+        """Take the version; there are no weights."""
+        del tensors
+        self.policy_version = policy_version
+
+    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
+        """Take the version; the folder is not looked at."""
+        del folder
+        self.policy_version = policy_version
+
+    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return nothing: there are no weights that could say something."""
+        del texts
+        return {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return nothing: nothing is counted."""
+        return {}
+
+
+class ScriptedEngine(_WithoutWeights):
     """Fits :class:`rollfeed.protocols.Engine`.
 
     One request is answered each time the event loop has nothing else to do, so that many are in
@@ -94,7 +120,6 @@ class ScriptedEngine:
         self.requests: list[ScriptedRequest] = []
         """Everything ever asked, in order of arrival."""
         self.num_aborts = 0
-        self.policy_version = 0
         self._answer = answer
         self._fault_of = fault_of
         self._waiting: list[ScriptedRequest] = []
@@ -152,29 +177,10 @@ class ScriptedEngine:
         """Answer again."""
         self._running.set()
 
-    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
-        """Take the version; there are no weights."""
-        del tensors
-        self.policy_version = policy_version
-
-    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
-        """Take the version; the folder is not looked at."""
-        del folder
-        self.policy_version = policy_version
-
-    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
-        """Return nothing: there are no weights that could say something."""
-        del texts
-        return {}
-
     async def load(self) -> EngineLoad:
         """Return how many requests wait for their turn."""
         running = min(len(self._waiting), self.max_running_requests)
         return EngineLoad(running=running, waiting=len(self._waiting) - running)
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return nothing: nothing is counted."""
-        return {}
 
     async def health(self) -> None:
         """Return while entered."""
@@ -219,3 +225,121 @@ class ScriptedEngine:
             timings=CompletionTimings(0.0, 0.0),
         )
         request.done.set_result(completion)
+
+
+class TickEngine(_WithoutWeights):
+    """Samples one token a tick for each of the first ``slots`` requests; an abort returns what there is.
+
+    Args:
+        length_of: Response tokens of a rollout, by its id, which ends the request's id.
+        slots: Requests that are worked on at once; later ones queue.
+    """
+
+    precision = "ticks"
+    context_length = 1_000_000
+    max_running_requests = 64
+
+    def __init__(self, length_of: Callable[[int], int], *, slots: int = 8) -> None:
+        self.num_ticks = 0
+        self.num_tokens = 0
+        self.num_idle_slots = 0
+        self.asked: list[tuple[int, int]] = []
+        """Rollout id and tokens it came with, beyond its prompt, of every request."""
+        self._length_of = length_of
+        self._slots = slots
+        self._waiting: list[_TickRequest] = []
+        self._prompt_lengths: dict[int, int] = {}
+        self._awaited: list[tuple[int, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> TickEngine:
+        self._task = asyncio.create_task(self._run(), name="tick engine")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+    ) -> Completion:
+        """Sample as many tokens as the rollout still lacks; the logprob of each tells the version that sampled it."""
+        del images
+        rollout_id = int(request_id.rpartition("rollout")[2])
+        known = len(token_ids) - self._prompt_lengths.setdefault(rollout_id, len(token_ids))
+        self.asked.append((rollout_id, known))
+        request = _TickRequest(self._length_of(rollout_id) - known, asyncio.get_running_loop().create_future())
+        assert request.num_left <= params.max_new_tokens
+        self._waiting.append(request)
+        try:
+            kind = await request.done
+        finally:
+            self._waiting = [each for each in self._waiting if each is not request]
+        versions, count = request.versions, len(request.versions)
+        starts = [index for index in range(count) if index == 0 or versions[index] != versions[index - 1]]
+        return Completion(
+            token_ids=np.full(count, ord("0"), np.int32),
+            logprobs=np.array([-1.0 - version for version in versions], np.float32),
+            text="0" * count,
+            finish_reason=FinishReason(kind),
+            version_spans=tuple(VersionSpan(start, end, versions[start]) for start, end in pairwise([*starts, count])),
+            precision=self.precision,
+            prompt_tokens=len(token_ids),
+            cached_tokens=0,
+            timings=CompletionTimings(0.0, 0.0),
+        )
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """Abort all requests."""
+        assert request_id is None
+        for request in self._waiting:
+            request.end(FinishKind.ABORT)
+
+    async def pause(self) -> None:
+        """Go on: ticks are nobody's to stop."""
+
+    async def resume(self) -> None:
+        """Go on."""
+
+    async def load(self) -> EngineLoad:
+        """Return how many requests there are."""
+        return EngineLoad(running=len(self._waiting), waiting=0)
+
+    async def health(self) -> None:
+        """Return at once."""
+
+    async def tick(self, number: int) -> None:
+        """Return after that many ticks in all."""
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.append((number, reached))
+        await reached
+
+    async def _run(self) -> None:
+        while True:
+            for number, reached in self._awaited:
+                if number <= self.num_ticks and not reached.done():
+                    reached.set_result(None)
+            self._awaited = [each for each in self._awaited if not each[1].done()]
+            for _ in range(4):  # what has ended is settled, and what follows is submitted, between two ticks
+                await asyncio.sleep(0)
+            running = [each for each in self._waiting if not each.done.done()][: self._slots]
+            self.num_ticks += 1
+            self.num_tokens += len(running)
+            self.num_idle_slots += self._slots - len(running)
+            for request in running:
+                request.versions.append(self.policy_version)
+                if len(request.versions) == request.num_left:
+                    request.end(FinishKind.STOP)
+
+
+@dataclass(slots=True)
+class _TickRequest:
+    num_left: int
+    done: asyncio.Future[FinishKind]
+    versions: list[int] = field(default_factory=list)
+    """Of each token."""
+
+    def end(self, kind: FinishKind) -> None:
+        if not self.done.done():
+            self.done.set_result(kind)

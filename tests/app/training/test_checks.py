@@ -17,7 +17,7 @@ from rollfeed.app.training.checks import (
 )
 from rollfeed.config import RunSpec, validate_settings
 from rollfeed.errors import ConfigError
-from rollfeed.testing.contracts import make_group
+from rollfeed.testing import make_group
 from rollfeed.types import SamplingMask, TrainBatch
 
 

@@ -55,10 +55,11 @@ async def test_a_client_that_asks_whether_to_go_on_is_told_so() -> None:
         assert await talk(fakes.address, head, until=b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-async def test_bodies_without_a_length_are_refused() -> None:
-    message = b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+async def test_bodies_in_chunks_are_put_together() -> None:
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (GENERATE[:9], GENERATE[9:], b""))
+    message = b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
     async with serve_fake_sglang() as fakes:
-        assert (await talk(fakes.address, message, until=b"\r\n\r\n")).startswith(b"HTTP/1.1 411 ")
+        assert (await talk(fakes.address, message, until=b"}}")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_what_is_not_http_ends_its_connection_only(client: Any) -> None:

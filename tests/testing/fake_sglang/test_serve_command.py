@@ -83,7 +83,7 @@ def test_scripts_and_faults_are_options(tmp_path: Path) -> None:
         (["--fault", '{"kind": "hagn"}'], "hagn"),
         (["--script", "nowhere.json"], "--script nowhere.json: No such file"),
         (["--workers", "0"], "num_workers = 0"),
-        (["--speed", "0"], "speed = 0.0"),
+        (["--speed", "0"], "`float` > 0.0 - at `$.speed`"),
         (["--policy", "random"], "policy = 'random'"),
     ],
 )

@@ -20,7 +20,7 @@ from rollfeed.testing.fake_sglang import (
     mean_length,
     serve_fake_sglang,
 )
-from rollfeed.testing.fake_sglang.wire import Job
+from rollfeed.testing.fake_sglang.wire import FakeJob
 
 FREE_PREFILL: dict[str, Any] = {"prefill_us_per_token": 0.0}
 
@@ -32,12 +32,12 @@ class Engine:
         self.settings = TimeModelSettings(**settings)
         self.clock = VirtualClock()
         self.model = TimeModel(self.settings, self.clock)
-        self.ended: list[tuple[float, Job]] = []
+        self.ended: list[tuple[float, FakeJob]] = []
         self.then: Callable[[], object] = lambda: None
 
-    def ask(self, *, prompt: Sequence[int] = (1, 2, 3), tokens: int = 100, **fields: Any) -> Job:
+    def ask(self, *, prompt: Sequence[int] = (1, 2, 3), tokens: int = 100, **fields: Any) -> FakeJob:
         """Ask for exactly ``tokens`` unless told otherwise."""
-        job = Job(
+        job = FakeJob(
             **{
                 "rid": f"r{len(self.ended)}",
                 "prompt": json.dumps(list(prompt)).encode(),
@@ -57,16 +57,16 @@ class Engine:
     def times(self) -> list[float]:
         return [when for when, _ in self.ended]
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: FakeJob) -> None:
         self.ended.append((self.clock.now(), job))
         self.then()
 
 
-def ids_of(job: Job) -> list[int]:
+def ids_of(job: FakeJob) -> list[int]:
     return json.loads(b"[" + b"".join(job.output.ids) + b"]")
 
 
-def kinds(jobs: Iterable[Job]) -> list[str]:
+def kinds(jobs: Iterable[FakeJob]) -> list[str]:
     return [job.finish_reason["type"] for job in jobs if job.finish_reason]
 
 

@@ -210,7 +210,7 @@ async def test_other_routes_answer_as_a_real_server_does(client: Any) -> None:
         assert await client.get(fakes.address + "/health_generate") == ""
         assert (await client.post(fakes.address + "/flush_cache")).startswith("Cache flushed.\n")
         assert await client.post(fakes.address + "/release_memory_occupation") is None
-        assert "sglang:num_running_reqs 0" in await client.get(fakes.address + "/metrics")
+        assert "sglang:num_running_reqs 0.0" in await client.get(fakes.address + "/metrics")
         assert (await client.get(fakes.address + "/get_load"))[0]["num_reqs"] == 0
         assert (await client.get(fakes.address + "/v1/models"))["data"][0]["max_model_len"] == 131_072
         assert (await client.get(fakes.address + "/server_info"))["fake"] == {"mode": "zero", "speed": 1.0}

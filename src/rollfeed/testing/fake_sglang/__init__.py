@@ -1,7 +1,6 @@
 """Fake SGLang servers and routers over real sockets: scripted, without latency, or on a model of time."""
 
 from rollfeed.testing.fake_sglang.clock import Clock, LoopClock, Timer, VirtualClock
-from rollfeed.testing.fake_sglang.faults import FaultBook, FaultKind, ServerFault
 from rollfeed.testing.fake_sglang.launch import (
     Fakes,
     fake_settings,
@@ -15,8 +14,11 @@ from rollfeed.testing.fake_sglang.server import FakeServer
 from rollfeed.testing.fake_sglang.settings import (
     FakeMode,
     FakeSettings,
+    FaultBook,
+    FaultKind,
     RouterDialect,
     ScriptedReply,
+    ServerFault,
     TimeModelSettings,
 )
 from rollfeed.testing.fake_sglang.time_model import (

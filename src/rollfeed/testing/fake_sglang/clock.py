@@ -16,7 +16,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """What time it is, in seconds, and calls at later times."""
+    """Tells the time, in seconds, and makes calls at later times."""
 
     def now(self) -> float: ...
 

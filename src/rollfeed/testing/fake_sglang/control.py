@@ -5,25 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from rollfeed.errors import ConfigError
-from rollfeed.testing.fake_sglang.faults import FaultKind, ServerFault
+from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
+from rollfeed.base.sglang_wire import RequestError, model_info, model_list
+from rollfeed.testing.fake_sglang.core import ScriptedBackend, ServerCore
+from rollfeed.testing.fake_sglang.faulty import Route, decoded
 from rollfeed.testing.fake_sglang.http import Exchange
-from rollfeed.testing.fake_sglang.scripted import ScriptedBackend
-from rollfeed.testing.fake_sglang.settings import FakeMode, Release, ScriptedReply
+from rollfeed.testing.fake_sglang.settings import FakeMode, FaultKind, Release, ScriptedReply
 from rollfeed.testing.fake_sglang.time_model import bound_tokens_per_second, mean_length
-from rollfeed.testing.fake_sglang.wire import Backend, Job, RequestError
+from rollfeed.testing.fake_sglang.wire import FakeBackend, FakeJob
 
-if TYPE_CHECKING:
-    from rollfeed.testing.fake_sglang.server import FakeServer
-
-Route: TypeAlias = Callable[[Exchange, ServerFault | None], object]
-
-CONTROL_PATHS = ("/fault", "/script", "/stats", "/requests")
-"""Of the fake itself; no fault meets them."""
 _HEALTH_SECONDS = 20.0
 """After which a paused server gives up on its token."""
 _ABORTING_SECONDS = 1.0
@@ -50,14 +46,14 @@ class _UpdateBody(msgspec.Struct):
 class ControlRoutes:
     """Aborting, pausing, weights, what is known of the server, and its faults."""
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: ServerCore) -> None:
         self._server = server
         self._settings = server.settings
         self._is_new = server.settings.release is Release.V0_5_23
         self._paused: str | None = None
         """The mode of the pause that there is."""
         self._load_at_pause: dict[str, Any] | None = None
-        self._waiting_aborts: list[Callable[[Job], bool]] = []
+        self._waiting_aborts: list[Callable[[FakeJob], bool]] = []
         self._waiting_health: set[Exchange] = set()
         self._told_version: str | None = None
         """What the model's description says while an update has not succeeded wholly."""
@@ -65,7 +61,7 @@ class ControlRoutes:
         self._started = time.time()
 
     @property
-    def _backend(self) -> Backend:
+    def _backend(self) -> FakeBackend:
         return self._server.backend
 
     def routes(self) -> Mapping[tuple[str, str], Route]:
@@ -76,46 +72,47 @@ class ControlRoutes:
             ("POST", "/continue_generation"): self._continue,
             ("POST", "/update_weights_from_disk"): self._update_weights,
             ("POST", "/update_weight_version"): self._update_version,
-            ("POST", "/release_memory_occupation"): self._nothing,
-            ("POST", "/resume_memory_occupation"): self._nothing,
+            ("POST", "/release_memory_occupation"): lambda exchange: exchange.respond_json(None),
+            ("POST", "/resume_memory_occupation"): lambda exchange: exchange.respond_json(None),
+            ("GET", "/flush_cache"): self._flush_cache,
+            ("POST", "/flush_cache"): self._flush_cache,
             ("GET", "/health"): self._health,
             ("GET", "/health_generate"): self._health,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/v1/loads"): self._loads,
-            ("GET", "/get_load"): self._get_load,
-            ("GET", "/stats"): self._stats,
-            ("GET", "/requests"): self._requests,
-            ("GET", "/fault"): self._list_faults,
-            ("POST", "/fault"): self._add_faults,
-            ("DELETE", "/fault"): self._clear_faults,
-            ("POST", "/script"): self._extend_script,
         }
-        for method in ("GET", "POST"):
-            routes[method, "/flush_cache"] = self._flush_cache
-        for path in ("/model_info", "/get_model_info"):
-            routes["GET", path] = self._model_info
-        for path in ("/server_info", "/get_server_info"):
-            routes["GET", path] = self._server_info
+        told: dict[str, Callable[[], Any]] = {
+            "/model_info": self._described,
+            "/get_model_info": self._described,
+            "/server_info": self._server_info,
+            "/get_server_info": self._server_info,
+            "/v1/models": self._models,
+            "/v1/loads": self._loads,
+            "/get_load": lambda: self._backend.usage().old_load(),
+        }
+        routes |= {("GET", path): partial(_tell, content) for path, content in told.items()}
         if self._settings.metrics:
             routes["GET", "/metrics"] = self._metrics
         return routes
 
-    def _abort_request(self, exchange: Exchange, fault: ServerFault | None) -> None:
+    def own_routes(self) -> Mapping[tuple[str, str], Route]:
+        """Return what steers the fake itself."""
+        return {("GET", "/requests"): self._requests, ("POST", "/script"): self._extend_script}
+
+    def _abort_request(self, exchange: Exchange) -> None:
         body = msgspec.json.decode(exchange.request.body, type=_AbortBody)
 
-        def concerns(job: Job) -> bool:
+        def concerns(job: FakeJob) -> bool:
             rid = body.rid
             return body.abort_all or (rid is not None and (job.rid == rid or job.rid.startswith(f"{rid}_")))
 
         if self._paused is not None and self._is_new:
             self._waiting_aborts.append(concerns)
-        elif fault is not None and fault.kind is FaultKind.SLOW_ABORT:
-            self._server.later(fault.seconds or 0.0, lambda: self._backend.abort(concerns))
+        elif exchange.fault is not None and exchange.fault.kind is FaultKind.SLOW_ABORT:
+            self._server.later(exchange.fault.seconds or 0.0, lambda: self._backend.abort(concerns))
         else:
             self._backend.abort(concerns)
         exchange.respond(content_type=None)
 
-    def _pause(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _pause(self, exchange: Exchange) -> None:
         mode = _object(exchange).get("mode") or "abort"
         if mode not in ("abort", "retract", "in_place"):
             raise RequestError(f"mode must be abort, retract or in_place, got {mode!r}")
@@ -134,7 +131,7 @@ class ControlRoutes:
         else:
             exchange.respond_json(answer)
 
-    def _continue(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _continue(self, exchange: Exchange) -> None:
         self._paused = self._load_at_pause = None
         aborts, self._waiting_aborts = self._waiting_aborts, []
         for concerns in aborts:
@@ -145,7 +142,7 @@ class ControlRoutes:
             waiting.respond(content_type=None)
         exchange.respond_json({"message": "Generation continued successfully.", "status": "ok"})
 
-    def _flush_cache(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _flush_cache(self, exchange: Exchange) -> None:
         is_refused = self._is_busy() and self._paused != "retract"
         if not is_refused:
             self._backend.flush()
@@ -157,7 +154,7 @@ class ControlRoutes:
         usage = self._backend.usage()
         return usage.num_running + usage.num_waiting > 0
 
-    def _update_weights(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _update_weights(self, exchange: Exchange) -> None:
         body = msgspec.json.decode(exchange.request.body, type=_UpdateBody)
         if not body.model_path:
             raise RequestError("model_path is missing")
@@ -197,7 +194,7 @@ class ControlRoutes:
         else:
             finish()
 
-    def _update_version(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _update_version(self, exchange: Exchange) -> None:
         body = _object(exchange)
         version = body.get("new_version")
         if not isinstance(version, str) or not version:
@@ -209,7 +206,7 @@ class ControlRoutes:
         message = f"Weight version updated to {version}"
         exchange.respond_json({"success": True, "message": message, "new_version": version})
 
-    def _health(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _health(self, exchange: Exchange) -> None:
         if self._paused is None or not self._is_new:
             exchange.respond(content_type=None)
             return
@@ -222,59 +219,37 @@ class ControlRoutes:
 
         self._server.later(_HEALTH_SECONDS, give_up)
 
-    def _model_info(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        exchange.respond_json(self._described())
+    def _models(self) -> dict[str, Any]:
+        started, length = int(self._started), self._settings.context_length
+        return model_list(name=_MODEL, created=started, owner="sglang", context_length=length)
 
-    def _models(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        model = {"id": _MODEL, "object": "model", "created": int(self._started), "owned_by": "sglang", "root": _MODEL}
-        model["max_model_len"] = self._settings.context_length
-        exchange.respond_json({"object": "list", "data": [model]})
-
-    def _server_info(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _server_info(self) -> dict[str, Any]:
         model = self._settings.time_model
         fake: dict[str, Any] = {"mode": self._settings.mode, "speed": self._settings.speed}
         if self._settings.mode is FakeMode.TIME_MODEL:
             fake["time_model"] = msgspec.to_builtins(model)
             fake["mean_length"] = mean_length(model)
             fake["bound_tokens_per_second"] = bound_tokens_per_second(model)
-        exchange.respond_json(
-            {
-                **self._described(),
-                "served_model_name": _MODEL,
-                "context_length": self._settings.context_length,
-                "is_paused": self._paused is not None,
-                "disable_overlap_schedule": False,
-                "tp_size": 1,
-                "dp_size": 1,
-                "version": self._settings.release,
-                "internal_states": [self._load()],
-                "fake": fake,
-            }
-        )
+        return {
+            **self._described(),
+            "served_model_name": _MODEL,
+            "context_length": self._settings.context_length,
+            "is_paused": self._paused is not None,
+            "disable_overlap_schedule": False,
+            "tp_size": 1,
+            "dp_size": 1,
+            "version": self._settings.release,
+            "internal_states": [self._load()],
+            "fake": fake,
+        }
 
-    def _loads(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _loads(self) -> dict[str, Any]:
         timestamp = datetime.now(UTC).isoformat()
         machine = {"accelerator": "none", "num_accelerators": 1} if self._is_new else {}
-        exchange.respond_json(
-            {
-                "timestamp": timestamp,
-                "version": self._settings.release,
-                **machine,
-                "loads": [self._load_at_pause or self._load()],
-            }
-        )
+        loads = [self._load_at_pause or self._load()]
+        return {"timestamp": timestamp, "version": self._settings.release, **machine, "loads": loads}
 
-    def _get_load(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        usage = self._backend.usage()
-        load = {
-            "dp_rank": 0,
-            "num_reqs": usage.num_running + usage.num_waiting,
-            "num_waiting_reqs": usage.num_waiting,
-            "num_tokens": usage.num_used_tokens,
-        }
-        exchange.respond_json([load])
-
-    def _metrics(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _metrics(self, exchange: Exchange) -> None:
         usage = self._backend.usage()
         gauges = {
             "num_running_reqs": usage.num_running,
@@ -283,36 +258,15 @@ class ControlRoutes:
             "token_usage": usage.num_used_tokens / usage.max_total_tokens,
             "gen_throughput": usage.tokens_per_second,
         }
-        lines = [f"# TYPE sglang:{name} gauge\nsglang:{name} {value}\n" for name, value in gauges.items()]
-        total = usage.generated_tokens
-        lines.append(f"# TYPE sglang:generation_tokens_total counter\nsglang:generation_tokens_total {total}\n")
-        exchange.respond(["".join(lines).encode()], content_type="text/plain; version=0.0.4; charset=utf-8")
+        families = [GaugeMetricFamily(f"sglang:{name}", name, value) for name, value in gauges.items()]
+        total = CounterMetricFamily("sglang:generation_tokens", "generation_tokens", usage.generated_tokens)
+        exchange.respond([prometheus_text([*families, total])], content_type=PROMETHEUS_TYPE)
 
-    def _nothing(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        exchange.respond_json(None)
-
-    def _stats(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        exchange.respond_json(self._server.stats())
-
-    def _requests(self, exchange: Exchange, _fault: ServerFault | None) -> None:
+    def _requests(self, exchange: Exchange) -> None:
         exchange.respond([b"[", b",".join(self._server.kept_requests), b"]"])
 
-    def _list_faults(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        exchange.respond_json(self._server.faults.in_force())
-
-    def _add_faults(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        faults = _decoded(exchange, list[ServerFault] | ServerFault)
-        # Answered first: a server that stops listening drops those that wait for an answer.
-        exchange.respond_json(faults)
-        for fault in faults:
-            self._server.add_fault(fault)
-
-    def _clear_faults(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        self._server.faults.clear()
-        exchange.respond_json([])
-
-    def _extend_script(self, exchange: Exchange, _fault: ServerFault | None) -> None:
-        script = _decoded(exchange, list[ScriptedReply] | ScriptedReply)
+    def _extend_script(self, exchange: Exchange) -> None:
+        script = decoded(exchange, list[ScriptedReply] | ScriptedReply)
         if not isinstance(self._backend, ScriptedBackend):
             raise RequestError("a time model has no script")
         self._backend.extend(script)
@@ -320,18 +274,13 @@ class ControlRoutes:
 
     def _described(self) -> dict[str, Any]:
         new = {"served_model_name": _MODEL, "load_format": "auto", "disaggregation_mode": "null"}
-        return {
-            "model_path": self._model_path,
-            "tokenizer_path": _MODEL,
-            **(new if self._is_new else {}),
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": self._told_version or self._server.weight_version,
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-        }
+        described = model_info(
+            model_path=self._model_path,
+            tokenizer_path=_MODEL,
+            weight_version=self._told_version or self._server.weight_version,
+            config={"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        )
+        return {**described, **(new if self._is_new else {})}
 
     def _load(self) -> dict[str, Any]:
         usage = self._backend.usage()
@@ -343,33 +292,14 @@ class ControlRoutes:
             "total_prefill_busy_us": 0,
             "decode_moments": [0.0] * 6,
         }
-        return {
-            **(new if self._is_new else {}),
-            "dp_rank": 0,
-            "num_running_reqs": usage.num_running,
-            "num_waiting_reqs": usage.num_waiting,
-            "num_waiting_uncached_tokens": usage.num_uncached_tokens,
-            "num_used_tokens": usage.num_used_tokens,
-            "num_total_tokens": usage.num_used_tokens + usage.num_uncached_tokens,
-            "max_total_num_tokens": usage.max_total_tokens,
-            "max_running_requests": usage.max_running,
-            "token_usage": usage.num_used_tokens / usage.max_total_tokens,
-            "gen_throughput": usage.tokens_per_second,
-            "cache_hit_rate": 0.0,
-            "utilization": usage.num_running / usage.max_running,
-        }
+        return {**(new if self._is_new else {}), **usage.load()}
+
+
+def _tell(content: Callable[[], Any], exchange: Exchange) -> None:
+    exchange.respond_json(content())
 
 
 def _object(exchange: Exchange) -> dict[str, Any]:
     if not exchange.request.body.strip():
         return {}
     return msgspec.json.decode(exchange.request.body, type=dict[str, Any])
-
-
-def _decoded(exchange: Exchange, kind: Any) -> list[Any]:
-    """Return one or several things of a body as a list."""
-    try:
-        content = msgspec.json.decode(exchange.request.body, type=kind)
-    except ConfigError as error:
-        raise RequestError(str(error)) from error
-    return content if isinstance(content, list) else [content]

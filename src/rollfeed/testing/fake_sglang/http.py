@@ -11,28 +11,17 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qs, urlsplit
 
+import httptools
 import msgspec
 
-from rollfeed.errors import ConfigError
+from rollfeed.base.serving import cannot_listen
+from rollfeed.testing.fake_sglang.settings import ServerFault
 from rollfeed.testing.fake_sglang.tokens import Part
 
-_REASONS = {
-    200: "OK",
-    202: "Accepted",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    411: "Length Required",
-    429: "Too Many Requests",
-    500: "Internal Server Error",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-}
 _OPEN_PATHS = ("/health", "/metrics")
 _BACKLOG = 4096
 _CHUNK_BYTES = 1 << 16
@@ -42,16 +31,16 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 JSON_TYPE = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a client asks."""
+@dataclass(slots=True)
+class HttpRequest:
+    """A request as a client sent it."""
 
-    method: str
-    target: str
+    method: str = ""
+    target: str = ""
     """Path and query as sent."""
-    body: bytes
-    head: bytes
-    """The request line and the header fields."""
+    body: bytes = b""
+    authorization: str | None = None
+    """The header field of this name."""
 
     @property
     def path(self) -> str:
@@ -62,23 +51,16 @@ class Request:
         values = parse_qs(urlsplit(self.target).query).get(name)
         return values[0] if values else None
 
-    @property
-    def authorization(self) -> str | None:
-        """The header field of this name."""
-        for line in self.head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            if name.strip().lower() == b"authorization":
-                return value.strip().decode("latin-1")
-        return None
-
 
 class Exchange:
     """One request, and the way to answer it; answering a client that has left does nothing."""
 
-    def __init__(self, connection: _Connection, request: Request) -> None:
+    def __init__(self, connection: _ServerConnection, request: HttpRequest) -> None:
         self.request = request
         self.on_lost: Callable[[], object] | None = None
         """Called when the client leaves before the answer."""
+        self.fault: ServerFault | None = None
+        """The fault that the answer has."""
         self._connection = connection
         self._is_open = True
 
@@ -151,7 +133,7 @@ class HttpServer:
 
     def __init__(self, handler: Handler, *, host: str, port: int) -> None:
         self.handler = handler
-        self.connections: set[_Connection] = set()
+        self.connections: set[_ServerConnection] = set()
         self.most_connections = 0
         self._host = host
         self._port = port
@@ -159,7 +141,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, or did: ``http://host:port``."""
+        """The address it listens on, or did: ``http://host:port``."""
         return f"http://{self._host}:{self._port}"
 
     @property
@@ -173,17 +155,14 @@ class HttpServer:
         Raises:
             ConfigError: If the port is taken.
         """
-        listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._host, self._port))
-        except OSError as error:
-            listener.close()
-            reason = error.strerror or error
-            raise ConfigError(f"port = {self._port}: cannot listen on {self._host}:{self._port} ({reason})") from error
-        self._port = int(listener.getsockname()[1])
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), sock=listener, backlog=_BACKLOG)
+        try:
+            self._server = await loop.create_server(
+                lambda: _ServerConnection(self), self._host, self._port, backlog=_BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise cannot_listen(self._host, self._port, error) from error
+        self._port = int(self._server.sockets[0].getsockname()[1])
 
     def stop(self) -> None:
         """Refuse new connections and drop those there are; ``start`` listens on the same port again."""
@@ -194,10 +173,15 @@ class HttpServer:
             connection.end()
 
 
-class _Connection(asyncio.Protocol):
+class _ServerConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._received = bytearray()
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = HttpRequest()
+        """The one that is being received."""
+        self._body: list[bytes] = []
+        self._waiting: deque[HttpRequest] = deque()
+        """Received, behind the one that is being answered."""
         self._outgoing: deque[memoryview] = deque()
         self._is_writable = True
         self._exchange: Exchange | None = None
@@ -221,8 +205,35 @@ class _Connection(asyncio.Protocol):
             self._exchange.lost()
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send([_head(400, None, "content-length: 0")])
+            self._transport.close()
+            return
         self._handle()
+
+    # What the parser finds.
+
+    def on_url(self, url: bytes) -> None:
+        self._request.target += url.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"authorization":
+            self._request.authorization = value.decode("latin-1")
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        request, self._request = self._request, HttpRequest()
+        request.method = self._parser.get_method().decode()
+        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._waiting.append(request)
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -237,8 +248,7 @@ class _Connection(asyncio.Protocol):
 
     def answered(self) -> None:
         self._exchange = None
-        if not self._is_handling:
-            self._handle()
+        self._handle()
 
     def end(self) -> None:
         if self._exchange is None:
@@ -267,54 +277,15 @@ class _Connection(asyncio.Protocol):
             self._transport.write(chunk[0] if len(chunk) == 1 else b"".join(chunk))
 
     def _handle(self) -> None:
+        if self._is_handling:
+            return
         self._is_handling = True
-        while self._exchange is None and not self._transport.is_closing():
-            request = self._next_request()
-            if request is None:
-                break
-            self._exchange = Exchange(self, request)
+        while self._waiting and self._exchange is None and not self._transport.is_closing():
+            self._exchange = Exchange(self, self._waiting.popleft())
             self._server.handler(self._exchange)
         self._is_handling = False
-
-    def _next_request(self) -> Request | None:
-        head_end = self._received.find(b"\r\n\r\n")
-        if head_end < 0:
-            return None
-        head = bytes(self._received[:head_end])
-        fields = head.lower()
-        try:
-            length = _content_length(fields)
-            method, target = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")[:2]
-        except ValueError:
-            self._refuse(400)
-            return None
-        if length is None:
-            self._refuse(411)
-            return None
-        end = head_end + 4 + length
-        if len(self._received) < end:
-            if b"\r\nexpect: 100-continue" in fields and len(self._received) == head_end + 4:
-                self.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
-            return None
-        body = bytes(self._received[head_end + 4 : end])
-        del self._received[:end]
-        return Request(method, target, body, head)
-
-    def _refuse(self, status: int) -> None:
-        self.send([_head(status, None, "content-length: 0")])
-        self._transport.close()
-
-
-def _content_length(fields: bytes) -> int | None:
-    """Return the length in lower-case header fields; None if the body comes in chunks."""
-    if b"\r\ntransfer-encoding:" in fields:
-        return None
-    position = fields.find(b"\r\ncontent-length:")
-    if position < 0:
-        return 0
-    return int(fields[position + 17 :].split(b"\r\n", 1)[0])
 
 
 def _head(status: int, content_type: str | None, length: str) -> bytes:
     kind = f"content-type: {content_type}\r\n" if content_type else ""
-    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}\r\n{kind}{length}\r\n\r\n".encode()
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{kind}{length}\r\n\r\n".encode()

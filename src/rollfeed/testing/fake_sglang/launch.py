@@ -18,10 +18,9 @@ import msgspec
 import rollfeed
 from rollfeed.errors import ConfigError, EngineUnavailableError
 from rollfeed.testing.fake_sglang.clock import Clock
-from rollfeed.testing.fake_sglang.faults import FaultKind, ServerFault
 from rollfeed.testing.fake_sglang.router import FakeRouter
 from rollfeed.testing.fake_sglang.server import FakeServer
-from rollfeed.testing.fake_sglang.settings import FakeSettings, RouterDialect, ScriptedReply
+from rollfeed.testing.fake_sglang.settings import FakeSettings, FaultKind, RouterDialect, ScriptedReply, ServerFault
 
 _START_SECONDS = 60.0
 _CONTROL_SECONDS = 30.0
@@ -45,7 +44,7 @@ class Fakes:
 
     @property
     def address(self) -> str:
-        """Where clients go: the router's address, or the first server's."""
+        """The address that clients ask: the router's, or the first server's."""
         return self.router_address or self.addresses[0]
 
     async def add_fault(

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rollfeed.testing.fake_sglang.faults import FaultBook, FaultKind, ServerFault
-from rollfeed.testing.fake_sglang.http import Exchange, HttpServer
-from rollfeed.testing.fake_sglang.settings import RouterDialect
-from rollfeed.testing.fake_sglang.wire import error_content
+from rollfeed.base.sglang_wire import error_content
+from rollfeed.testing.fake_sglang.faulty import FaultyServer, Route
+from rollfeed.testing.fake_sglang.http import Exchange, HttpRequest
+from rollfeed.testing.fake_sglang.settings import FaultKind, RouterDialect
 
 _FORWARDED = ("/generate", "/v1/completions", "/get_model_info", "/model_info", "/get_server_info", "/server_info")
 _HEALTH = ("/health", "/health_generate", "/liveness", "/readiness")
@@ -30,7 +30,7 @@ class _Worker:
     num_open: int = 0
 
 
-class FakeRouter:
+class FakeRouter(FaultyServer):
     """One router on one port.
 
     Args:
@@ -52,31 +52,18 @@ class FakeRouter:
         policy: str = "least_loaded",
         api_key: str | None = None,
     ) -> None:
+        super().__init__(host=host, port=port, api_key=api_key)
         self.dialect = dialect
-        self.faults = FaultBook()
-        self.http = HttpServer(self._handle, host=host, port=port)
-        self.num_requests: Counter[str] = Counter()
-        """Requests taken, by path."""
         self.num_forwarded: Counter[str] = Counter()
         """Requests passed on, by worker."""
         self._workers = [_Worker(url.rstrip("/")) for url in workers]
         self._policy = policy
-        self._api_key = api_key
         self._turn = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
-    @property
-    def address(self) -> str:
-        return self.http.address
-
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: If the port is taken.
-        """
-        await self.http.start()
+        await super().start()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
@@ -85,8 +72,7 @@ class FakeRouter:
         )
 
     async def stop(self) -> None:
-        """Drop all connections, to both sides, and stop listening."""
-        self.http.stop()
+        await super().stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -94,28 +80,18 @@ class FakeRouter:
             await self._session.close()
 
     def stats(self) -> dict[str, Any]:
-        """Return what has happened since the start."""
-        return {
-            "requests": dict(self.num_requests),
-            "faults": dict(self.faults.fired),
-            "forwarded": dict(self.num_forwarded),
-            "open": {worker.url: worker.num_open for worker in self._workers},
-        }
+        opened = {worker.url: worker.num_open for worker in self._workers}
+        return {**super().stats(), "forwarded": dict(self.num_forwarded), "open": opened}
 
-    def _handle(self, exchange: Exchange) -> None:
-        request = exchange.request
-        path = request.path
-        self.num_requests[path] += 1
-        if path == "/stats":
-            exchange.respond_json(self.stats())
-        elif path == "/fault":
-            self._change_faults(exchange)
-        elif not exchange.refused(self._api_key) and not self._suffer(self.faults.take(path), exchange):
-            self._route(exchange)
+    def route(self, request: HttpRequest) -> Route:
+        del request  # a path that is not there is found out by the dialect
+        return self._answer
 
-    def _route(self, exchange: Exchange) -> None:
+    def _answer(self, exchange: Exchange) -> None:
         path = exchange.request.path
-        if path in _FORWARDED:
+        if exchange.fault is not None and exchange.fault.kind is FaultKind.RESET:
+            exchange.drop()
+        elif path in _FORWARDED:
             task = asyncio.get_running_loop().create_task(self._forward(exchange))
             self._tasks.add(task)
             exchange.on_lost = task.cancel
@@ -124,36 +100,6 @@ class FakeRouter:
             exchange.respond(content_type=None)
         elif not (self._old(exchange) if self.dialect is RouterDialect.OLD else self._new(exchange)):
             exchange.respond(status=404, content_type=None)
-
-    def _suffer(self, fault: ServerFault | None, exchange: Exchange) -> bool:
-        if fault is None:
-            return False
-        if fault.kind is FaultKind.STATUS:
-            exchange.respond_json(error_content(fault.message), status=fault.status)
-        elif fault.kind is FaultKind.RESET:
-            exchange.drop()
-        elif fault.kind is FaultKind.REFUSE or fault.kind is FaultKind.DIE:
-            self.http.stop()
-        elif fault.kind in (FaultKind.DELAY, FaultKind.SLOW_HEALTH):
-            asyncio.get_running_loop().call_later(fault.seconds or 0.0, self._route, exchange)
-        elif fault.kind is not FaultKind.HANG:
-            return False
-        return True
-
-    def _change_faults(self, exchange: Exchange) -> None:
-        if exchange.request.method == "DELETE":
-            self.faults.clear()
-        elif exchange.request.method == "POST":
-            try:
-                content = msgspec.json.decode(exchange.request.body, type=list[ServerFault] | ServerFault)
-            except (msgspec.DecodeError, ValueError) as error:
-                exchange.respond_json(error_content(str(error)), status=400)
-                return
-            for fault in content if isinstance(content, list) else [content]:
-                self.faults.add(fault)
-            if self.faults.take_ordered():
-                asyncio.get_running_loop().call_soon(self.http.stop)
-        exchange.respond_json(self.faults.in_force())
 
     def _old(self, exchange: Exchange) -> bool:
         request = exchange.request

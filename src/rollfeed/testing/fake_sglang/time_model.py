@@ -16,11 +16,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.sglang_wire import ABORTED, Usage
 from rollfeed.seeds import derive_seed
 from rollfeed.testing.fake_sglang.clock import Clock, Timer
 from rollfeed.testing.fake_sglang.settings import TimeModelSettings
 from rollfeed.testing.fake_sglang.tokens import END_ID, Output, Response, find_response, token_pool
-from rollfeed.testing.fake_sglang.wire import ABORTED, Job, Usage
+from rollfeed.testing.fake_sglang.wire import FakeJob
 
 _ROUNDING = 1e-6
 """Of a step: a timer for its end may come this much early."""
@@ -85,10 +86,10 @@ def _standard_normal(*parts: str | int) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _SlotRow:
     """A job in the engine."""
 
-    job: Job
+    job: FakeJob
     response: Response | None
     """None for a job that ignores the end of its response."""
     offset: int
@@ -113,8 +114,8 @@ class TimeModel:
     def __init__(self, settings: TimeModelSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._running: list[_Row] = []
-        self._waiting: deque[_Row] = deque()
+        self._running: list[_SlotRow] = []
+        self._waiting: deque[_SlotRow] = deque()
         self._ended: list[Callable[[], None]] = []
         self._used_tokens = 0
         self._generated_tokens = 0
@@ -126,7 +127,7 @@ class TimeModel:
         self._timer: Timer | None = None
         self._cached: set[bytes] = set()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: FakeJob) -> None:
         row = self._row(job)
         if row.target == 0:
             job.end(row.output(), {"type": "length", "length": 0})
@@ -136,7 +137,7 @@ class TimeModel:
         self._waiting.append(row)
         self._settle()
 
-    def abort(self, concerned: Callable[[Job], bool]) -> int:
+    def abort(self, concerned: Callable[[FakeJob], bool]) -> int:
         self._advance()
         rows = [row for row in (*self._running, *self._waiting) if concerned(row.job)]
         self._remove(rows)
@@ -168,7 +169,7 @@ class TimeModel:
     def flush(self) -> None:
         self._cached.clear()
 
-    def progress(self) -> Sequence[tuple[Job, int]]:
+    def progress(self) -> Sequence[tuple[FakeJob, int]]:
         self._advance()
         self._settle()
         return [(row.job, row.made) for row in (*self._running, *self._waiting)]
@@ -190,13 +191,13 @@ class TimeModel:
             busy_slot_seconds=self._busy_slot_seconds,
         )
 
-    def _row(self, job: Job) -> _Row:
+    def _row(self, job: FakeJob) -> _SlotRow:
         prompt_ids = job.prompt_ids()
         if job.ignore_eos:
-            return _Row(job, None, draw_length(self._settings, prompt_ids, job.sample_key), job.max_new_tokens)
+            return _SlotRow(job, None, draw_length(self._settings, prompt_ids, job.sample_key), job.max_new_tokens)
         found = find_response(prompt_ids)
         response, offset = found or (Response.of(draw_length(self._settings, prompt_ids, job.sample_key)), 0)
-        return _Row(job, response, offset, min(response.length - offset, job.max_new_tokens))
+        return _SlotRow(job, response, offset, min(response.length - offset, job.max_new_tokens))
 
     def _advance(self) -> None:
         """Do all steps that have ended by now."""
@@ -237,7 +238,7 @@ class TimeModel:
         needed = self._waiting[0].held_tokens + _RESERVE_STEPS * (len(self._running) + 1)
         return self._used_tokens + needed <= self._settings.kv_budget_tokens
 
-    def _prefill_seconds(self, row: _Row) -> float:
+    def _prefill_seconds(self, row: _SlotRow) -> float:
         num_tokens = row.held_tokens
         if self._settings.prefix_cache and row.made == 0:
             if row.job.prompt in self._cached:
@@ -269,7 +270,7 @@ class TimeModel:
         self._used_tokens += num_steps * len(self._running)
         self._generated_tokens += num_steps * len(self._running)
         self._busy_slot_seconds += num_steps * step_seconds * len(self._running)
-        ended: list[_Row] = []
+        ended: list[_SlotRow] = []
         for row in self._running:
             row.made += num_steps
             if row.made >= row.target:
@@ -288,7 +289,7 @@ class TimeModel:
         row.job.num_retractions += 1
         self._waiting.appendleft(row)
 
-    def _remove(self, rows: list[_Row]) -> None:
+    def _remove(self, rows: list[_SlotRow]) -> None:
         if not rows:
             return
         left = set(rows)
@@ -296,11 +297,11 @@ class TimeModel:
         self._running = [row for row in self._running if row not in left]
         self._waiting = deque(row for row in self._waiting if row not in left)
 
-    def _end(self, row: _Row, finish_reason: dict[str, object]) -> None:
+    def _end(self, row: _SlotRow, finish_reason: dict[str, object]) -> None:
         output = row.output()
         self._ended.append(lambda: row.job.end(output, finish_reason))
 
-    def _tell(self, row: _Row) -> None:
+    def _tell(self, row: _SlotRow) -> None:
         output, on_progress = row.output(), row.job.on_progress
 
         def tell() -> None:

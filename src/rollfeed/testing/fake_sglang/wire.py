@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,25 +10,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.testing.fake_sglang.faults import FaultKind, ServerFault
+from rollfeed.base.sglang_wire import (
+    RequestError,
+    Usage,
+    check_prompt_length,
+    checked_new_tokens,
+    one_each,
+    request_ids,
+    sample_id,
+)
+from rollfeed.testing.fake_sglang.settings import FaultKind, ServerFault
 from rollfeed.testing.fake_sglang.tokens import Output, Part
 
 _NOTHING = Output((), (), (), 0)
 _BYTES_PER_TOKEN = 4
 """What a token of a prompt given as text is taken to be."""
-ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-
-
-class RequestError(Exception):
-    """A request that is refused, in the server's words."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class FakeJob:
     """One sample to be made, and what has become of it."""
 
     rid: str
@@ -43,8 +42,8 @@ class Job:
     return_logprob: bool
     scores_from: int | None
     """First prompt token whose log-probability is wanted."""
-    on_end: Callable[[Job], object]
-    on_progress: Callable[[Job], object] | None = None
+    on_end: Callable[[FakeJob], object]
+    on_progress: Callable[[FakeJob], object] | None = None
     arrived: float = 0.0
     output: Output = _NOTHING
     finish_reason: dict[str, Any] | None = None
@@ -87,28 +86,13 @@ class Job:
         self.on_end(self)
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a backend is."""
+class FakeBackend(Protocol):
+    """Makes responses."""
 
-    num_running: int
-    num_waiting: int
-    num_used_tokens: int
-    num_uncached_tokens: int
-    max_total_tokens: int
-    max_running: int
-    tokens_per_second: float
-    generated_tokens: int
-    busy_slot_seconds: float = 0.0
-    """Of engine time, all slots together, in which a slot held a request; only a time model counts them."""
-
-
-class Backend(Protocol):
-    """What makes responses."""
-
-    def submit(self, job: Job) -> None:
+    def submit(self, job: FakeJob) -> None:
         """Begin a job; its ``on_end`` is called once, perhaps before this returns."""
 
-    def abort(self, concerned: Callable[[Job], bool]) -> int:
+    def abort(self, concerned: Callable[[FakeJob], bool]) -> int:
         """End those jobs with what they have, and return how many there were."""
 
     def pause(self, mode: str) -> None:
@@ -123,7 +107,7 @@ class Backend(Protocol):
     def flush(self) -> None:
         """Forget cached prompts."""
 
-    def progress(self) -> Sequence[tuple[Job, int]]:
+    def progress(self) -> Sequence[tuple[FakeJob, int]]:
         """Return the jobs that have not ended, and how many tokens each has."""
 
     def usage(self) -> Usage:
@@ -137,7 +121,7 @@ class _Sampling(msgspec.Struct):
     sampling_seed: int | None = None
 
 
-class _Body(msgspec.Struct):
+class _GenerateBody(msgspec.Struct):
     input_ids: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     sampling_params: _Sampling | list[_Sampling] | None = None
@@ -147,23 +131,23 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(_GenerateBody)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerateCall:
+class FakeCall:
     """A whole ``/generate`` call."""
 
     is_single: bool
     """Whether the reply is one object instead of a list."""
     stream: bool
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[FakeJob] = field(default_factory=list)
 
 
 def parse_generate(
-    body: bytes, *, context_length: int, default_max_new_tokens: int, on_end: Callable[[Job], object]
-) -> GenerateCall:
+    body: bytes, *, context_length: int, default_max_new_tokens: int, on_end: Callable[[FakeJob], object]
+) -> FakeCall:
     """Return the jobs of a body.
 
     Raises:
@@ -175,21 +159,27 @@ def parse_generate(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not what /generate takes: {error}") from None
     size = len(prompts)
-    samplings = _spread(parsed.sampling_params or _Sampling(), size, "sampling_params")
-    logprobs = _spread(parsed.return_logprob or False, size, "return_logprob")
-    starts = _spread(-1 if parsed.logprob_start_len is None else parsed.logprob_start_len, size, "logprob_start_len")
-    rids = _rids(parsed.rid, size)
-    call = GenerateCall(is_single=not is_batch and (samplings[0].n or 1) == 1, stream=bool(parsed.stream))
+    samplings = one_each(parsed.sampling_params or _Sampling(), size, "sampling_params")
+    logprobs = one_each(parsed.return_logprob or False, size, "return_logprob")
+    starts = one_each(-1 if parsed.logprob_start_len is None else parsed.logprob_start_len, size, "logprob_start_len")
+    rids = request_ids(parsed.rid, size)
+    call = FakeCall(is_single=not is_batch and (samplings[0].n or 1) == 1, stream=bool(parsed.stream))
     for prompt, sampling, rid, logprob, start in zip(prompts, samplings, rids, logprobs, starts, strict=True):
         num_prompt, num_samples = _num_tokens(prompt), 1 if sampling.n is None else sampling.n
-        max_new_tokens = _checked_length(sampling, num_prompt, context_length, default_max_new_tokens)
+        check_prompt_length(num_prompt, context_length)
+        max_new_tokens = checked_new_tokens(
+            sampling.max_new_tokens,
+            prompt_tokens=num_prompt,
+            context_length=context_length,
+            default=default_max_new_tokens,
+        )
         if num_samples < 1:
             raise RequestError(f"n must be at least 1, got {num_samples}.")
         for index in range(num_samples):
-            sample_rid = rid if num_samples == 1 else f"{rid}_{index}"
+            sample_rid = rid if num_samples == 1 else sample_id(rid, index)
             seed = sampling.sampling_seed
             call.jobs.append(
-                Job(
+                FakeJob(
                     rid=sample_rid,
                     prompt=prompt,
                     prompt_tokens=num_prompt,
@@ -204,7 +194,7 @@ def parse_generate(
     return call
 
 
-def reply_parts(job: Job, *, seconds: float, sent: float, index: int | None = None) -> list[Part]:
+def reply_parts(job: FakeJob, *, seconds: float, sent: float, index: int | None = None) -> list[Part]:
     """Return the JSON object of one response, in pieces.
 
     Args:
@@ -270,12 +260,7 @@ def spoilt(parts: Sequence[Part], fault: ServerFault) -> list[Part]:
     return [msgspec.json.encode(content)]
 
 
-def error_content(message: str) -> dict[str, Any]:
-    """Return the JSON of a refused ``/generate``."""
-    return {"error": {"message": message}}
-
-
-def _input_logprobs(job: Job) -> bytes:
+def _input_logprobs(job: FakeJob) -> bytes:
     if job.scores_from is None:
         return b"[]"
     token_ids = job.prompt_ids()[job.scores_from :].tolist()
@@ -287,7 +272,7 @@ def _input_logprobs(job: Job) -> bytes:
     return msgspec.json.encode(scores)
 
 
-def _prompts(body: _Body) -> tuple[list[bytes], bool]:
+def _prompts(body: _GenerateBody) -> tuple[list[bytes], bool]:
     ids, text = bytes(body.input_ids).strip(), bytes(body.text).strip()
     ids, text = (b"" if each == b"null" else each for each in (ids, text))
     if bool(ids) == bool(text):
@@ -307,40 +292,3 @@ def _num_tokens(prompt: bytes) -> int:
     if not prompt.startswith(b"["):
         return max(1, (len(prompt) - 2) // _BYTES_PER_TOKEN) if len(prompt) > 2 else 0
     return prompt.count(b",") + 1 if len(prompt) > 2 and prompt[1:-1].strip() else 0
-
-
-def _checked_length(sampling: _Sampling, num_prompt: int, context_length: int, default: int) -> int:
-    if num_prompt == 0:
-        raise RequestError("The input has no tokens.")
-    if num_prompt > context_length:
-        raise RequestError(
-            f"The input ({num_prompt} tokens) is longer than the model's context length ({context_length} tokens)."
-        )
-    room = context_length - num_prompt
-    wanted = sampling.max_new_tokens
-    if wanted is None:
-        return min(default, room)
-    if wanted < 0:
-        raise RequestError(f"max_new_tokens must be at least 0, got {wanted}.")
-    if wanted > room:
-        raise RequestError(
-            f"Requested token count exceeds the model's maximum context length of {context_length} tokens."
-            f" You requested a total of {num_prompt + wanted} tokens: {num_prompt} tokens from the input messages"
-            f" and {wanted} tokens for the completion."
-        )
-    return wanted
-
-
-def _rids(rid: str | list[str] | None, size: int) -> list[str]:
-    if rid is None:
-        return [secrets.token_hex(16) for _ in range(size)]
-    if isinstance(rid, str):
-        return [rid] if size == 1 else [f"{rid}_{index}" for index in range(size)]
-    return _spread(rid, size, "rid")
-
-
-def _spread(value: Any, size: int, name: str) -> list[Any]:
-    values: list[Any] = value if isinstance(value, list) else [value] * size
-    if len(values) != size:
-        raise RequestError(f"{name} has {len(values)} entries for {size} prompts")
-    return values
