@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rollfeed.app.rewards import check_isolation
+from rollfeed.config import CodeRewardSettings
 from rollfeed.errors import ConfigError, SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, IsolationLevel
-from rollfeed.sandbox import ContainerSandboxes, restore_snapshot, take_snapshot
+from rollfeed.sandbox import Container, ContainerSandboxes, OnDemandSandboxes
 
 LIMITS = ExecLimits(wall_seconds=20.0, memory_bytes=64 * 1024**2, max_processes=7)
 
@@ -34,7 +36,7 @@ def said(state: Path) -> list[list[str]]:
 
 
 def sandboxes() -> ContainerSandboxes:
-    return ContainerSandboxes(engine="docker", image="python:3.12-slim", limits=LIMITS, max_running=2)
+    return ContainerSandboxes(Container(image="python:3.12-slim", memory_bytes=64 * 1024**2), max_running=2)
 
 
 async def test_a_container_is_closed_off_and_removed(state: Path) -> None:
@@ -51,7 +53,7 @@ async def test_a_container_is_closed_off_and_removed(state: Path) -> None:
         "--cap-drop ALL",
         "--security-opt no-new-privileges",
         "--read-only",
-        "--pids-limit 7",
+        "--pids-limit 32",
         f"--memory {64 * 1024**2}",
         f"--memory-swap {64 * 1024**2}",
         "--user 61061:61061",
@@ -102,13 +104,15 @@ async def test_files_are_written_and_read(state: Path) -> None:
                 await sandbox.read(path)
 
 
-async def test_a_snapshot_brings_the_files_back(state: Path) -> None:
-    async with sandboxes().open() as sandbox:
-        await sandbox.write("file", b"kept")
-        snapshot = await take_snapshot(sandbox)
-        await sandbox.write("file", b"changed")
-        await restore_snapshot(sandbox, snapshot)
-        assert await sandbox.read("file") == b"kept"
+async def test_the_level_is_tried_with_a_program_and_can_be_chosen_in_settings(state: Path) -> None:
+    chosen = OnDemandSandboxes(level=IsolationLevel.CONTAINER, container=Container(image="python:3.12-slim"))
+    async with chosen.open() as sandbox:
+        assert (await sandbox.exec(["python3", "-c", "print(7)"], limits=LIMITS)).stdout == b"7\n"
+    assert chosen.isolation.level is IsolationLevel.CONTAINER
+    await check_isolation(CodeRewardSettings(isolation="container"))
+    (state / "broken").touch()
+    with pytest.raises(ConfigError, match=r"docker with image x: .*Cannot connect to the daemon"):
+        await OnDemandSandboxes(level=IsolationLevel.CONTAINER, container=Container(image="x")).start()
 
 
 async def test_an_engine_that_fails_is_no_result_of_the_program(state: Path) -> None:
@@ -126,4 +130,4 @@ async def test_an_engine_that_fails_is_no_result_of_the_program(state: Path) -> 
 
 def test_an_engine_that_is_not_installed_is_said_at_once() -> None:
     with pytest.raises(ConfigError, match="no-such-engine"):
-        ContainerSandboxes(engine="no-such-engine", image="x", limits=LIMITS, max_running=1)
+        ContainerSandboxes(Container(engine="no-such-engine", image="x"), max_running=1)

@@ -8,7 +8,7 @@ import pytest
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, Isolation, IsolationLevel
-from rollfeed.sandbox import LocalSandboxes, restore_snapshot, start_sandboxes, take_snapshot
+from rollfeed.sandbox import LocalSandboxes, start_sandboxes
 
 LIMITS = ExecLimits(wall_seconds=20.0)
 
@@ -134,21 +134,6 @@ async def test_standard_streams_have_their_names(sandboxes: LocalSandboxes) -> N
     async with sandboxes.open() as sandbox:
         result = await sandbox.exec(["sh", "-c", script], limits=LIMITS)
         assert result.stdout.split() == [b"/proc/self/fd/0", b"/proc/self/fd/1", b"/proc/self/fd/2", b"/proc/self/fd"]
-
-
-async def test_a_snapshot_brings_the_files_back(sandboxes: LocalSandboxes) -> None:
-    async with sandboxes.open() as first, sandboxes.open() as second:
-        await first.write("a/b.txt", b"kept")
-        snapshot = await take_snapshot(first)
-        await first.write("a/b.txt", b"changed")
-        await first.write("new.txt", b"")
-        for sandbox in (first, second):
-            await restore_snapshot(sandbox, snapshot)
-            assert await sandbox.read("a/b.txt") == b"kept"
-            with pytest.raises(SandboxError):
-                await sandbox.read("new.txt")
-        with pytest.raises(SandboxError, match="failed in the sandbox"):
-            await restore_snapshot(first, b"no archive")
 
 
 async def test_no_more_programs_run_at_once_than_allowed(tmp_path: Path) -> None:

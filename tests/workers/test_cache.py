@@ -1,4 +1,4 @@
-from rollfeed.workers.cache import ResultCache
+from rollfeed.workers.pool import ResultCache
 
 
 def test_the_longest_unused_result_makes_room() -> None:

@@ -216,8 +216,8 @@ async def test_warm_up_modules_are_there_before_the_first_call() -> None:
 async def test_a_warm_up_that_fails_is_said_at_the_start(processes: Callable[[], set[int]]) -> None:
     before = processes()
     with pytest.raises(ConfigError, match="no_such_module"):
-        async with WorkerPool(num_workers=2, warm_up=["no_such_module"]):
-            pass
+        async with WorkerPool(num_workers=2, warm_up=["no_such_module"]) as pool:
+            await pool.start()
     assert processes() == before
 
 

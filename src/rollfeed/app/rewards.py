@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed import plugins
+from rollfeed.base.cores import num_cores
+from rollfeed.base.importing import is_async
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings
 from rollfeed.config.plugins import import_path_of
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
@@ -39,14 +40,13 @@ from rollfeed.rewards import (
     RewardHub,
     Takes,
     in_workers,
-    runs_in_workers,
 )
 from rollfeed.rewards.code import CodeGrader, InTurns
 from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.rows import as_grader
 from rollfeed.rewards.scoring import Graded, ResultFile, ScoreCounts, check_plain, grade_all, read_rows
-from rollfeed.sandbox import OnDemandSandboxes
-from rollfeed.workers import OnDemandPool, WorkerPool
+from rollfeed.sandbox import Container, OnDemandSandboxes
+from rollfeed.workers import WorkerPool
 
 _WARM_UP = ("rollfeed.rewards.equality.numeric",)
 _MEGABYTE = 1024**2
@@ -68,17 +68,14 @@ class RewardServices:
         """Told once at which isolation level programs of the policy run, when the first one does."""
         self._runs_programs = any(name is not None and grader_name(name) == CODE_RM_TYPE for name in rm_types)
         workers, code = settings.workers, settings.code
-        pool = WorkerPool(
+        self.workers = WorkerPool(
             num_workers=workers.num_workers or num_cores(),
             warm_up=_WARM_UP,
             memory_limit_bytes=workers.memory_mb * _MEGABYTE,
         )
-        self.workers = OnDemandPool(pool)
         self.environments = EnvironmentRegistry()
         self._deadline_seconds = workers.timeout_seconds
-        self.sandboxes = OnDemandSandboxes(
-            level=code.isolation, max_running=code.concurrency, on_isolation=self._tell_isolation
-        )
+        self.sandboxes = _sandboxes(code, on_isolation=self._tell_isolation)
         self.remote = RemoteGrader(settings.remote)
         limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
         self._code = InTurns(
@@ -139,7 +136,20 @@ async def check_isolation(code: CodeRewardSettings) -> None:
     Raises:
         ConfigError: If the level does not hold here, or none does.
     """
-    await OnDemandSandboxes(level=code.isolation).start()
+    await _sandboxes(code).start()
+
+
+def _sandboxes(
+    code: CodeRewardSettings, *, on_isolation: Callable[[Isolation], None] | None = None
+) -> OnDemandSandboxes:
+    return OnDemandSandboxes(
+        level=code.isolation,
+        max_running=code.concurrency,
+        container=Container(
+            engine=code.container_engine, image=code.container_image, memory_bytes=code.memory_mb * _MEGABYTE
+        ),
+        on_isolation=on_isolation,
+    )
 
 
 def reward_hub(
@@ -213,7 +223,7 @@ def load_reward_function(
         PluginError: If it cannot be imported or does not fit.
     """
     function = plugins.load_plugin(given, protocol, key=key, folders=folders)
-    if not isinstance(given, str) or not settings.functions_in_workers or not runs_in_workers(function):
+    if not isinstance(given, str) or not settings.functions_in_workers or is_async(function):
         return function
     deadline, workers = settings.timeout_seconds, services.workers
     placed = in_workers(given, takes=takes, folders=folders, workers=workers, deadline_seconds=deadline)
@@ -330,8 +340,3 @@ async def _grade(
 def own_verifiers(settings: RewardSettings) -> tuple[str, ...]:
     """Return the ``rm_type`` of prompts that reward functions do not score."""
     return () if settings.override_environments else (ENVIRONMENT_RM_TYPE,)
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -49,10 +49,16 @@ class RemoteRewardSettings(Section):
 
 
 class CodeRewardSettings(Section):
-    """Programs of the policy, for `rm_type = "livecodebench"`; they run in sandboxes of this machine."""
+    """Programs of the policy, for `rm_type = "livecodebench"`; they run in sandboxes."""
 
     isolation: IsolationLevel | None = Field(default=None, strict=False)
-    """The level to insist on, else programs are not run; by default the strongest that holds here."""
+    """The level to insist on, else programs are not run; by default the strongest of this machine's own, `container`
+    aside.
+    """
+    container_engine: str = Field(default="docker", min_length=1)
+    """Command of the container engine for `isolation = "container"`; it takes Docker's command line."""
+    container_image: str = Field(default="python:3.12-slim", min_length=1)
+    """Image of its containers: with `sh`, the usual commands and `python3`."""
     test_timeout_seconds: float = Field(default=6.0, gt=0.0, le=3600.0, strict=False)
     """For one test."""
     timeout_seconds: float = Field(default=300.0, gt=0.0, le=86_400.0, strict=False)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.cores import num_cores
 from rollfeed.errors import ConfigError, SandboxError
-from rollfeed.protocols import ExecLimits, ExecOutcome, Isolation, IsolationLevel
+from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, Isolation, IsolationLevel, Sandbox
+from rollfeed.sandbox.container import Container, ContainerSandboxes
 from rollfeed.sandbox.local import LocalSandboxes
+
+_log = logging.getLogger(__name__)
 
 _LEVELS = (IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES, IsolationLevel.LIMITS)
 _TOOLS = {IsolationLevel.BUBBLEWRAP: "bwrap", IsolationLevel.NAMESPACES: "unshare"}
@@ -53,9 +61,13 @@ print(json.dumps({
 
 
 async def start_sandboxes(
-    *, level: IsolationLevel | None = None, max_running: int | None = None, scratch: Path | None = None
-) -> LocalSandboxes:
-    """Return this machine's sandboxes at ``level``, or at the strongest level that holds here.
+    *,
+    level: IsolationLevel | None = None,
+    max_running: int | None = None,
+    scratch: Path | None = None,
+    container: Container | None = None,
+) -> LocalSandboxes | ContainerSandboxes:
+    """Return sandboxes at ``level``, or at the strongest level of this machine's own that holds here.
 
     Whether a level holds is tried out, so this takes some tenths of a second.
 
@@ -63,21 +75,37 @@ async def start_sandboxes(
         level: The one to insist on; None takes the best.
         max_running: Programs at once; None takes the number of cores.
         scratch: Where the sandboxes' folders are made.
+        container: Of the level CONTAINER.
 
     Raises:
         ConfigError: If ``level`` does not hold here, or none does.
     """
+    running = max_running if max_running is not None else num_cores()
     if level is IsolationLevel.CONTAINER:
-        raise ConfigError("isolation level container: needs a container engine; it is not one of this machine's own")
+        if container is None:
+            raise ConfigError("isolation level container: say which containers")
+        return await _tried_containers(container, max_running=running)
     refusals: list[str] = []
     for candidate in (level,) if level is not None else _LEVELS:
         found = await _try(candidate, scratch=scratch)
         if isinstance(found, Isolation):
             found = _with_refusals(found, refusals)
-            running = max_running if max_running is not None else len(os.sched_getaffinity(0))
             return LocalSandboxes(isolation=found, max_running=running, scratch=scratch)
         refusals.append(f"{candidate.value}: {found}")
     raise ConfigError(f"programs cannot be isolated here; install bubblewrap ({'; '.join(refusals)})")
+
+
+async def _tried_containers(container: Container, *, max_running: int) -> ContainerSandboxes:
+    sandboxes = ContainerSandboxes(container, max_running=max_running)
+    where = f"isolation level container: {container.engine} with image {container.image}"
+    try:
+        async with sandboxes.open() as sandbox:
+            result = await sandbox.exec(["python3", "-c", "print(1)"], limits=_LIMITS)
+    except SandboxError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if result.stdout.strip() != b"1":
+        raise ConfigError(f"{where}: python3 does not run in it ({_said(result)})")
+    return sandboxes
 
 
 async def _try(level: IsolationLevel, *, scratch: Path | None) -> Isolation | str:
@@ -95,8 +123,7 @@ async def _try(level: IsolationLevel, *, scratch: Path | None) -> Isolation | st
     finally:
         await asyncio.to_thread(os.unlink, path)
     if result.outcome is not ExecOutcome.EXITED or result.exit_code != 0:
-        said = " ".join(result.stderr[-200:].decode(errors="replace").split())
-        return f"the trial was not done ({result.outcome.value}, exit code {result.exit_code}): {said}"
+        return f"the trial was not done ({_said(result)})"
     return judge(level, json.loads(result.stdout))
 
 
@@ -123,9 +150,81 @@ def judge(level: IsolationLevel, seen: Mapping[str, Any]) -> Isolation | str:
 def _with_refusals(found: Isolation, refusals: list[str]) -> Isolation:
     if not refusals:
         return found
-    return Isolation(
-        level=found.level,
-        network_cut=found.network_cut,
-        files_hidden=found.files_hidden,
-        detail=f"{found.detail}; not available: {'; '.join(refusals)}",
-    )
+    return replace(found, detail=f"{found.detail}; not available: {'; '.join(refusals)}")
+
+
+def _said(result: ExecResult) -> str:
+    said = " ".join(result.stderr[-200:].decode(errors="replace").split())
+    return f"{result.outcome.value}, exit code {result.exit_code}: {said}"
+
+
+class OnDemandSandboxes:
+    """Sandboxes of which the first one tries out which isolation level holds, and says it in the log.
+
+    Args:
+        level: The one to insist on; None takes the best.
+        max_running: Programs at once; None takes the number of cores.
+        container: Of the level CONTAINER.
+        on_isolation: Told once which isolation is in force.
+    """
+
+    def __init__(
+        self,
+        *,
+        level: IsolationLevel | None = None,
+        max_running: int | None = None,
+        container: Container | None = None,
+        on_isolation: Callable[[Isolation], None] | None = None,
+    ) -> None:
+        self._start = partial(start_sandboxes, level=level, max_running=max_running, container=container)
+        self._on_isolation = on_isolation
+        self._starting = asyncio.Lock()
+        self._sandboxes: LocalSandboxes | ContainerSandboxes | None = None
+        self._refusal: ConfigError | None = None
+
+    @property
+    def isolation(self) -> Isolation:
+        """The isolation that keeps programs from the machine.
+
+        Raises:
+            SandboxError: If that has not been found out yet; :meth:`start` does.
+        """
+        if self._sandboxes is None:
+            raise SandboxError("no sandbox has been opened yet, so that the isolation level is not known")
+        return self._sandboxes.isolation
+
+    async def start(self) -> LocalSandboxes | ContainerSandboxes:
+        """Find out the isolation, unless it is known.
+
+        Raises:
+            ConfigError: If the level does not hold here, or none does.
+        """
+        async with self._starting:
+            if self._refusal is not None:
+                raise self._refusal
+            if self._sandboxes is None:
+                try:
+                    sandboxes = await self._start()
+                except ConfigError as error:
+                    self._refusal = error
+                    raise
+                log = _log.info if sandboxes.isolation.files_hidden else _log.warning
+                log("%s", sandboxes.isolation)
+                if self._on_isolation is not None:
+                    self._on_isolation(sandboxes.isolation)
+                self._sandboxes = sandboxes
+            return self._sandboxes
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Sandbox]:
+        """Make an empty sandbox.
+
+        Raises:
+            SandboxError: If it cannot be made, or the isolation level does not hold.
+        """
+        try:
+            sandboxes = await self.start()
+        except ConfigError as error:
+            raise SandboxError(str(error)) from error
+        async with sandboxes.open() as sandbox:
+            yield sandbox

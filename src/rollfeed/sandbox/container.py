@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from rollfeed.errors import ConfigError, SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, Isolation, IsolationLevel
@@ -77,26 +78,37 @@ class ContainerSandbox:
         return await self._engine.run("exec", "-i", self._container, *command, stdin=stdin, limits=limits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The containers that sandboxes are."""
+
+    engine: str = "docker"
+    """The engine's command, for example ``docker`` or ``podman``."""
+    image: str
+    """Has ``sh`` with the usual commands and, for programs in Python, ``python3``."""
+    memory_bytes: int = ExecLimits().memory_bytes
+    """Of a container; an ``exec`` cannot have more."""
+
+
 class ContainerSandboxes:
     """Makes a container for each sandbox, without network, capabilities and new privileges.
 
     Args:
-        engine: The engine's command, for example ``docker`` or ``podman``.
-        image: Image that has ``sh`` with the usual commands and, for programs in Python, ``python3``.
-        limits: Memory and processes of each container; an ``exec`` cannot have more.
+        container: What they are.
         max_running: Programs at once.
 
     Raises:
         ConfigError: If the engine's command is not installed.
     """
 
-    def __init__(self, *, engine: str, image: str, limits: ExecLimits, max_running: int) -> None:
+    def __init__(self, container: Container, *, max_running: int) -> None:
+        engine, image = container.engine, container.image
         found = shutil.which(engine)
         if found is None:
             raise ConfigError(f"container engine {engine!r}: no such command; install it or choose another isolation")
         self._engine = _Engine(found)
         self._image = image
-        self._limits = limits
+        self._limits = ExecLimits(memory_bytes=container.memory_bytes)
         self._turns = asyncio.Semaphore(max_running)
         self._isolation = Isolation(
             level=IsolationLevel.CONTAINER,
@@ -107,7 +119,7 @@ class ContainerSandboxes:
 
     @property
     def isolation(self) -> Isolation:
-        """What keeps the programs from the machine."""
+        """The isolation that keeps programs from the machine."""
         return self._isolation
 
     @asynccontextmanager

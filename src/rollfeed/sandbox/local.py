@@ -13,9 +13,8 @@ from pathlib import Path
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecResult, Isolation, IsolationLevel
 from rollfeed.sandbox.files import delete_folder, read_within, write_within
-from rollfeed.sandbox.machine import pick_user
 from rollfeed.sandbox.running import run
-from rollfeed.sandbox.wrapping import wrap
+from rollfeed.sandbox.wrapping import pick_user, wrap
 
 _SWEEPS = 100
 
@@ -98,7 +97,7 @@ class LocalSandboxes:
 
     @property
     def isolation(self) -> Isolation:
-        """What keeps the programs from the machine."""
+        """The isolation that keeps programs from the machine."""
         return self._isolation
 
     @asynccontextmanager

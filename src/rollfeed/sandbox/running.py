@@ -78,7 +78,7 @@ async def run(
         raise
     finally:
         os.close(theirs)
-    running = _Run(transport, protocol, limits=limits, folder=folder, has_init=has_init, sweep=sweep)
+    running = _RunningProgram(transport, protocol, limits=limits, folder=folder, has_init=has_init, sweep=sweep)
     if cancelled:
         os.close(status)
         return await running.finish(_cancelled(), stdin)
@@ -100,7 +100,7 @@ class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
         super().process_exited()
 
 
-class _Run:
+class _RunningProgram:
     def __init__(
         self,
         transport: asyncio.SubprocessTransport,

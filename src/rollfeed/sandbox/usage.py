@@ -1,4 +1,4 @@
-"""What a program and its descendants use at the moment; read from ``/proc`` and from the sandbox's folder."""
+"""Measures what a program and its descendants use at the moment; read from ``/proc`` and from the sandbox's folder."""
 
 from __future__ import annotations
 

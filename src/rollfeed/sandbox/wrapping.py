@@ -1,22 +1,40 @@
-"""How a program's command line is wrapped, a function an isolation level."""
+"""Wraps the command line of a program, by isolation level: the part of this machine that it sees, and its user."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, IsolationLevel
-from rollfeed.sandbox import launcher, machine
-from rollfeed.sandbox.machine import Mount
+from rollfeed.sandbox import launcher
 
+BOX = "/box"
+"""The sandbox's folder, as programs see it where the machine's files are hidden."""
+_USER_OFFSET = 0x6000_0000
 _SHARED_MEMORY_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One piece of a program's file system."""
+
+    kind: str
+    """``folder``, ``file``, ``symlink`` or ``tmpfs``."""
+    at: str
+    source: str = ""
+    writable: bool = False
+    mode: str = "755"
+    size: int = 0
+    """Bytes of a ``tmpfs``."""
 
 
 def wrap(
@@ -41,14 +59,14 @@ def wrap(
         status: Descriptor to which the launcher writes how far it got.
     """
     hidden = level is not IsolationLevel.LIMITS
-    mounts = (*machine.system_mounts(), *machine.private_mounts(folder, temporary_bytes=limits.max_file_bytes))
-    home, temporary = (machine.BOX, "/tmp") if hidden else (str(folder), str(folder))
+    mounts = (*system_mounts(), *private_mounts(folder, temporary_bytes=limits.max_file_bytes))
+    home, temporary = (BOX, "/tmp") if hidden else (str(folder), str(folder))
     environment = _environment(home, temporary, marker)
     root = ""
     if level is IsolationLevel.NAMESPACES:
         root = json.dumps({"at": str(folder.parent / "root"), "mounts": _root_mounts(mounts)})
     python = [
-        *(machine.interpreter(), "-I", "-S", "-c", _launcher_source()),
+        *(interpreter(), "-I", "-S", "-c", _launcher_source()),
         str(status),
         os.readlink("/proc/self/ns/mnt") if hidden else "",
         home,
@@ -60,7 +78,7 @@ def wrap(
         ",".join(f"{name}={value}" for name, value in _resources(limits).items()),
         str(len(environment)),
         *(f"{name}={value}" for name, value in environment.items()),
-        machine.interpreter() if command[0] == "python3" else command[0],
+        interpreter() if command[0] == "python3" else command[0],
         *command[1:],
     ]
     if level is IsolationLevel.BUBBLEWRAP:
@@ -71,7 +89,7 @@ def wrap(
 
 
 def _environment(home: str, temporary: str, marker: str) -> Mapping[str, str]:
-    folders = [str(Path(machine.interpreter()).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+    folders = [str(Path(interpreter()).parent), "/usr/local/bin", "/usr/bin", "/bin"]
     return {
         "PATH": os.pathsep.join(dict.fromkeys(folders)),
         "HOME": home,
@@ -153,3 +171,53 @@ def _root_mounts(mounts: Sequence[Mount]) -> list[dict[str, Any]]:
 @cache
 def _launcher_source() -> str:
     return Path(launcher.__file__).read_text(encoding="utf-8")
+
+
+def interpreter() -> str:
+    """Return the Python interpreter itself, outside of any virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+@cache
+def system_mounts() -> tuple[Mount, ...]:
+    """Return the system's programs and libraries and the interpreter's, all read-only."""
+    mounts = [Mount("folder", "/usr", "/usr")]
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(path):
+            mounts.append(Mount("symlink", path, os.readlink(path)))
+        elif os.path.isdir(path):
+            mounts.append(Mount("folder", path, path))
+    for path in ("/etc/ld.so.cache", "/etc/localtime"):
+        if os.path.isfile(path):
+            mounts.append(Mount("file", path, os.path.realpath(path)))
+    if os.path.isdir("/etc/alternatives"):
+        mounts.append(Mount("folder", "/etc/alternatives", "/etc/alternatives"))
+    own = [Path(interpreter()).parents[1], *(Path(path).resolve() for path in (sys.base_prefix, sys.base_exec_prefix))]
+    for folder in dict.fromkeys(own):
+        if not any(folder.is_relative_to(mount.at) for mount in mounts if mount.kind == "folder"):
+            mounts.append(Mount("folder", str(folder), str(folder)))
+    return tuple(mounts)
+
+
+def private_mounts(folder: Path, *, temporary_bytes: int) -> tuple[Mount, ...]:
+    """Return the writable places: the sandbox's folder, and temporary ones that a program's end empties."""
+    return (
+        Mount("tmpfs", "/tmp", mode="1777", size=temporary_bytes),
+        Mount("folder", BOX, str(folder), writable=True),
+    )
+
+
+def pick_user() -> int | None:
+    """Return a user number that nobody has, for programs that root starts; None when this process is not root.
+
+    The kernel does not count root's processes, and a program must not be able to signal us.
+    """
+    if os.geteuid() != 0:
+        return None
+    try:
+        lines = Path("/proc/self/uid_map").read_text(encoding="ascii").split("\n")
+        start, _, size = max(([int(word) for word in line.split()] for line in lines if line), key=lambda row: row[2])
+    except (OSError, ValueError):
+        start, size = 0, 65_536
+    offset = min(size // 2, _USER_OFFSET)
+    return start + offset + random.SystemRandom().randrange(min(size // 4, 1 << 28))

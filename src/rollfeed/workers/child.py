@@ -1,4 +1,4 @@
-"""What runs inside a worker process; imports the standard library only, so that it starts quickly.
+"""Serves calls inside a worker process; imports the standard library only, so that it starts quickly.
 
 Requests and replies are frames on one inherited socket: four bytes of length, then a JSON header line, then
 JSON. Standard output and error belong to the called functions and are never read. The process ends when
@@ -48,7 +48,7 @@ def _serve(header: dict[str, Any], body: bytes, functions: dict[str, Callable[..
         return _guarded(lambda: _start(json.loads(body)))
     path = header["function"]
     if header["do"] == "load":
-        return _guarded(lambda: functions.update({path: _resolve(path)}))
+        return _guarded(lambda: functions.update({path: _find(path)}))
     return _guarded(lambda: _call(functions[path], json.loads(body)))
 
 
@@ -88,26 +88,19 @@ def _call(function: Callable[..., Any], args: list[Any]) -> Any:
     return _to_builtins(result)
 
 
+def _find(path: str) -> Callable[..., Any]:
+    # Here, as sys.path is the parent's by now.
+    from rollfeed.base.importing import find_function
+
+    return find_function(path)
+
+
 def _to_builtins(result: Any) -> Any:
     if hasattr(result, "__dataclass_fields__") or hasattr(result, "__struct_fields__"):
         import msgspec
 
         return msgspec.to_builtins(result)
     return result
-
-
-def _resolve(path: str) -> Callable[..., Any]:
-    module_name, colon, attributes = path.partition(":")
-    if not colon:
-        module_name, _, attributes = path.rpartition(".")
-    if not module_name or module_name == "__main__":
-        raise ImportError(f"{path!r}: name a function of an importable module, as package.module.function")
-    found: Any = importlib.import_module(module_name)
-    for name in attributes.split("."):
-        found = getattr(found, name)
-    if not callable(found):
-        raise TypeError(f"{path!r} is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
 
 
 def _limit_cpu(seconds: float) -> None:

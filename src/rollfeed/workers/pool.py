@@ -8,19 +8,20 @@ calls get their turns in the order in which they came; leaving the pool leaves n
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollfeed.errors import ConfigError, WorkerCallError, WorkerDiedError, WorkerError, WorkerTimeoutError
-from rollfeed.workers.cache import ResultCache
 from rollfeed.workers.process import WorkerProcess
 
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What has happened to calls since the pool was opened."""
+    """Counts of calls since the pool was opened."""
 
     calls: int = 0
     cached: int = 0
@@ -34,7 +35,7 @@ class PoolCounts:
 
 
 class WorkerPool:
-    """Calls functions in processes of its own. Entered with ``async with``.
+    """Calls functions in processes of its own, which start with the first call and end with the ``async with`` block.
 
     Workers are fresh interpreters: they share the parent's module search path, never its ``__main__``, its memory
     or its open files. What the functions print is discarded.
@@ -77,11 +78,13 @@ class WorkerPool:
         self._turns = asyncio.Semaphore(num_workers)
         self._idle = [_Slot() for _ in range(num_workers)]
         self._slots = tuple(self._idle)
+        self._starting = asyncio.Lock()
         self._open = False
+        self._closed = False
 
     @property
     def num_workers(self) -> int:
-        """How many calls run at once."""
+        """Number of processes, and so of calls at once."""
         return len(self._slots)
 
     @property
@@ -90,29 +93,39 @@ class WorkerPool:
         return len(self._slots) - len(self._idle)
 
     async def __aenter__(self) -> WorkerPool:
-        """Start all workers.
-
-        Raises:
-            ConfigError: If a worker cannot be started, or a warm-up module cannot be imported.
-        """
-        self._open = True
-        try:
-            for slot in self._slots:
-                self._replace(slot)
-            for slot in self._slots:
-                await slot.ready()
-        except WorkerError as error:
-            await self.close()
-            raise ConfigError(f"the worker pool cannot start: {error}") from error
-        except BaseException:
-            await self.close()
-            raise
         return self
 
     async def __aexit__(self, *_exc_info: object) -> None:
-        await self.close()
+        self._closed = True
+        async with self._starting:
+            await self._end()
 
-    async def close(self) -> None:
+    async def start(self) -> None:
+        """Start the processes now, unless they run.
+
+        Raises:
+            ConfigError: If one cannot be started, or a warm-up module cannot be imported; the next call tries again.
+            WorkerDiedError: If the block has been left.
+        """
+        async with self._starting:
+            if self._closed:
+                raise WorkerDiedError("the worker pool is closed")
+            if self._open:
+                return
+            try:
+                for slot in self._slots:
+                    self._replace(slot)
+                for slot in self._slots:
+                    await slot.ready()
+                self._open = True
+            except WorkerError as error:
+                await self._end()
+                raise ConfigError(f"the worker pool cannot start: {error}") from error
+            except BaseException:
+                await self._end()
+                raise
+
+    async def _end(self) -> None:
         """Kill all workers and wait for their ends; calls that run get a WorkerDiedError."""
         self._open = False
         await asyncio.gather(*(slot.close() for slot in self._slots))
@@ -131,10 +144,13 @@ class WorkerPool:
             cached: Whether the result of an equal earlier call will do.
 
         Raises:
+            ConfigError: If the processes cannot be started.
             WorkerTimeoutError: If it is not done in time.
             WorkerDiedError: If its process dies, cannot be started, or the pool is closed.
             WorkerCallError: If it raises, cannot be found, or takes or returns what is not JSON.
         """
+        if not self._open or self._closed:
+            await self.start()
         self.counts.calls += 1
         try:
             async with self._entrance:
@@ -258,6 +274,39 @@ class _Slot:
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._worker is not None:
             await self._worker.kill()
+
+
+class ResultCache:
+    """The most recently used results by question, bounded in number and in bytes."""
+
+    def __init__(self, *, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._results: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @staticmethod
+    def key(function_path: str, args_json: str) -> bytes:
+        """Return what stands for a question, of one size whatever its length."""
+        return hashlib.blake2b(f"{function_path}\n{args_json}".encode(), digest_size=20).digest()
+
+    def get(self, key: bytes) -> str | None:
+        """Return the result, or None where there is none."""
+        if key not in self._results:
+            return None
+        self._results.move_to_end(key)
+        return self._results[key]
+
+    def put(self, key: bytes, result: str) -> None:
+        """Keep a result; the longest unused ones make room for it."""
+        self._num_bytes += len(result) - len(self._results.pop(key, ""))
+        self._results[key] = result
+        while self._results and (len(self._results) > self._max_entries or self._num_bytes > self._max_bytes):
+            _, dropped = self._results.popitem(last=False)
+            self._num_bytes -= len(dropped)
 
 
 def _encode(args: Sequence[Any]) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ from typing import Any
 
 from rollfeed.errors import WorkerCallError, WorkerDiedError, WorkerTimeoutError
 from rollfeed.workers import child
-from rollfeed.workers.channel import Channel
 
+_HEAD_BYTES = 4
+_MAX_HEADER_BYTES = 4_096
 _POLL_SECONDS = 0.01
 _END_SECONDS = 1.0
 _SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
@@ -29,6 +31,57 @@ _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM
 """A worker has one core's work to do, and accelerators belong to the engine."""
 _ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 """What a function prints is not read, and must not end it either."""
+
+
+class Channel(asyncio.Protocol):
+    """One end of a worker's socket: one request, then one reply, in turns."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.WriteTransport | None = None
+        self._received = bytearray()
+        self._reply: asyncio.Future[bytes | None] | None = None
+        self._closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) < _HEAD_BYTES:
+            return
+        (length,) = struct.unpack_from("!I", self._received)
+        if length > child.MAX_FRAME_BYTES + _MAX_HEADER_BYTES:
+            self.close()
+        elif len(self._received) >= _HEAD_BYTES + length:
+            frame = bytes(self._received[_HEAD_BYTES : _HEAD_BYTES + length])
+            # A worker speaks when it is spoken to: what follows a reply is no reply.
+            self._received.clear()
+            self._deliver(frame)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._closed = True
+        self._deliver(None)
+
+    async def ask(self, frame: bytes) -> bytes | None:
+        """Send a request and return the reply, or None when the worker has gone."""
+        if self._closed or self._transport is None:
+            return None
+        self._reply = asyncio.get_running_loop().create_future()
+        self._transport.write(struct.pack("!I", len(frame)) + frame)
+        try:
+            return await self._reply
+        finally:
+            self._reply = None
+
+    def close(self) -> None:
+        """Close the socket at once; an idle worker ends at that."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _deliver(self, frame: bytes | None) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(frame)
 
 
 class WorkerProcess:
