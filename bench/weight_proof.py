@@ -36,8 +36,8 @@ from safetensors.torch import load_file
 import rollfeed
 from rollfeed.benchmarks.machine import machine
 from rollfeed.config.train import OptimizerSettings, TrainSettings
+from rollfeed.engine.backends.native.places import quantised
 from rollfeed.engine.local import create_local_engine
-from rollfeed.engine.native.weights import quantised
 from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import EngineProtocolError
 from rollfeed.testing import ScriptedEngine

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import rollfeed
 from rollfeed.config.train import OptimizerSettings, TrainSettings
-from rollfeed.engine.native.weights import quantised
+from rollfeed.engine.backends.native.places import quantised
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.training.probe import choose_texts, rounding_of, score_texts, weight_types
 from rollfeed.training.trainer import Trainer

@@ -14,7 +14,7 @@ from tests.engines.servers import sglang_server, vllm_server
 import rollfeed
 from rollfeed.config.engine import OpenAISettings, SGLangSettings
 from rollfeed.config.train import TrainSettings
-from rollfeed.engine.native.weights import quantised
+from rollfeed.engine.backends.native.places import quantised
 from rollfeed.engine.openai import OpenAIEngine
 from rollfeed.engine.sglang import SGLangEngine
 from rollfeed.errors import EngineProtocolError

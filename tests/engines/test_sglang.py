@@ -23,7 +23,7 @@ from tests.engines.servers import RealServer, sglang_server
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.config.train import TrainSettings
 from rollfeed.engine.sglang import SGLangEngine
-from rollfeed.testing.contracts import make_sample
+from rollfeed.testing import make_sample
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Completion, FinishKind, SamplingParams, VersionSpan
 

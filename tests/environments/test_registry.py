@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollfeed.environments import ENTRY_POINT_GROUP, EnvironmentRegistry
+from rollfeed.environments import ENTRY_POINT_GROUP, EnvironmentGrader, EnvironmentRegistry
+from rollfeed.environments.registry import named_by_path
 from rollfeed.errors import ConfigError, PluginError
+from rollfeed.workers import WorkerPool
 
 
 def entry_point(name: str, value: str) -> EntryPoint:
@@ -105,3 +109,48 @@ def test_entry_point_of_another_id_is_refused() -> None:
     registry = registry_with(entry_point("my/copy", "rollfeed.environments.builtin:CopyText"))
     with pytest.raises(PluginError, match="its environment_id is 'core/copy_text'"):
         registry.get("my/copy")
+
+
+PUZZLE = """
+from rollfeed.types import Correct, Verdict
+
+class Puzzle:
+    environment_id, version, summary, max_level = "my/puzzle", 1, "Says x.", 0
+
+    def make(self, level, random):
+        return "Say x.", {}, "x"
+
+    def verify(self, params, response):
+        return Verdict(reward=float(response == "x"), correct=Correct.YES if response == "x" else Correct.NO)
+"""
+
+
+@pytest.fixture
+def puzzle_folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "puzzle_file.py").write_text(PUZZLE)
+    yield tmp_path
+    named_by_path.clear()
+
+
+@pytest.mark.parametrize("path", ["puzzle_file.py:Puzzle", "puzzle_file:Puzzle"])
+async def test_an_environment_beside_the_settings_is_named_by_its_path_and_verified_in_a_worker(
+    puzzle_folder: Path, path: str
+) -> None:
+    environment = EnvironmentRegistry(folders=[puzzle_folder]).get(path)
+    assert environment.environment_id == "my/puzzle"
+    registry = EnvironmentRegistry()
+    assert "my/puzzle" in registry
+    async with WorkerPool(num_workers=1) as workers:
+        grader = EnvironmentGrader(registry, workers=workers, deadline_seconds=30.0)
+        metadata = {"environment": "my/puzzle", "version": 1, "params": {}}
+        assert (await grader("x", None, metadata)).reward == 1.0
+        assert (await grader("y", None, metadata)).reward == 0.0
+
+
+def test_an_environment_by_path_that_is_none_is_told(puzzle_folder: Path) -> None:
+    registry = EnvironmentRegistry(folders=[puzzle_folder])
+    with pytest.raises(PluginError, match="puzzle_file has no 'Riddle'"):
+        registry.get("puzzle_file:Riddle")
+    (puzzle_folder / "taken_id.py").write_text(PUZZLE.replace("my/puzzle", "core/copy_text"))
+    with pytest.raises(ConfigError, match="its id 'core/copy_text' is taken"):
+        registry.get("taken_id.py:Puzzle")

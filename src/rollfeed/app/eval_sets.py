@@ -40,7 +40,7 @@ def load_sets(
     Raises:
         ConfigError: If a set cannot be made; one line that names it.
     """
-    registry = EnvironmentRegistry()
+    registry = EnvironmentRegistry(folders=folders)
     sets: list[EvalSet] = []
     for environment in settings.environments:
         name = environment.name or f"{environment.id}@{environment.level}"

@@ -74,7 +74,7 @@ def build_source(
         return plugins.load_factory(path, PromptSource, tokenizer, key="plugins.prompt_source", folders=folders)
     renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=settings.max_prompt_length)
     sources: list[tuple[str, float, PromptSource]] = []
-    registry = EnvironmentRegistry()
+    registry = EnvironmentRegistry(folders=folders)
     for environment in settings.prompts.environments:
         made = EnvironmentSource(
             with_parameters(registry.get(environment.id), environment.parameters),

@@ -26,7 +26,6 @@ from rollfeed.base.cores import num_physical_cores
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers
 from rollfeed.config import EngineSettings, Kernels, Precision, is_device
-from rollfeed.cores import num_physical_cores
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 

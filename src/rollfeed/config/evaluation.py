@@ -93,7 +93,7 @@ class EvalEnvironmentSettings(EvalKeys):
     """Problems of an environment to measure on (`[[eval.environments]]`)."""
 
     id: str = Field(min_length=1)
-    """Namespaced id; `rollfeed env list` shows all."""
+    """Namespaced id (`rollfeed env list` shows all), or the path of your own: `file.py:name` or `module:name`."""
     level: int = Field(default=0, ge=0, le=1_000_000)
     """Difficulty of the problems."""
     parameters: dict[str, str | int | float | bool] = Field(default={})

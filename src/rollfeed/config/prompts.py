@@ -43,7 +43,7 @@ class EnvironmentSettings(Section):
     """One procedural environment (`[[prompts.environments]]`)."""
 
     id: str = Field(min_length=1)
-    """Namespaced id; `rollfeed env list` shows all."""
+    """Namespaced id (`rollfeed env list` shows all), or the path of your own: `file.py:name` or `module:name`."""
     level: int = Field(default=0, ge=0, le=1_000_000)
     """Difficulty of the problems."""
     parameters: dict[str, str | int | float | bool] = Field(default={})

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from rollfeed.base.importing import import_object
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
 from rollfeed.errors import ConfigError, PluginError, in_one_line, suggestion
 from rollfeed.protocols import Environment
@@ -15,6 +18,27 @@ ENTRY_POINT_GROUP = "rollfeed.environments"
 
 _ID = re.compile(r"[a-z0-9_-]+/[A-Za-z0-9_-]+")
 _ATTRIBUTES = ("environment_id", "version", "summary", "max_level", "make", "verify")
+
+
+class PathEntry(NamedTuple):
+    """An environment that settings name by an import path, in the form of an entry point."""
+
+    name: str
+    value: str
+    """``module:name`` or ``file.py:name``."""
+    folders: tuple[str, ...]
+
+    def load(self) -> Any:
+        """Return what the path names.
+
+        Raises:
+            PluginError: If there is nothing.
+        """
+        return import_object(self.value, key="environment", folders=[Path(folder) for folder in self.folders])
+
+
+named_by_path: dict[str, PathEntry] = {}
+"""Environments that were named by their paths in this process, by id, for whoever verifies their problems later."""
 
 
 def installed_entry_points() -> Iterable[EntryPoint]:
@@ -29,6 +53,7 @@ class EnvironmentRegistry:
         environments: The registry's own: trusted to verify any response in well under 5 ms without side effects, so
             that they need no worker.
         find_entry_points: Returns where environments of other packages are.
+        folders: Searched for environments that are named by import paths.
 
     Raises:
         ConfigError: If an id is taken, or is not of the form ``namespace/name``.
@@ -40,9 +65,11 @@ class EnvironmentRegistry:
         environments: Iterable[Environment] = BUILTIN_ENVIRONMENTS,
         *,
         find_entry_points: Callable[[], Iterable[EntryPoint]] = installed_entry_points,
+        folders: Iterable[Path] = (),
     ) -> None:
         self._environments: dict[str, Environment] = {}
         self._find_entry_points = find_entry_points
+        self._folders = tuple(str(folder.resolve()) for folder in folders)
         self._entry_points: dict[str, EntryPoint] | None = None
         for environment in environments:
             self._add(environment)
@@ -62,10 +89,20 @@ class EnvironmentRegistry:
     def get(self, environment_id: str) -> Environment:
         """Return an environment.
 
+        Args:
+            environment_id: Its id, or the import path of an environment, its class or a function that makes it.
+
         Raises:
             ConfigError: If there is none of that id; the message has the nearest one.
             PluginError: If it comes from a package and cannot be loaded; the message names the entry point.
         """
+        if ":" in environment_id:
+            entry = PathEntry("", environment_id, self._folders)
+            entry = entry._replace(name=str(getattr(_made(entry.load()), "environment_id", "")))
+            if entry.name in self._own:
+                raise ConfigError(f"environment {environment_id!r}: its id {entry.name!r} is taken: give it another")
+            named_by_path[entry.name] = entry
+            environment_id = entry.name
         if environment_id not in self._environments and environment_id in self._available():
             self._load(self._available()[environment_id])
         if environment_id not in self._environments:
@@ -83,16 +120,15 @@ class EnvironmentRegistry:
             raise ConfigError(f"environment {name!r} is registered already: give one of the two another id")
         self._environments[name] = environment
 
-    def _available(self) -> dict[str, EntryPoint]:
+    def _available(self) -> dict[str, EntryPoint | PathEntry]:
         if self._entry_points is None:
             self._entry_points = {point.name: point for point in self._find_entry_points()}
-        return self._entry_points
+        return {**self._entry_points, **named_by_path}
 
-    def _load(self, point: EntryPoint) -> None:
+    def _load(self, point: EntryPoint | PathEntry) -> None:
         where = f"environment {point.name!r} (entry point {point.value!r})"
         try:
-            loaded = point.load()
-            environment = loaded() if callable(loaded) else loaded
+            environment = _made(point.load())
             found = getattr(environment, "environment_id", None)
             lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
         except (Exception, SystemExit) as error:  # another package's: whatever it raises is reported under its name
@@ -107,3 +143,8 @@ class EnvironmentRegistry:
         ids = self.ids()
         by_name = [known for known in ids if known.partition("/")[2] == environment_id]
         return suggestion(environment_id, by_name or ids)
+
+
+def _made(loaded: Any) -> Any:
+    """Return an environment from itself, its class or a function that makes it."""
+    return loaded() if callable(loaded) else loaded

@@ -6,28 +6,37 @@ own, so that importing an environment's package does not count against the deadl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from random import Random
 from typing import Any
 
-from rollfeed.environments.registry import EnvironmentRegistry
+from rollfeed.environments.registry import EnvironmentRegistry, PathEntry, named_by_path
 from rollfeed.environments.tasks import check_level, stored
 from rollfeed.errors import RewardError
 from rollfeed.faults import describe
 from rollfeed.protocols import Environment
 from rollfeed.types import Verdict
 
+_BY_PATH = "by-path-"
+
 installed_registry = cache(EnvironmentRegistry)
 """Return the environments that are installed here, the same at every call."""
 
 
 def verifier_path(environment_id: str) -> str:
-    """Return the function path of an installed environment's verifier: ``(problem, response) -> Verdict``."""
-    return f"{__name__}:{environment_id}"
+    """Return the function path of an environment's verifier: ``(problem, response) -> Verdict``."""
+    entry = named_by_path.get(environment_id)
+    # A name without the dots that would reach into it.
+    return f"{__name__}:{environment_id if entry is None else f'{_BY_PATH}{json.dumps(entry).encode().hex()}'}"
 
 
 def __getattr__(environment_id: str) -> Callable[[Mapping[str, Any], str], Verdict]:
+    if environment_id.startswith(_BY_PATH):
+        name, value, folders = json.loads(bytes.fromhex(environment_id.removeprefix(_BY_PATH)))
+        named_by_path[name] = PathEntry(name, value, tuple(folders))
+        environment_id = name
     if "/" not in environment_id:  # a name that Python itself asks modules for
         raise AttributeError(f"module {__name__!r} has no attribute {environment_id!r}")
     return partial(verify_problem, installed_registry().get(environment_id))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollfeed.base.cores import num_cores
 from rollfeed.config import RewardSettings
 from rollfeed.errors import DataError, RunFailedError
 from rollfeed.rewards.hub import RewardHub

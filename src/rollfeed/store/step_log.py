@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.atomic import replace_file
 from rollfeed.errors import RunDirectoryError
-from rollfeed.store.atomic import replace_file
 from rollfeed.store.journal import Journal, StepEntry
 from rollfeed.store.json_text import metrics_json, metrics_line, to_json
 from rollfeed.store.layout import STEPS

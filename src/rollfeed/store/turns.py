@@ -17,9 +17,9 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
+from rollfeed.base.atomic import replace_file
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols import RolloutRequest, TurnJournal
-from rollfeed.store.atomic import replace_file
 from rollfeed.types import Answered, Called, RunState, Sampled, Turn
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sampled, Called, Answered)}
