@@ -144,9 +144,12 @@ def cut_batch(
     penalties_S = None if overlong is None else overlong.of(ordered)
     metrics = batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version)
     if penalties_S is not None:
+        #: rollout/overlong_penalty_mean: mean penalty of long responses, where `[reward.overlong]` is set
         metrics["rollout/overlong_penalty_mean"] = float(penalties_S.mean())
+        #: rollout/overlong_ratio: share of samples with such a penalty
         metrics["rollout/overlong_ratio"] = float((penalties_S < 0).mean())
     if mask_truncated:
+        #: rollout/truncated_masked: samples left out of the loss by `rollout.mask_truncated`
         metrics["rollout/truncated_masked"] = float(_num_removed(ordered) - num_removed)
     batch = TrainBatch(
         step=step,
@@ -186,21 +189,36 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
     samples = [sample for group in groups for sample in group.samples]
     ages = [policy_version - v for sample in samples if (v := sample.oldest_trained_version) is not None]
     metrics = {
+        #: rollout/reward_mean: mean reward of the rollouts
         "rollout/reward_mean": float(rewards.mean()),
+        #: rollout/reward_std: standard deviation over all rollouts
         "rollout/reward_std": float(rewards.std()),
+        #: rollout/group_reward_std: mean over the groups of the standard deviation within one
         "rollout/group_reward_std": float(np.mean([group.reward_values(reward_key).std() for group in groups])),
+        #: rollout/response_length_mean: tokens of a response, as those that follow
         "rollout/response_length_mean": float(lengths.mean()),
+        #: rollout/response_length_min: shortest response
         "rollout/response_length_min": float(lengths.min()),
+        #: rollout/response_length_max: longest response
         "rollout/response_length_max": float(lengths.max()),
+        #: rollout/truncated_ratio: share of responses that ended at their length limit
         "rollout/truncated_ratio": float(np.mean([r.status is SampleStatus.TRUNCATED for r in rollouts])),
+        #: rollout/empty_ratio: share of responses without a token
         "rollout/empty_ratio": float((lengths == 0).mean()),
+        #: rollout/groups_untrained: groups of the batch without a trained token
         "rollout/groups_untrained": float(sum(group.trained_tokens == 0 for group in groups)),
+        #: rollout/trained_tokens: sum of the weights of response tokens, without samples that are left out of the loss
         "rollout/trained_tokens": float(sum(sample.loss_mask.sum() for sample in samples if not sample.remove_sample)),
+        #: rollout/staleness_max: versions between the batch and the oldest trained token of a sample, at most
         "rollout/staleness_max": float(max(ages, default=0)),
+        #: rollout/staleness_mean: the same on average
         "rollout/staleness_mean": float(np.mean(ages)) if ages else 0.0,
+        #: rollout/several_versions_ratio: share of samples that several versions of the policy made
         "rollout/several_versions_ratio": float(np.mean([len(sample.version_spans) > 1 for sample in samples])),
+        #: rollout/resumed_ratio: share of samples that went on after they were interrupted
         "rollout/resumed_ratio": float(np.mean(["start_rollout_id" in sample.metadata for sample in samples])),
     }
     if judged:
+        #: rollout/correct_ratio: share of right answers among those that a grader calls right or wrong
         metrics["rollout/correct_ratio"] = float(np.mean([value is Correct.YES for value in judged]))
     return metrics

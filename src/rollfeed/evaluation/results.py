@@ -117,6 +117,7 @@ class EvalResult:
             numbers = {name: value for name, value in each.summary().items() if isinstance(value, int | float)}
             numbers |= {f"pass@{k}": value for k, value in each.pass_at_k.items()}
             numbers |= {f"pass^{k}": value for k, value in each.pass_hat_k.items()}
+            #: eval/<set>/<number>: accuracy, reward, lengths and counts of a set, pass@k and pass^k
             found |= {f"eval/{each.name}/{name}": float(value) for name, value in numbers.items()}
         return found
 

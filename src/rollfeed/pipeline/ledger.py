@@ -78,14 +78,24 @@ class Ledger:
             by_reason[reason] += count if reason in _WITHOUT_FILTER else 0
         places = (Place.DROPPED, Place.FAILED, Place.SURPLUS, Place.DISCARDED, Place.REQUEUED)
         return {
+            #: rollout/groups_submitted: groups begun in the step
             "rollout/groups_submitted": float(self.num_submitted),
+            #: rollout/groups_dropped: groups dropped for whatever reason
+            #: rollout/groups_failed: groups with a rollout that failed for good
+            #: rollout/groups_surplus: groups that finished and are kept for a later step
+            #: rollout/groups_discarded: groups that finished and are thrown away, as `rollout.surplus` says
+            #: rollout/groups_requeued: groups that are to be answered again
             **{f"rollout/groups_{place.value}": float(by_place[place]) for place in places},
+            #: rollout/groups_over_sampled: groups that a batch filter left out
+            #: rollout/groups_stale: groups that were too old for the batch
             **{f"rollout/groups_{reason}": float(by_reason[reason]) for reason in _WITHOUT_FILTER},
             **{
+                #: rollout/dynamic_filter/drop_<reason>: groups that a filter dropped for this reason
                 f"rollout/dynamic_filter/drop_{reason}": float(count)
                 for (place, reason), count in self._endings.items()
                 if place is Place.DROPPED and reason not in _WITHOUT_FILTER
             },
+            #: rollout/wasted_tokens/<reason>: tokens of the step that are never trained on
             **{f"rollout/wasted_tokens/{reason}": float(tokens) for reason, tokens in self.wasted_tokens().items()},
         }
 

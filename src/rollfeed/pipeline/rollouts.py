@@ -331,12 +331,16 @@ class Rollouts:
         metrics = {
             **cut.batch.metrics,
             **ledger.step_metrics(),
+            #: rollout/reward_timeout, rollout/reward_error: gradings that failed in the step
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
             **(self._parts.proof.metrics() if self._parts.proof is not None else {}),
+            #: rollout/generated_tokens: tokens sampled in the step, trained on or not
             "rollout/generated_tokens": float(num_tokens),
+            #: perf/step_seconds: seconds from the beginning of the step to its end
             "perf/step_seconds": seconds,
+            #: perf/tokens_per_second: tokens sampled by a second of the step
             "perf/tokens_per_second": num_tokens / seconds,
         }
         state = RunState(

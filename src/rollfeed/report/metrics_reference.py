@@ -1,19 +1,23 @@
 """docs/metrics.md, made from what stands beside each metric where it is made.
 
 A comment ``#: part/name: description`` in the package describes a metric, or several with commas between their names;
-``<reason>`` in a name stands for whatever the run has there.
+``<reason>`` in a name stands for whatever the run has there. Counts of the ledger and of engines are fields of their
+classes, with what is said of them there.
 
     python -m rollfeed.report.metrics_reference > docs/metrics.md
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _PACKAGE = Path(__file__).parents[1]
 _BESIDE = re.compile(r"^ *#: ((?:[a-z]+/\S+, )*[a-z]+/\S+): (.+)$", re.MULTILINE)
+_COUNTS = (("ledger", "types/run.py", "LedgerCounts"), ("engine", "engine/**/counters.py", "Counters"))
 _PARTS = {
     "rollout": "Batches: their rewards, lengths, drops and waste. A line a step in metrics.jsonl, as all that follow.",
     "perf": "Times and rates; they differ from run to run.",
@@ -35,11 +39,28 @@ class Described(NamedTuple):
 
 def described_metrics() -> list[Described]:
     """Return all metrics that are described, in the order of the code."""
-    return [
+    found = [
         Described(tuple(names.split(", ")), text, str(path.relative_to(_PACKAGE)))
         for path in sorted(_PACKAGE.rglob("*.py"))
         for names, text in _BESIDE.findall(path.read_text(encoding="utf-8"))
     ]
+    for part, pattern, name in _COUNTS:
+        for path in sorted(_PACKAGE.glob(pattern)):
+            found += _fields(part, path, name)
+    return found
+
+
+def _fields(part: str, path: Path, name: str) -> Iterator[Described]:
+    (body,) = (
+        node.body
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    for field, behind in zip(body, [*body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            described = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
+            text = str(behind.value.value) if described else field.target.id.replace("_", " ")  # type: ignore[union-attr]
+            yield Described((f"{part}/{field.target.id}",), text.rstrip("."), str(path.relative_to(_PACKAGE)))
 
 
 def page() -> str:

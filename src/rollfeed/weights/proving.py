@@ -78,12 +78,18 @@ class EngineProof:
         told = [self._of_server(name, engine_N, probe, policy_version) for name, engine_N in scored.items()]
         if compared := [each for each in told if each is not None]:
             self._metrics = {
+                #: weights/proof_slope: change of the engine over the expected one; 0 without the update
                 "weights/proof_slope": min(each.slope for each in compared),
+                #: weights/proof_slope_error: standard error of the slope, the largest
                 "weights/proof_slope_error": max(min(each.slope_error, 1e9) for each in compared),
+                #: weights/proof_change: change that the publisher expects, in nats a token
                 "weights/proof_change": compared[0].change,
+                #: weights/proof_residual: what of the change is not the expected one, in nats a token, the largest
                 "weights/proof_residual": max(each.residual for each in compared),
+                #: weights/proof_noise: noise of the engine's log-probabilities, the largest
                 "weights/proof_noise": max(each.noise for each in compared),
             }
+        #: perf/proof_seconds: seconds that the proof of the weights took
         self._metrics["perf/proof_seconds"] = probe.seconds + time.perf_counter() - began
 
     def _of_server(

@@ -251,6 +251,7 @@ class OpenAIEngine(Engine):
         return {
             **self.counters.totals(),
             "requests_in_flight": float(len(running)),
+            #: engine/tokens_in_flight: tokens of these so far
             "tokens_in_flight": float(sum(answer.num_tokens for answer in running.values())),
         }
 

@@ -265,10 +265,15 @@ class SGLangEngine(Engine):
             return self.counters.totals()
         return {
             **self.counters.totals(),
+            #: engine/live_workers: servers that may have requests
             "live_workers": float(len(self._pool.live)),
+            #: engine/requests_in_flight: requests at the servers
             "requests_in_flight": float(sum(1 for _ in self._pool.flights)),
+            #: engine/concurrency_limit: requests that may be at the servers
             "concurrency_limit": float(self._permits.limit),
+            #: engine/orphans: requests given up that no server has confirmed yet
             "orphans": float(len(self._orphans.outstanding)),
+            #: engine/orphans_max_tokens: tokens that those may still cost, at most
             "orphans_max_tokens": float(sum(self._orphans.outstanding.values())),
         }
 
