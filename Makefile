@@ -11,9 +11,10 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 
-# Processes that run tests, each a file at a time: those of one file share servers and models.
-TEST_JOBS ?= 2
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
+# Processes that run tests, each a file at a time: those of one file share servers and models. One more than CI has
+# cores, since many tests wait for others' processes; slow folders come first (tests/conftest.py).
+TEST_JOBS ?= 3
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers

@@ -10,10 +10,19 @@ import pytest
 
 import rollfeed.engine.local  # noqa: F401 - before torch, which it tells not to spin on a busy machine
 
+SLOW = ("integration", "benchmarks", "app", "cli", "engine", "training", "sandbox")
+"""Folders whose files are begun first: a process that begins a long one last ends alone."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    order = {folder: place for place, folder in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path.relative_to(tests).parts[0], len(SLOW)))
 
 
 @pytest.fixture(scope="session")
