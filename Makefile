@@ -90,3 +90,4 @@ bench-trl: $(INSTALLED) $(TRL_INSTALLED)
 settings: install
 	$(BIN)/python -m rollfeed.config.reference > docs/settings.md
 	$(BIN)/python -m rollfeed.report.metrics_reference > docs/metrics.md
+	$(BIN)/python -m rollfeed.store.tables.reference docs/parquet.md

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollfeed.errors import RunFailedError
-from rollfeed.store import decode_draw, encode_draw
+from rollfeed.store.codec import decode, encode
 from rollfeed.testing import make_prompt, sample_of
 from rollfeed.types import Group, Rollout, SampleStatus, VersionSpan
 
@@ -57,14 +57,14 @@ class DictSpill:
     def put(self, draw: Group) -> int:
         if self.is_full:
             raise RunFailedError("it is full")
-        self.kept[self._next] = encode_draw(draw)
+        self.kept[self._next] = encode(draw)
         self._next += 1
         return self._next - 1
 
     def peek(self, handle: int) -> Group:
         if handle in self.unreadable:
             raise RunFailedError("it cannot be read")
-        return decode_draw(self.kept[handle])
+        return decode(Group, self.kept[handle])
 
     def take(self, handle: int) -> Group:
         draw = self.peek(handle)

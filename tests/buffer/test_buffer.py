@@ -12,7 +12,8 @@ import pytest
 from rollfeed.buffer import Buffer, Spill, fifo, freshest, max_staleness
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols import BufferPolicy
-from rollfeed.store import SpillFile, encode_draw
+from rollfeed.store.codec import encode
+from rollfeed.store.spill import SpillFile
 from rollfeed.types import Group
 
 DrawMaker = Callable[..., Group]
@@ -119,7 +120,7 @@ def test_what_leaves_last_waits_on_the_disk(make_draw: DrawMaker, spill: Any) ->
     in_memory = [draw for draw in buffer.entries if draw.rollouts[0].samples[0].response]
     assert indices(in_memory) == list(range(10 - buffer.num_spilled))
     drawn = buffer.take(10, policy_version=2)
-    assert [encode_draw(draw) for draw in drawn] == [encode_draw(draw) for draw in draws]
+    assert [encode(draw) for draw in drawn] == [encode(draw) for draw in draws]
     assert (buffer.memory_bytes, buffer.num_spilled, spill.kept) == (0, 0, {})
 
 
@@ -148,8 +149,8 @@ def test_spilling_changes_nothing_of_what_is_taken(policy: BufferPolicy, make_dr
                 buffer.add([make_draw(num_added, *random.choice(versions), tokens=20)])
                 num_added += 1
             assert buffer.memory_bytes <= max(max_bytes, 0)
-            taken += [encode_draw(draw) for draw in buffer.take(random.randrange(4), policy_version=version)]
-        taken += [encode_draw(draw) for draw in buffer.take(num_added, policy_version=60)]
+            taken += [encode(draw) for draw in buffer.take(random.randrange(4), policy_version=version)]
+        taken += [encode(draw) for draw in buffer.take(num_added, policy_version=60)]
         assert len(taken) == num_added > 60
         assert list((tmp_path / f"{max_bytes}").iterdir()) == []
         return taken
@@ -163,13 +164,13 @@ def test_a_snapshot_is_whole_ordered_and_stays_as_it_was(make_draw: DrawMaker, s
     buffer.add(reversed(draws))
     snapshot = buffer.snapshot()
     assert buffer.num_spilled > 0
-    expected = [encode_draw(draw) for draw in draws]
-    assert [encode_draw(draw) for draw in snapshot] == expected
-    assert [encode_draw(draw) for draw in snapshot[1:3]] == expected[1:3]
+    expected = [encode(draw) for draw in draws]
+    assert [encode(draw) for draw in snapshot] == expected
+    assert [encode(draw) for draw in snapshot[1:3]] == expected[1:3]
     buffer.take(4, policy_version=9)
     buffer.add([make_draw(20, 1, tokens=500)])
     assert len(snapshot) == 6
-    assert [encode_draw(draw) for draw in snapshot] == expected
+    assert [encode(draw) for draw in snapshot] == expected
 
 
 def test_without_a_place_to_spill_everything_stays_in_memory(make_draw: DrawMaker) -> None:
@@ -186,7 +187,7 @@ def test_a_full_disk_loses_nothing(make_draw: DrawMaker, spill: Any) -> None:
     draw = make_draw(0, 1)
     with pytest.raises(RunFailedError, match="it is full"):
         buffer.add([draw])
-    assert encode_draw(buffer.take(1, policy_version=1)[0]) == encode_draw(draw)
+    assert encode(buffer.take(1, policy_version=1)[0]) == encode(draw)
 
 
 def test_a_draw_that_cannot_be_read_back_takes_nothing_away(make_draw: DrawMaker, spill: Any) -> None:
@@ -198,7 +199,7 @@ def test_a_draw_that_cannot_be_read_back_takes_nothing_away(make_draw: DrawMaker
         buffer.take(2, policy_version=1)
     assert len(buffer) == 2
     spill.unreadable = set()
-    assert list(map(encode_draw, buffer.take(2, policy_version=1))) == list(map(encode_draw, draws))
+    assert list(map(encode, buffer.take(2, policy_version=1))) == list(map(encode, draws))
     assert (buffer.memory_bytes, spill.kept) == (0, {})
 
 
@@ -206,14 +207,14 @@ def test_a_snapshot_may_be_read_in_a_thread_while_draws_are_spilled_and_brought_
     make_draw: DrawMaker, spill: Any
 ) -> None:
     draws = [make_draw(number) for number in range(6)]
-    expected = [encode_draw(draw) for draw in draws]
+    expected = [encode(draw) for draw in draws]
     buffer = Buffer(fifo, n_samples_per_prompt=2, max_bytes=1, spill=spill)
     buffer.add(draws)
     snapshots, wrong, ended = [buffer.snapshot()], [], threading.Event()
 
     def read() -> None:
         while not ended.is_set():
-            if [encode_draw(draw) for draw in snapshots[0]] != expected:
+            if [encode(draw) for draw in snapshots[0]] != expected:
                 wrong.append(1)
 
     reader = threading.Thread(target=read)

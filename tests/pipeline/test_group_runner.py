@@ -10,9 +10,9 @@ import pytest
 from rollfeed.errors import RunFailedError
 from rollfeed.filters import AllWrong, compose
 from rollfeed.protocols import Scorer
-from rollfeed.store.codec import decode_state, encode_state
+from rollfeed.store.codec import decode, encode
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, StepCommit, Verdict
+from rollfeed.types import Correct, Outcome, Prompt, Rollout, RunState, Sample, SampleStatus, StepCommit, Verdict
 
 
 def failing(*request_ids: str):
@@ -249,7 +249,7 @@ async def test_a_verdict_from_before_an_abort_comes_back_from_the_store(make_rol
     async with make_rollouts(engine, scorer=Recording(), commit=commits.append, **partial) as rollouts:
         await rollouts.generate_batch()
     scorer = Recording()
-    state = decode_state(encode_state(commits[0].state))
+    state = decode(RunState, encode(commits[0].state))
     async with make_rollouts(ScriptedEngine(), scorer=scorer, state=state, **partial) as rollouts:
         batch = await rollouts.generate_batch()
     assert batch.groups[0].reward_values().tolist() == [0.0, 1.0]

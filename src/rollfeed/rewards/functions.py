@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rollfeed.base.importing import import_object
@@ -18,6 +16,7 @@ from rollfeed.errors import RewardError
 from rollfeed.protocols import Workers
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.types import Prompt, Sample, Verdict
+from rollfeed.types.fields import from_dict, to_dict
 
 _CALL = "rollfeed.rewards.functions.call_function"
 
@@ -54,7 +53,7 @@ def in_workers(
         prompts = list(second) if takes is Takes.SAMPLES else [second]
         # A batch is of one prompt: it is sent once.
         prompts = prompts[:1] if all(prompt is prompts[0] for prompt in prompts) else prompts
-        args = [path, places, takes.value, [sample.to_dict() for sample in samples], [_written(p) for p in prompts]]
+        args = [path, places, takes.value, [sample.to_dict() for sample in samples], list(map(to_dict, prompts))]
         result = await workers.call(_CALL, args, deadline_seconds=deadline_seconds)
         return [_read(each) for each in result] if isinstance(result, list) else _read(result)
 
@@ -72,7 +71,7 @@ def call_function(path: str, folders: list[str], takes: str, samples: list[Any],
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     function = import_object(path, key="reward function", folders=places)
     made = [Sample.from_dict(sample) for sample in samples]
-    asked = [_prompt(prompt) for prompt in prompts]
+    asked = [from_dict(Prompt, prompt) for prompt in prompts]
     match Takes(takes):
         case Takes.SAMPLE:
             result = function(made[0], asked[0])
@@ -83,14 +82,6 @@ def call_function(path: str, folders: list[str], takes: str, samples: list[Any],
     return _plain(result)
 
 
-def _written(prompt: Prompt) -> dict[str, Any]:
-    record = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
-    return {**record, "token_ids": prompt.token_ids.tolist(), "metadata": dict(prompt.metadata)}
-
-
-def _prompt(record: dict[str, Any]) -> Prompt:
-    tuples = {name: tuple(record[name]) for name in ("messages", "tools", "images") if record[name] is not None}
-    return Prompt(**{**record, **tuples, "token_ids": np.asarray(record["token_ids"], np.int32)})
 
 
 def _plain(result: Any) -> Any:
@@ -99,7 +90,7 @@ def _plain(result: Any) -> Any:
             result.close()
         raise RewardError("it returned an awaitable: declare it as async def")
     if isinstance(result, Verdict):
-        return {"verdict": msgspec.to_builtins(result)}
+        return {"verdict": to_dict(result)}
     if isinstance(result, np.generic | np.ndarray):
         return result.tolist()
     if isinstance(result, Mapping):
@@ -120,4 +111,4 @@ def _read(result: Any) -> Any:
         return result
     if "verdict" not in result:
         return result["entries"]
-    return msgspec.convert(result["verdict"], type=Verdict)
+    return from_dict(Verdict, result["verdict"])

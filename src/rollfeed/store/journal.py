@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollfeed.base.atomic import sync, temporary_path
 from rollfeed.config import stored_values
@@ -81,8 +81,7 @@ class RunRecord:
     """Where its data files and plug-in modules are looked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEntry:
+class StepEntry(NamedTuple):
     """What the journal says of one committed step."""
 
     step: int
@@ -164,10 +163,9 @@ class Journal:
 
     def steps(self) -> tuple[StepEntry, ...]:
         """Return the committed steps, in order."""
-        names = tuple(StepEntry.__dataclass_fields__)
         with self._explained():
-            rows = self._connection.execute(f"SELECT {', '.join(names)} FROM steps ORDER BY step").fetchall()
-            return tuple(StepEntry(**dict(zip(names, row, strict=True))) for row in rows)
+            rows = self._connection.execute(f"SELECT {', '.join(StepEntry._fields)} FROM steps ORDER BY step")
+            return tuple(map(StepEntry._make, rows))
 
     def changes(self) -> tuple[SettingChange, ...]:
         """Return what has been changed in the settings since the run began, in the order of steps."""
@@ -211,9 +209,8 @@ class Journal:
 
     def commit(self, entry: StepEntry) -> None:
         """Add a step."""
-        values = tuple(getattr(entry, name) for name in StepEntry.__dataclass_fields__)
         with self._transaction() as connection:
-            connection.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(values))})", values)
+            connection.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(entry))})", entry)
 
     def _check_version(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()

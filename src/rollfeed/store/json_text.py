@@ -10,9 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunFailedError
+from rollfeed.types import Prompt, Rollout, RunState, Sample
 from rollfeed.types.text import well_formed
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_TITLES = {
+    Prompt: "prompt {0.prompt_id}",
+    Rollout: "rollout {0.rollout_id}",
+    Sample: "sample {0.index}",
+    RunState: "the run's state",
+}
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_as_dict)
 
 
 def to_json(value: Any, what: str) -> str:
@@ -30,15 +45,15 @@ def to_json(value: Any, what: str) -> str:
     return well_formed(text)
 
 
-def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return one line of metrics.jsonl, newline included; a value that is not finite becomes null."""
-    return metrics_json({"step": step, **metrics}) + "\n"
+def of_record(record: Any, error: RunFailedError) -> RunFailedError:
+    """Return the error of a field that is not JSON with the name of the record that has it."""
+    title = _TITLES.get(type(record))
+    return error if title is None else RunFailedError(f"{title.format(record)}: {error}")
 
 
-def metrics_json(metrics: Mapping[str, float]) -> str:
-    """Return metrics as a JSON object; a value that is not finite becomes null."""
-    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    return to_json(finite, "metrics")
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics with None in place of values that are not finite, for which JSON has no form."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

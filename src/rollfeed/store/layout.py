@@ -46,15 +46,8 @@ STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS, STATES)
 _STEP_FILE = re.compile(r"step-(\d{6,})\.(?:parquet|state)")
 _TEMPORARY_STEP_FILE = re.compile(r"\.step-\d{6,}\.(?:parquet|state)\.tmp")
 _TEMPORARY_FILES = frozenset(
-    {
-        f".{SETTINGS}.tmp",
-        f".{ISOLATION}.tmp",
-        f".{METRICS}.tmp",
-        f".{TURNS}.tmp",
-        f".{JOURNAL}.tmp",
-        f".{JOURNAL}.tmp-journal",
-        f".{JOURNAL}.tmp-wal",
-    }
+    {f".{name}.tmp" for name in (SETTINGS, ISOLATION, METRICS, JOURNAL, TURNS)}
+    | {f".{JOURNAL}.tmp-{suffix}" for suffix in ("journal", "wal")}
 )
 
 

@@ -19,8 +19,9 @@ from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.step_log import StepRecord, read_steps
-from rollfeed.store.tables import read_batch, read_columns, read_dropped, read_groups, read_timings
+from rollfeed.store.tables.parquet import read_batch, read_columns, read_groups, read_timings
 from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, SampleStatus, TrainBatch
+from rollfeed.types.fields import fields_of, from_dict
 from rollfeed.types.text import step_range
 
 INTERRUPTED = "interrupted"
@@ -89,7 +90,8 @@ class RunReader:
     """A read-only view of a run directory; a context manager.
 
     Raises:
-        RunDirectoryError: If there is no run at ``path``, or its journal cannot be read.
+        RunDirectoryError: If there is no run at ``path``, or its journal cannot be read; from all methods, if a step is
+            not committed, or its files are missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -186,32 +188,21 @@ class RunReader:
         return steps[-1].ledger if steps else LedgerCounts()
 
     def batch(self, step: int) -> TrainBatch:
-        """Return the batch of a committed step, as it was delivered.
-
-        Raises:
-            RunDirectoryError: If the step is not committed, or its files are missing or damaged.
-        """
+        """Return the batch of a committed step, as it was delivered."""
         record = self.step(step)
         timings = read_timings(step_file(self.path, TIMINGS, step))
         return read_batch(step_file(self.path, BATCHES, step), metrics=record.metrics, timings=timings)
 
     def dropped(self, step: int) -> tuple[Dropped, ...]:
-        """Return the groups that a committed step dropped.
-
-        Raises:
-            RunDirectoryError: If the step is not committed, or its files are missing or damaged.
-        """
+        """Return the groups that a committed step dropped."""
         if not self.step(step).num_dropped:
             return ()
         timings = read_timings(step_file(self.path, TIMINGS, step))
-        return read_dropped(step_file(self.path, DROPPED, step), timings=timings)
+        found = read_groups(step_file(self.path, DROPPED, step), timings=timings)
+        return tuple(Dropped(group=group, reason=str(reason)) for group, reason in found)
 
     def summaries(self, step: int) -> tuple[GroupSummary, ...]:
-        """Return the kept and the dropped groups of a committed step, by group index; no tokens are read.
-
-        Raises:
-            RunDirectoryError: If the step is not committed, or its files are missing or damaged.
-        """
+        """Return the kept and the dropped groups of a committed step, by group index; no tokens are read."""
         record = self.step(step)
         rows = read_columns(step_file(self.path, BATCHES, step), _SUMMARY_COLUMNS)
         if record.num_dropped:
@@ -235,14 +226,11 @@ class RunReader:
     def _group_in(self, record: StepRecord, group_index: int) -> FoundGroup | None:
         step = record.step
         timings = read_timings(step_file(self.path, TIMINGS, step), group_index=group_index)
-        if not timings:
-            return None
-        batch_file = step_file(self.path, BATCHES, step)
-        for group in read_groups(batch_file, group_index=group_index, timings=timings):
-            return FoundGroup(step=step, group=group, drop_reason=None)
-        dropped_file = step_file(self.path, DROPPED, step)
-        (dropped,) = read_dropped(dropped_file, group_index=group_index, timings=timings)
-        return FoundGroup(step=step, group=dropped.group, drop_reason=dropped.reason)
+        for folder in (BATCHES, DROPPED) if timings else ():
+            found = read_groups(step_file(self.path, folder, step), group_index=group_index, timings=timings)
+            for group, reason in found:
+                return FoundGroup(step=step, group=group, drop_reason=reason)
+        return None
 
 
 def question_of(prompt: str, messages: Sequence[Message]) -> str:
@@ -261,10 +249,7 @@ def _text_parts(content: Sequence[Any]) -> list[str]:
 def _group_summary(rows: Sequence[dict[str, Any]]) -> GroupSummary:
     first = rows[0]
     return GroupSummary(
-        group_index=first["group_index"],
-        prompt_id=first["prompt_id"],
-        source=first["source"],
-        prompt=first["prompt"],
+        **{name: first[name] for name in ("group_index", "prompt_id", "source", "prompt")},
         question=question_of(first["prompt"], json.loads(first["messages"] or "[]")),
         members=tuple(_member_summary(row) for row in rows if row["rollout_id"] is not None),
         drop_reason=first.get("drop_reason"),
@@ -272,12 +257,5 @@ def _group_summary(rows: Sequence[dict[str, Any]]) -> GroupSummary:
 
 
 def _member_summary(row: dict[str, Any]) -> MemberSummary:
-    return MemberSummary(
-        rollout_id=row["rollout_id"],
-        index=row["index"],
-        reward=row["reward"],
-        correct=None if row["correct"] is None else Correct(row["correct"]),
-        status=SampleStatus(row["status"]),
-        response_length=row["response_length"] or 0,
-        error=row["error"],
-    )
+    values = {field.name: row[field.name] for field in fields_of(MemberSummary)}
+    return from_dict(MemberSummary, {**values, "response_length": row["response_length"] or 0})

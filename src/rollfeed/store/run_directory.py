@@ -46,9 +46,9 @@ from rollfeed.store.layout import (
 )
 from rollfeed.store.lock import RunLock, held_message, is_held
 from rollfeed.store.spill import SpillFile
-from rollfeed.store.states import StateEntry, StateFiles
+from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import MetricsFile, StepLog, StepRecord, read_steps
-from rollfeed.store.tables import batch_table, dropped_table, timings_table, write_table
+from rollfeed.store.tables.parquet import batch_table, dropped_table, timings_table, write_table
 from rollfeed.store.turns import TurnFile
 from rollfeed.types import RunState, StepCommit
 from rollfeed.types.text import step_range
@@ -147,7 +147,7 @@ class RunDirectory:
                 # All is read before anything is changed.
                 records = read_steps(path, journal)[: len(kept)]
                 states = StateFiles(path)
-                state = _state_after(states, kept[-1]) if kept else None
+                state = states.read(kept[-1]) if kept else None
                 _start(journal, kept, settings=settings, folders=folders)
                 step_log, metrics = _restore_files(path, kept, records, settings, undo)
                 made = cls(path, state, lock=lock, journal=journal, states=states, step_log=step_log, metrics=metrics)
@@ -216,14 +216,14 @@ class RunDirectory:
         )
         with self._explained(f"step {batch.step} cannot be stored"):
             self._write_step_files(commit, reward_key)
-            state = self._states.write(batch.step, commit.state)
+            state_size, state_checksum = self._states.write(batch.step, commit.state)
             record_end, record_checksum = self._step_log.append(record)
             entry = StepEntry(
                 step=batch.step,
                 record_end=record_end,
                 record_checksum=record_checksum,
-                state_size=state.size,
-                state_checksum=state.checksum,
+                state_size=state_size,
+                state_checksum=state_checksum,
             )
             self._journal.commit(entry)
             self._step_log.committed(entry)
@@ -236,9 +236,8 @@ class RunDirectory:
         Raises:
             RunFailedError: If the disk refuses.
         """
-        text = json.dumps(asdict(isolation), indent=2, ensure_ascii=False) + "\n"
         with self._explained("the isolation level cannot be stored"):
-            replace_file(self.path / ISOLATION, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+            _write_json(self.path / ISOLATION, asdict(isolation))
 
     def finish(self, cause: str | None = None) -> None:
         """Say that the run has come to its end, and why if that is an early one; it will not be resumed."""
@@ -298,10 +297,6 @@ def _kept(entries: Sequence[StepEntry], step: BackTo | None) -> list[StepEntry]:
     return [entry for entry in entries if step is None or entry.step <= step]
 
 
-def _state_after(states: StateFiles, entry: StepEntry) -> RunState:
-    return states.read(entry.step, StateEntry(entry.state_size, entry.state_checksum))
-
-
 def _restore_files(
     path: Path,
     committed: Sequence[StepEntry],
@@ -317,11 +312,15 @@ def _restore_files(
     undo.callback(step_log.close)
     sync(path)
     remove_uncommitted(path, frozenset(entry.step for entry in committed))
-    text = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
-    replace_file(path / SETTINGS, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+    _write_json(path / SETTINGS, dict(settings))
     metrics = MetricsFile(path / METRICS, committed=records)
     undo.callback(metrics.close)
     return step_log, metrics
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
 
 def _contents_problem(

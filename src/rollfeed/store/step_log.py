@@ -18,9 +18,10 @@ from typing import Any
 from rollfeed.base.atomic import replace_file
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.journal import Journal, StepEntry
-from rollfeed.store.json_text import metrics_json, metrics_line, to_json
+from rollfeed.store.json_text import finite, to_json
 from rollfeed.store.layout import STEPS
 from rollfeed.types import LedgerCounts
+from rollfeed.types.fields import from_dict, to_dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +84,14 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, *, committed: Sequence[StepRecord]) -> None:
-        expected = "".join(metrics_line(record.step, record.metrics) for record in committed).encode()
+        expected = b"".join(_metrics_line(record.metrics, record.step) for record in committed)
         if not path.exists() or path.read_bytes() != expected:
             replace_file(path, lambda file: file.write(expected))
         self._file = path.open("ab")
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Append the line of a step."""
-        self._file.write(metrics_line(step, metrics).encode())
+        self._file.write(_metrics_line(metrics, step))
         self._file.flush()
 
     def close(self) -> None:
@@ -140,15 +141,15 @@ def _checked(line: bytes, entry: StepEntry) -> dict[str, Any]:
     return values
 
 
+def _metrics_line(metrics: Mapping[str, float], step: int) -> bytes:
+    return (to_json(finite({"step": step, **metrics}), "metrics") + "\n").encode()
+
+
 def _line(record: StepRecord) -> bytes:
-    values: dict[str, Any] = {name: getattr(record, name) for name in StepRecord.__dataclass_fields__}
-    values["metrics"] = json.loads(metrics_json(record.metrics))
-    for name in ("drop_reasons", "wasted_tokens"):
-        values[name] = dict(values[name])
-    values["ledger"] = {name: getattr(record.ledger, name) for name in LedgerCounts.__dataclass_fields__}
+    values = {**to_dict(record), "metrics": finite(record.metrics)}
     return (to_json(values, f"the account of step {record.step}") + "\n").encode()
 
 
 def _record(values: dict[str, Any]) -> StepRecord:
-    metrics = {name: math.nan if value is None else value for name, value in values.pop("metrics").items()}
-    return StepRecord(**{**values, "metrics": metrics, "ledger": LedgerCounts(**values["ledger"])})
+    metrics = {name: math.nan if value is None else value for name, value in values["metrics"].items()}
+    return from_dict(StepRecord, {**values, "metrics": metrics})

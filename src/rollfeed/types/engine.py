@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.types.fields import Int32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -83,8 +85,8 @@ class FinishReason(NamedTuple):
 class VersionSpan(NamedTuple):
     """Response tokens ``start`` to ``end`` (exclusive) were sampled by ``policy_version``."""
 
-    start: int
-    end: int
+    start: Int32
+    end: Int32
     policy_version: int
 
 
@@ -104,9 +106,10 @@ class SamplingMask:
     """
 
     lengths: NDArray[np.int32]
-    """How many each was drawn from; 0 stands for the whole vocabulary, and for a token that was not drawn. ``(R,)``."""
+    """How many tokens each one was drawn from; 0 stands for the whole vocabulary, and for a token that was not drawn.
+    ``(R,)``."""
     token_ids: NDArray[np.int32]
-    """``(M,)``."""
+    """Their ids, one token's behind the other's. ``(M,)``."""
 
     def __post_init__(self) -> None:
         if (self.lengths < 0).any() or int(self.lengths.sum(dtype=np.int64)) != len(self.token_ids):

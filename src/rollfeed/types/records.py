@@ -9,7 +9,7 @@ Axes: P prompt tokens, R response tokens, S samples of a batch, G rollouts of a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rollfeed.errors import RewardError
 from rollfeed.types.engine import SamplingMask, VersionSpan, check_spans
+from rollfeed.types.fields import Int32, VaryingInt32, from_dict, names_of, to_dict
 from rollfeed.types.verdict import Correct, Outcome, Reward, Verdict, mean_number, mean_reward
 
 Message: TypeAlias = Mapping[str, Any]
@@ -31,16 +32,19 @@ class Prompt:
     prompt_id: str
     """Names the prompt within the run: source, row or task, and epoch. Stable over restarts."""
     source: str
+    """Where the prompt comes from."""
     text: str
     """What was tokenised: the rendered chat template, or the raw text."""
     token_ids: NDArray[np.int32]
-    """``(P,)``."""
+    """The text's tokens. ``(P,)``."""
     messages: tuple[Message, ...] | None = None
+    """The chat messages; None for raw text."""
     label: Any = None
-    """What a grader compares with; any JSON value."""
+    """What a grader compares with."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values. ``rm_type`` chooses the grader of this prompt."""
+    """What else the prompt says; ``rm_type`` chooses its grader."""
     tools: tuple[Mapping[str, Any], ...] | None = None
+    """Descriptions of tools; None without any."""
     images: tuple[str, ...] = ()
     """Paths or URLs, as the data set gave them."""
 
@@ -65,41 +69,51 @@ class Sample:
 
     token_ids: NDArray[np.int32]
     """Prompt and response together. ``(P + R,)``."""
-    response_length: int
+    response_length: Int32
     """R."""
     loss_mask: NDArray[np.float32]
     """Weight of each response token in the loss; 0 where it was inserted, not sampled. ``(R,)``."""
     logprobs: NDArray[np.float32]
-    """Natural-log probability under the sampling distribution; 0.0 where not sampled. ``(R,)``."""
+    """Natural-log probability of each response token in the distribution that it was sampled from; 0.0 where it was
+    inserted. ``(R,)``."""
     version_spans: tuple[VersionSpan, ...]
-    """Which policy version made which response tokens; inserted tokens carry the version of their turn."""
+    """Which policy version made the response tokens from ``start`` to ``end`` (exclusive); they cover the response.
+    Inserted tokens carry the version of their turn."""
     status: SampleStatus
+    """Where the sample stands."""
     group_index: int
-    """One per prompt draw."""
+    """One per prompt drawn."""
     index: int
     """One per sample."""
     rollout_id: int
-    """One per execution; forks share it."""
+    """One per execution of a prompt; the samples of forks share it."""
     response: str = ""
+    """The response's text."""
     label: Any = None
+    """What a grader compares with, as the prompt says."""
     reward: Reward | None = None
-    """None means not scored; 0.0 is a value."""
-    correct: Correct = Correct.UNDEFINED
-    """Whether its rollout is right, as the verdict says; what filters ask before they look at the reward."""
+    """A number, or named numbers of which ``reward_key`` chooses one; None means not scored, 0.0 is a value."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The prompt's, and what rollout functions add."""
     images: tuple[str, ...] = ()
+    """Paths or URLs."""
     non_generation_seconds: float = 0.0
-    cached_tokens: int = 0
+    """Seconds that the sample spent outside generation."""
+    cached_tokens: VaryingInt32 = 0
+    """Prompt tokens whose keys and values were reused."""
     precision: str = ""
-    """What sampled the response, such as ``fp32``; several joined by ``+``; empty where nothing was sampled."""
+    """What sampled the response, such as ``fp32``, ``int8`` or what a server says; several joined by ``+``; empty where
+    nothing was sampled."""
     remove_sample: bool = False
     """Kept in its group, but its tokens are not to be trained on."""
-    sampling_mask: SamplingMask | None = None
-    """What the tokens were drawn from, where ``sampling.return_sampling_mask`` asks for it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a dictionary form that this version does not know; written back unchanged."""
+    correct: Correct = Correct.UNDEFINED
+    """Whether its rollout is right, as the verdict says; what filters ask before they look at the reward."""
+    sampling_mask: SamplingMask | None = None
+    """What the tokens were drawn from, where ``sampling.return_sampling_mask`` asks for it."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the generate function that made it wants to know when it resumes the rollout; JSON values."""
+    """What the generate function that made it wants to know when it resumes the rollout."""
 
     def __post_init__(self) -> None:
         length = self.response_length
@@ -162,19 +176,9 @@ class Sample:
         return float(self.reward[reward_key])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary of JSON values (``images`` and ``label`` as given), unknown keys included."""
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
-        for name in ("token_ids", "loss_mask", "logprobs"):
-            record[name] = record[name].tolist()
-        record["version_spans"] = [list(span) for span in self.version_spans]
-        record["status"] = self.status.value
-        record["correct"] = self.correct.value
-        record["images"] = list(self.images)
-        if self.sampling_mask is not None:
-            mask = self.sampling_mask
-            record["sampling_mask"] = {"lengths": mask.lengths.tolist(), "token_ids": mask.token_ids.tolist()}
-        record["metadata"], record["state"] = dict(self.metadata), dict(self.state)
-        return {**self.extra, **record}
+        """Return a dictionary of JSON values (those that users bring as given), unknown keys included."""
+        record = to_dict(self)
+        return {**record.pop("extra"), **record}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Sample:
@@ -183,22 +187,10 @@ class Sample:
         Raises:
             ValueError: If a required key is missing or the lengths do not fit.
         """
-        known = {f.name for f in fields(cls)} - {"extra"}
-        values = {key: value for key, value in record.items() if key in known}
-        required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-        missing = required - values.keys()
-        if missing:
-            raise ValueError(f"not a sample: missing {sorted(missing)}")
-        values["token_ids"] = np.asarray(values["token_ids"], dtype=np.int32)
-        for name in ("loss_mask", "logprobs"):
-            values[name] = np.asarray(values[name], dtype=np.float32)
-        values["version_spans"] = tuple(VersionSpan(*span) for span in values["version_spans"])
-        values["status"] = SampleStatus(values["status"])
-        values["correct"] = Correct(values.get("correct", Correct.UNDEFINED))
-        values["images"] = tuple(values.get("images", ()))
-        if mask := values.get("sampling_mask"):
-            values["sampling_mask"] = SamplingMask(**{name: np.asarray(mask[name], np.int32) for name in mask})
-        return cls(**values, extra={key: value for key, value in record.items() if key not in known})
+        known = names_of(cls)
+        extra = {key: value for key, value in record.items() if key not in known or key == "extra"}
+        values = {key: value for key, value in record.items() if key not in extra}
+        return from_dict(cls, {**values, "extra": extra})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +200,11 @@ class Rollout:
     rollout_id: int
     samples: tuple[Sample, ...]
     verdict: Verdict | None = None
+    """None where it was not graded."""
     error: str | None = None
-    """The cause, for a rollout that failed."""
+    """Why the rollout failed."""
     seconds: float = 0.0
-    """Wall time from its start to its last token, waiting included."""
+    """Wall time of the rollout from its start to its last token, waiting included."""
 
     @property
     def status(self) -> SampleStatus:
@@ -278,7 +271,7 @@ class Rollout:
             try:
                 verdict = replace(verdict, reward=mean_reward([own.reward for own in verdicts]))
             except RewardError as error:
-                verdict = Verdict(reward=None, outcome=Outcome.ERROR, detail=str(error))
+                verdict = Verdict.failed(str(error))
         return replace(self, samples=samples, verdict=verdict)
 
 

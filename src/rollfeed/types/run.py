@@ -91,9 +91,11 @@ class Surplus(_Kept):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Ending):
-    """Not to be trained on; the reason is a filter's, :data:`OVER_SAMPLED` or :data:`STALE`."""
+    """Not to be trained on."""
 
     place = Place.DROPPED
+    reason: str
+    """A group filter's reason, ``over_sampled``, ``stale`` or ``failed``."""
 
 
 @dataclass(frozen=True, slots=True)

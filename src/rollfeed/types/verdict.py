@@ -76,12 +76,39 @@ class Verdict:
     reward: Reward | None
     """None exactly when the outcome is not OK."""
     correct: Correct = Correct.UNDEFINED
+    """Whether the answer is right."""
     format_ok: bool = True
     """Whether an answer could be found in the response at all."""
     extracted: str | None = None
     """The answer that was graded."""
     outcome: Outcome = Outcome.OK
+    """Whether grading worked."""
     detail: str = ""
+    """What the grader adds."""
+
+    @classmethod
+    def graded(
+        cls,
+        right: bool,
+        *,
+        reward: float | None = None,
+        format_ok: bool = True,
+        extracted: str | None = None,
+        detail: str = "",
+    ) -> Verdict:
+        """Return the verdict on an answer that is right or not: 1 or 0, unless ``reward`` says otherwise."""
+        return cls(
+            reward=float(right) if reward is None else reward,
+            correct=Correct.YES if right else Correct.NO,
+            format_ok=format_ok,
+            extracted=extracted,
+            detail=detail,
+        )
+
+    @classmethod
+    def failed(cls, detail: str, outcome: Outcome = Outcome.ERROR) -> Verdict:
+        """Return the verdict of a grading that did not work."""
+        return cls(reward=None, outcome=outcome, detail=detail)
 
     def __post_init__(self) -> None:
         if (self.reward is None) is (self.outcome is Outcome.OK):
