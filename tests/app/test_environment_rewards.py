@@ -15,7 +15,7 @@ import pytest
 from rollfeed.app import open_rollouts
 from rollfeed.app.rewards import RewardServices, open_reward_hub
 from rollfeed.config import RewardSettings, RolloutConfig
-from rollfeed.rewards import RewardHub
+from rollfeed.rewards.hub import RewardHub
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
 from rollfeed.types import Correct, Outcome, Prompt, Verdict
 

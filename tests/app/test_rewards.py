@@ -16,7 +16,8 @@ from rollfeed.app.rewards import RewardServices, load_reward_function
 from rollfeed.config import RewardSettings, RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, Isolation, RewardFn
-from rollfeed.rewards import RewardHub, Takes
+from rollfeed.rewards.functions import Takes
+from rollfeed.rewards.hub import RewardHub
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, make_group, make_prompt
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
 

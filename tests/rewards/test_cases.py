@@ -16,7 +16,10 @@ import pytest
 
 from rollfeed.app.rewards import RewardServices
 from rollfeed.config import RemoteRewardSettings, RewardSettings
-from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
+from rollfeed.rewards.calls import OwnPace
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS
+from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.types import Outcome, Verdict
 
 CASES = Path(__file__).parents[1] / "cases" / "reward_cases.jsonl"
@@ -25,7 +28,8 @@ ELSEWHERE = ("livecodebench", "remote_rm")
 # Grades everything given on standard input under a limit of memory and of time on the processor.
 UNDER_LIMITS = """
 import asyncio, json, resource, sys
-from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS
 import rollfeed.rewards.equality.numeric
 
 with open("/proc/self/statm") as statm:

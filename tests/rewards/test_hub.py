@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from rollfeed.errors import ConfigError, WorkerDiedError, WorkerTimeoutError
-from rollfeed.rewards import BUILTIN_GRADERS, BuiltinGrader, RewardHub
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS, BuiltinGrader
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
 
 MakePrompt = Callable[..., Prompt]
@@ -664,7 +665,7 @@ async def test_grader_that_raises_is_an_error() -> None:
     def broken(response: str, label: Any, metadata: Any) -> Verdict:
         raise KeyError("oops")
 
-    verdict = await hub(graders={"broken": BuiltinGrader(broken)}).grade("4", "4", rm_type="broken")
+    verdict = await hub(graders={"broken": BuiltinGrader("broken", broken)}).grade("4", "4", rm_type="broken")
     assert verdict.outcome is Outcome.ERROR
     assert "KeyError" in verdict.detail
 

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
-from rollfeed.rewards import InProcessWorkers, IsolatedCall
+from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
 from rollfeed.types import Verdict
 
 
 def test_package_loads_nothing_that_only_workers_need() -> None:
-    program = "import rollfeed.rewards, sys; print(sorted({'mpmath', 'sympy', 'math_verify'} & set(sys.modules)))"
+    program = "import rollfeed.rewards.hub, sys; print(sorted({'mpmath', 'sympy', 'math_verify'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS
 from rollfeed.types import Outcome, Verdict
 
 CASES = Path(__file__).parents[1] / "cases" / "more_reward_cases.jsonl"

@@ -12,7 +12,10 @@ import pytest
 from rollfeed.base.serving import serve_application
 from rollfeed.config import RemoteRewardSettings
 from rollfeed.errors import ConfigError
-from rollfeed.rewards import BUILTIN_GRADERS, OwnPace, RemoteGrader, RewardHub
+from rollfeed.rewards.calls import OwnPace
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS
+from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.rewards.server import RewardServer
 from rollfeed.types import Verdict
 

@@ -48,7 +48,8 @@ from rollfeed.protocols import (
     Tracker,
     TurnJournal,
 )
-from rollfeed.rewards import MarkerWatch, RewardHub
+from rollfeed.rewards.graders.marker_watch import MarkerWatch
+from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.results import KeyedCut
 from rollfeed.types import Prompt, RunState, StepCommit
 from rollfeed.weights import EngineProof, WeightDirectory

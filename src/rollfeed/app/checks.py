@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from rollfeed.config import RolloutConfig, Settings
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError
-from rollfeed.rewards import BUILTIN_GRADERS
-from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
+from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 
 _OWN_NAMESPACE = "core/"
 

@@ -39,7 +39,7 @@ from rollfeed.generate import single_turn
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
-from rollfeed.rewards import RewardHub
+from rollfeed.rewards.hub import RewardHub
 from rollfeed.store.json_text import to_json
 from rollfeed.types import Group
 

@@ -33,16 +33,12 @@ from rollfeed.protocols import (
     Tokenizer,
     TurnJournal,
 )
-from rollfeed.rewards import (
-    BUILTIN_GRADERS,
-    OwnPace,
-    RemoteGrader,
-    RewardHub,
-    Takes,
-    in_workers,
-)
-from rollfeed.rewards.code import CodeGrader, InTurns
-from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
+from rollfeed.rewards.calls import OwnPace
+from rollfeed.rewards.code.grader import CodeGrader, InTurns
+from rollfeed.rewards.functions import Takes, in_workers
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
+from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.rewards.rows import as_grader
 from rollfeed.rewards.scoring import Graded, ResultFile, ScoreCounts, check_plain, grade_all, read_rows
 from rollfeed.sandbox import Container, OnDemandSandboxes

@@ -29,10 +29,9 @@ from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource, RowCheck, load_prompts
 from rollfeed.protocols import PromptSource, Tokenizer
-from rollfeed.rewards import BUILTIN_GRADERS
-from rollfeed.rewards.code import tests_problem
+from rollfeed.rewards.code.problem import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
-from rollfeed.rewards.registry import CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
+from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.store import question_of
 from rollfeed.types import Prompt

@@ -19,7 +19,9 @@ from rollfeed.app.rewards import RewardServices
 from rollfeed.base.cores import num_cores
 from rollfeed.config import RewardSettings, WorkerSettings
 from rollfeed.errors import ConfigError
-from rollfeed.rewards import BUILTIN_GRADERS, BuiltinGrader, IsolatedCall, RewardHub
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.isolation import IsolatedCall
+from rollfeed.rewards.registry import BUILTIN_GRADERS, BuiltinGrader
 from rollfeed.types import Outcome, Verdict
 
 GOAL_RATIO = 0.8
@@ -130,7 +132,7 @@ async def _time_hub(pairs: Sequence[Pair], workload: RewardWorkload) -> tuple[fl
     settings = RewardSettings(workers=WorkerSettings(timeout_seconds=workload.deadline_seconds))
     services = RewardServices(settings, rm_types=["math"])
     hub = RewardHub(
-        graders={"math": BuiltinGrader(_grade)},
+        graders={"math": BuiltinGrader("math", _grade)},
         rm_type="math",
         timeout_seconds=workload.deadline_seconds,
         workers=services.workers,

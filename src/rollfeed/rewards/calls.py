@@ -23,16 +23,12 @@ from rollfeed.types import Outcome, Verdict
 _MAX_THREADS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """The function returned ``value``."""
+class _RaisedError(Exception):
+    """The function raised ``error``."""
 
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    error: BaseException
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,82 +56,71 @@ class Caller:
         self._threads = asyncio.Semaphore(min(_MAX_THREADS, concurrency or _MAX_THREADS))
         self._turns = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Returned | Verdict:
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function``.
 
         Returns:
             What it returned, or the TIMEOUT or ERROR verdict when it did not. A plain function that overran its
             deadline cannot be stopped: its thread is left behind and its result ignored.
         """
-        if isinstance(function, OwnPace):
-            return _told(await _settle(function(*args)))
-        if is_async(function):
-            async with self._turns:
-                return await self._within(_call_on_loop(function, args), self._timeout_seconds)
-        started = asyncio.get_running_loop().time()
-        async with self._threads:
-            waited = asyncio.get_running_loop().time() - started
-            outcome = await self._within(_call_in_thread(function, args), self._timeout_seconds)
-        if isinstance(outcome, Verdict) or not inspect.isawaitable(outcome.value):
-            return outcome
-        left = self._timeout_seconds + waited - (asyncio.get_running_loop().time() - started)
-        async with self._turns:
-            return await self._within(_settle(outcome.value), left)
-
-    async def _within(self, call: Awaitable[Returned | _Raised], seconds: float) -> Returned | Verdict:
         try:
-            async with asyncio.timeout(seconds) as deadline:
-                return _told(await call)
-        except TimeoutError as error:
-            if deadline.expired():
-                detail = f"no result within {self._timeout_seconds:g} s"
-                return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
-            return failure(error)
+            if isinstance(function, OwnPace):
+                return await _settle(function, args)
+            if is_async(function):
+                async with self._turns, asyncio.timeout(self._timeout_seconds):
+                    return await _settle(function, args)
+            return await self._call_plain(function, args)
+        except _RaisedError as raised:
+            return failure(raised.error)
+        except TimeoutError:
+            return Verdict.failed(f"no result within {self._timeout_seconds:g} s", Outcome.TIMEOUT)
+
+    async def _call_plain(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        async with self._threads, asyncio.timeout(self._timeout_seconds) as deadline:
+            result = await _call_in_thread(function, args)
+        if not inspect.isawaitable(result):
+            return result
+        left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
+        async with self._turns, asyncio.timeout(left):
+            return await _settle(lambda: result, ())
 
 
-def _told(outcome: Returned | _Raised) -> Returned | Verdict:
-    return failure(outcome.error) if isinstance(outcome, _Raised) else outcome
-
-
-async def _call_on_loop(function: Callable[..., Any], args: tuple[Any, ...]) -> Returned | _Raised:
-    try:
-        awaitable = function(*args)
-    except Exception as error:  # reported as the verdict of this call
-        return _Raised(error)
-    return await _settle(awaitable)
-
-
-async def _settle(awaitable: Any) -> Returned | _Raised:
+async def _settle(function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+    """Await what an async function returns; what it raises becomes a _RaisedError."""
     task = asyncio.current_task()
     try:
-        return Returned(await awaitable)
+        return await function(*args)
     except asyncio.CancelledError as error:
         # Raised by the function itself unless somebody cancelled this task.
         if task is not None and task.cancelling():
             raise
-        return _Raised(error)
-    except Exception as error:  # reported as the verdict of this call
-        return _Raised(error)
+        raise _RaisedError(error) from error
+    except Exception as error:
+        raise _RaisedError(error) from error
 
 
-async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Returned | _Raised:
+async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     # Not asyncio.to_thread: its threads are few, so that stuck calls block all others, and the exit waits for them.
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Returned | _Raised] = loop.create_future()
+    future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
 
-    def deliver(outcome: Returned | _Raised) -> None:
-        if not future.done():
-            future.set_result(outcome)
+    def deliver(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(_RaisedError(error))
 
     def work() -> None:
-        outcome: Returned | _Raised
+        result, raised = None, None
         try:
-            outcome = Returned(context.run(function, *args))
+            result = context.run(function, *args)
         except BaseException as error:  # SystemExit of a reward function must not end the run
-            outcome = _Raised(error)
+            raised = error
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits for this result any more
-            loop.call_soon_threadsafe(deliver, outcome)
+            loop.call_soon_threadsafe(deliver, result, raised)
 
     threading.Thread(target=work, name="rollfeed-reward", daemon=True).start()
     return await future
@@ -153,7 +138,7 @@ def failure(error: BaseException) -> Verdict:
     """Return the verdict that says what was raised: TIMEOUT for a worker's timeout, else ERROR."""
     message = " ".join(str(error).split())
     if isinstance(error, WorkerTimeoutError):
-        return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=message)
+        return Verdict.failed(message, Outcome.TIMEOUT)
     if isinstance(error, WorkerCallError):  # its message names what was raised over there
-        return Verdict(reward=None, outcome=Outcome.ERROR, detail=message[:1_000])
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=describe(error))
+        return Verdict.failed(message[:1_000])
+    return Verdict.failed(describe(error))

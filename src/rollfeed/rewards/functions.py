@@ -22,7 +22,7 @@ _CALL = "rollfeed.rewards.functions.call_function"
 
 
 class Takes(StrEnum):
-    """What a reward function is called with."""
+    """The arguments that a reward function is called with."""
 
     SAMPLE = "sample"
     """A sample and its prompt."""
@@ -80,8 +80,6 @@ def call_function(path: str, folders: list[str], takes: str, samples: list[Any],
         case Takes.GROUP:
             result = function(made, asked[0])
     return _plain(result)
-
-
 
 
 def _plain(result: Any) -> Any:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ from rollfeed.answers import without_end_token
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
 from rollfeed.rewards.calls import Caller, OwnPace, blamed, failure
-from rollfeed.rewards.graders.random_bit import SEED_KEY
-from rollfeed.rewards.isolation import InProcessWorkers, IsolatedCall
-from rollfeed.rewards.registry import BOXED_PREFIX, BuiltinGrader, boxed, grader_name
+from rollfeed.rewards.isolation import InProcessWorkers
+from rollfeed.rewards.registry import BOXED_PREFIX, SEED_KEY, BuiltinGrader, boxed, grader_name
 from rollfeed.rewards.results import REWARD_KEY, pick, to_verdict
 from rollfeed.rewards.rows import row_prompt, row_rollout
 from rollfeed.seeds import derive_seed
@@ -133,17 +131,13 @@ class RewardHub:
         try:
             read = json.loads(metadata) if isinstance(metadata, str) else {} if metadata is None else metadata
         except (ValueError, RecursionError) as error:
-            return _error(f"metadata is no JSON: {error}")
+            return Verdict.failed(f"metadata is no JSON: {error}")
         if not isinstance(read, Mapping):
-            return _error(f"metadata is {read!r:.80}; it must be a mapping")
+            return Verdict.failed(f"metadata is {read!r:.80}; it must be a mapping")
         if self.has_function or read.get(_REWARD_FN) is not None:
             return await self._score_row(response, label, {"rm_type": rm_type, REWARD_KEY: reward_key}, read, prompt)
-        grader = self._grader(read.get("rm_type", rm_type or self._rm_type))
-        if isinstance(grader, Verdict):
-            return grader
         key = reward_key or self._reward_key
-        result = await self._grade(grader, response, label, {**_known(prompt, key), **read})
-        return _verdict(result, read, key)
+        return await self._grade(response, label, read, rm_type=rm_type, prompt=prompt, reward_key=key)
 
     @property
     def has_function(self) -> bool:
@@ -154,7 +148,7 @@ class RewardHub:
         self, response: Any, label: Any, options: Mapping[str, Any], metadata: Mapping[str, Any], prompt: Any
     ) -> Verdict:
         if not isinstance(response, str):
-            return _error(f"the response is {response!r:.80}; it must be a text")
+            return Verdict.failed(f"the response is {response!r:.80}; it must be a text")
         known = {**{name: value for name, value in options.items() if value is not None}, **metadata}
         (verdict,) = await self.score([row_rollout(response, label, known)], row_prompt(prompt, label, known))
         return verdict
@@ -194,92 +188,89 @@ class RewardHub:
             return []
         if self._group_reward_fn is not None:
             verdicts = await self._score_together(
-                rollouts,
-                lambda samples: self._call(self._group_reward_fn, samples, prompt),
-                prompt,
-                partial(blamed, setting="plugins.group_reward", function=self._group_reward_fn),
+                "plugins.group_reward", self._group_reward_fn, rollouts, prompt, prompt
             )
             return [verdicts[position] for position in positions]
-        chosen = [rollouts[position] for position in positions]
-        prompts = [prompt] * len(chosen)
-        return await self._score_together(
-            chosen,
-            lambda samples: self._call(self._batched_reward_fn, samples, prompts),
-            prompt,
-            partial(blamed, setting="plugins.batched_reward", function=self._batched_reward_fn),
-        )
+        chosen, prompts = [rollouts[position] for position in positions], [prompt] * len(positions)
+        return await self._score_together("plugins.batched_reward", self._batched_reward_fn, chosen, prompts, prompt)
 
     async def _score_one(self, rollout: Rollout, prompt: Prompt) -> Verdict:
         if not rollout.has_finished:
-            return _error(f"not scored: the rollout is {rollout.status.value}")
+            return Verdict.failed(f"not scored: the rollout is {rollout.status.value}")
         sample = rollout.samples[-1]
         name = _named_function(sample, prompt)
         if name is not None and (not isinstance(name, str) or name not in self._named_reward_fns):
-            return _error(f"reward_fn {name!r:.80}: no such function; {suggestion(str(name), self._named_reward_fns)}")
+            return Verdict.failed(
+                f"reward_fn {name!r:.80}: no such function; {suggestion(str(name), self._named_reward_fns)}"
+            )
         configured = None if self._brings_verifier(prompt) else self._reward_fn
         function = configured if name is None else self._named_reward_fns[name]
         if function is not None:
-            verdict = _verdict(await self._call(function, sample, prompt), prompt.metadata, self._reward_key)
+            verdict = _verdict(await self._caller.call(function, sample, prompt), prompt.metadata, self._reward_key)
             setting = "plugins.reward" if name is None else f"reward.functions.{name}"
             return blamed(verdict, setting=setting, function=function)
-        grader = self._grader(prompt.metadata.get("rm_type", self._rm_type))
-        if isinstance(grader, Verdict):
-            return grader
         seed = derive_seed(self._seed, "reward", prompt.prompt_id, sample.group_index, sample.index)
-        metadata = {**_known(prompt.text, self._reward_key), **prompt.metadata, SEED_KEY: seed}
-        result = await self._grade(grader, sample.response, prompt.label, metadata)
-        return _verdict(result, prompt.metadata, self._reward_key)
+        return await self._grade(
+            sample.response, prompt.label, prompt.metadata, prompt=prompt.text, reward_key=self._reward_key, seed=seed
+        )
 
-    async def _grade(self, grader: Grader | OwnPace, response: Any, label: Any, metadata: Mapping[str, Any]) -> Any:
+    async def _grade(
+        self,
+        response: Any,
+        label: Any,
+        metadata: Mapping[str, Any],
+        *,
+        rm_type: Any = None,
+        prompt: Any,
+        reward_key: str | None,
+        seed: int | None = None,
+    ) -> Verdict:
+        """Grade a response by the ``rm_type`` of the metadata, the given one or the hub's."""
+        own = metadata.get("rm_type")
+        rm_type = (rm_type or self._rm_type) if own is None else own
+        if problem := self.problem(rm_type):
+            return Verdict.failed(problem)
         if not isinstance(response, str):
-            return _error(f"the response is {response!r:.80}; it must be a text")
-        response = without_end_token(response)
+            return Verdict.failed(f"the response is {response!r:.80}; it must be a text")
+        told = {PROMPT_KEY: prompt, REWARD_KEY: reward_key}
+        known = {**{name: value for name, value in told.items() if value is not None}, **metadata}
+        if seed is not None:
+            known[SEED_KEY] = seed
+        grader = self._find_grader(rm_type)
+        assert grader is not None
+        result = await self._call_grader(grader, without_end_token(response), label, known)
+        return _verdict(result, metadata, reward_key)
+
+    async def _call_grader(
+        self, grader: Grader | OwnPace, response: str, label: Any, metadata: Mapping[str, Any]
+    ) -> Any:
         if not isinstance(grader, BuiltinGrader):
-            return await self._call(grader, response, label, metadata)
+            return await self._caller.call(grader, response, label, metadata)
         try:
             begun = grader.grade(response, label, metadata)
-            return begun if isinstance(begun, Verdict) else await self._finish(begun)
+            if isinstance(begun, Verdict):
+                return begun
+            path, deadline = begun.function_path, self._worker_timeout_seconds
+            return begun.finish(await self._workers.call(path, begun.args, deadline_seconds=deadline, cached=True))
         except Exception as error:  # a grader that raises is at fault, never the response
             return failure(error)
 
-    async def _finish(self, call: IsolatedCall) -> Verdict:
-        result = await self._workers.call(
-            call.function_path, call.args, deadline_seconds=self._worker_timeout_seconds, cached=True
-        )
-        return call.finish(result)
-
     async def _score_together(
-        self,
-        rollouts: Sequence[Rollout],
-        call: Callable[[list[Sample]], Awaitable[Any]],
-        prompt: Prompt,
-        blame: Callable[[Verdict], Verdict],
+        self, setting: str, function: Any, rollouts: Sequence[Rollout], prompts: Prompt | list[Prompt], prompt: Prompt
     ) -> list[Verdict]:
         unfinished = [rollout for rollout in rollouts if not rollout.has_finished]
         if unfinished:
             status = unfinished[0].status.value
-            return [_error(f"not scored: rollout {unfinished[0].rollout_id} of the group is {status}")] * len(rollouts)
-        results = await call([rollout.samples[-1] for rollout in rollouts])
-        if isinstance(results, Verdict):
-            failed = results if results.outcome is not Outcome.OK else _not_a_list(results, rollouts)
-            return [blame(failed)] * len(rollouts)
+            failed = Verdict.failed(f"not scored: rollout {unfinished[0].rollout_id} of the group is {status}")
+            return [failed] * len(rollouts)
+        results = await self._caller.call(function, [rollout.samples[-1] for rollout in rollouts], prompts)
         results = results.tolist() if isinstance(results, np.ndarray) and results.ndim == 1 else results
-        if not isinstance(results, Sequence) or isinstance(results, str | bytes) or len(results) != len(rollouts):
-            return [blame(_not_a_list(results, rollouts))] * len(rollouts)
-        return [blame(_verdict(result, prompt.metadata, self._reward_key)) for result in results]
-
-    async def _call(self, function: Callable[..., Any] | None, *args: Any) -> Any:
-        assert function is not None
-        outcome = await self._caller.call(function, *args)
-        return outcome if isinstance(outcome, Verdict) else outcome.value
-
-    def _grader(self, rm_type: Any) -> Grader | OwnPace | Verdict:
-        problem = self.problem(rm_type)
-        if problem is not None:
-            return _error(problem)
-        grader = self._find_grader(rm_type if rm_type is not None else str(self._rm_type))
-        assert grader is not None
-        return grader
+        if isinstance(results, Verdict) and results.outcome is not Outcome.OK:
+            results = [results] * len(rollouts)
+        elif not isinstance(results, Sequence) or isinstance(results, str | bytes) or len(results) != len(rollouts):
+            results = [_not_a_list(results, rollouts)] * len(rollouts)
+        verdicts = [_verdict(result, prompt.metadata, self._reward_key) for result in results]
+        return [blamed(verdict, setting=setting, function=function) for verdict in verdicts]
 
     def _find_grader(self, rm_type: str) -> Grader | OwnPace | None:
         grader = self._graders.get(rm_type)
@@ -299,12 +290,6 @@ def _carried(rollout: Rollout, prompt: Prompt, reward_key: str | None) -> Verdic
     return replace(verdict, correct=rollout.samples[-1].correct)
 
 
-def _known(prompt: Any, reward_key: str | None) -> dict[str, Any]:
-    """Return what graders are told besides the prompt's own metadata."""
-    entries = {PROMPT_KEY: prompt, REWARD_KEY: reward_key}
-    return {name: value for name, value in entries.items() if value is not None}
-
-
 def _named_function(sample: Sample, prompt: Prompt) -> Any:
     return sample.metadata.get(_REWARD_FN, prompt.metadata.get(_REWARD_FN))
 
@@ -316,10 +301,6 @@ def _verdict(result: Any, metadata: Mapping[str, Any], reward_key: str | None) -
     return verdict if own_key is None else pick(verdict, str(own_key))
 
 
-def _error(detail: str) -> Verdict:
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)
-
-
 def _not_a_list(results: Any, rollouts: Sequence[Rollout]) -> Verdict:
     got = f"{len(results)} results" if isinstance(results, Sequence | np.ndarray) else f"a {type(results).__name__}"
-    return _error(f"it returned {got} for {len(rollouts)} rollouts; it must return a list with one result each")
+    return Verdict.failed(f"it returned {got} for {len(rollouts)} rollouts; it must return a list with one result each")

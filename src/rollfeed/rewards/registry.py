@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from rollfeed.answers import final_text, find_box
 from rollfeed.protocols import Grader
 from rollfeed.rewards.calls import OwnPace
-from rollfeed.rewards.graders.bbeh import grade_bbeh
-from rollfeed.rewards.graders.dapo import grade_boxed_dapo, grade_dapo
-from rollfeed.rewards.graders.deepscaler import grade_deepscaler
-from rollfeed.rewards.graders.exact import grade_exact
-from rollfeed.rewards.graders.f1 import grade_f1
-from rollfeed.rewards.graders.gpqa import gpqa_problem, grade_gpqa
-from rollfeed.rewards.graders.ifeval import grade_ifeval, grade_ifeval_loose, ifeval_problem
-from rollfeed.rewards.graders.math import grade_math
-from rollfeed.rewards.graders.math_verify import grade_math_verify
-from rollfeed.rewards.graders.number import grade_number, number_problem
-from rollfeed.rewards.graders.random_bit import grade_random
+from rollfeed.rewards.graders import gpqa, ifeval, mathematics, texts
 from rollfeed.rewards.isolation import IsolatedCall
-from rollfeed.rewards.labels import LabelProblem, text_problem
-from rollfeed.rewards.mathematics import math_problem
+from rollfeed.rewards.labels import NO_LABEL, LabelError, label_texts
+from rollfeed.seeds import derive_seed
 from rollfeed.types import Verdict
 
 BOXED_PREFIX = "boxed_"
 CODE_RM_TYPE = "livecodebench"
 REMOTE_RM_TYPE = "remote_rm"
+SEED_KEY = "sample_seed"
+"""Entry of the metadata with an integer that stands for the run's seed and the sample; the hub sets it."""
 _OTHER_NAMES = MappingProxyType({"ifbench": "ifeval"})
 """What else graders are called, by users of slime."""
 
-Grade: TypeAlias = Callable[[str, Any, Mapping[str, Any]], Verdict | IsolatedCall]
-
-
-def no_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
-    """Fits :data:`rollfeed.rewards.labels.LabelProblem`, for graders that look at neither."""
-    return None
+Compare: TypeAlias = Callable[[str, Any, Mapping[str, Any]], Verdict | IsolatedCall]
+"""Compares a response with what was read of label and metadata, and is given the metadata."""
+Read: TypeAlias = Callable[[Any, Mapping[str, Any]], Any]
+"""Returns what responses are compared with, or raises LabelError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +37,34 @@ class BuiltinGrader:
     Called as a plain grader it does everything in the calling thread.
     """
 
-    grade: Grade
-    boxed: Grade | None = None
-    """Grader for ``boxed_<rm_type>``; by default ``grade`` on the content of the last box."""
-    problem: LabelProblem = no_problem
-    """Why a label and metadata can be used for no response."""
+    rm_type: str
+    compare: Compare
+    read: Read = lambda label, metadata: label
+    read_of_row: Read | None = None
+    """As ``read``, but refuses also what can only be a mistake in a data set."""
+    boxed: Compare | None = None
+    """Of ``boxed_<rm_type>``; by default ``compare`` with the content of the last box."""
     keys: tuple[str, ...] = ()
     """What ``reward_key`` may choose; empty for a grader that gives one number."""
 
     def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
         begun = self.grade(response, label, metadata)
         return begun if isinstance(begun, Verdict) else begun.run_here()
+
+    def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict | IsolatedCall:
+        """Return the verdict, an ERROR where nothing can be compared; or the call that it takes."""
+        try:
+            return self.compare(response, self.read(label, metadata), metadata)
+        except LabelError as error:
+            return Verdict.failed(f"rm_type {self.rm_type}: {error}")
+
+    def problem(self, label: Any, metadata: Mapping[str, Any]) -> str | None:
+        """Fits :data:`rollfeed.rewards.labels.LabelProblem`."""
+        try:
+            (self.read_of_row or self.read)(label, metadata)
+        except LabelError as error:
+            return NO_LABEL if error.is_missing else str(error)
+        return None
 
 
 def grader_name(rm_type: str) -> str:
@@ -68,33 +75,49 @@ def grader_name(rm_type: str) -> str:
 
 def boxed(grader: Grader | OwnPace) -> Grader | OwnPace:
     """Return the grader for ``boxed_<rm_type>``: of a response it sees the content of the last box, or nothing."""
+    inner = grader.compare if isinstance(grader, BuiltinGrader) else grader
+
+    def of_box(response: str, label: Any, metadata: Mapping[str, Any]) -> Any:
+        return inner(find_box(final_text(response)) or "", label, metadata)
+
     if isinstance(grader, BuiltinGrader):
-        grade = grader.grade
-        of_box = grader.boxed or (lambda response, label, metadata: grade(_box(response), label, metadata))
-        return BuiltinGrader(of_box, problem=grader.problem, keys=grader.keys)
-    if isinstance(grader, OwnPace):
-        return OwnPace(lambda response, label, metadata: grader(_box(response), label, metadata))
-    return lambda response, label, metadata: grader(_box(response), label, metadata)
+        return replace(grader, rm_type=BOXED_PREFIX + grader.rm_type, compare=grader.boxed or of_box)
+    return OwnPace(of_box) if isinstance(grader, OwnPace) else of_box
 
 
-def _box(response: str) -> str:
-    return find_box(final_text(response)) or ""
+def _compare_with_chance(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+    """Give 0 or 1 with equal chance, the same whenever the sample's seed is the same; else by the response."""
+    seed = metadata.get(SEED_KEY)
+    part = seed if isinstance(seed, int) else response.encode("utf-8", "replace").decode()
+    return Verdict(reward=float(derive_seed("random reward", part) & 1))
 
 
-BUILTIN_GRADERS: Mapping[str, BuiltinGrader] = MappingProxyType(
-    {
-        "bbeh": BuiltinGrader(grade_bbeh, problem=text_problem),
-        "dapo": BuiltinGrader(grade_dapo, boxed=grade_boxed_dapo, problem=math_problem, keys=("acc", "score")),
-        "deepscaler": BuiltinGrader(grade_deepscaler, boxed=grade_deepscaler, problem=math_problem),
-        "exact": BuiltinGrader(grade_exact, problem=text_problem),
-        "f1": BuiltinGrader(grade_f1, problem=text_problem),
-        "gpqa": BuiltinGrader(grade_gpqa, problem=gpqa_problem),
-        "ifeval": BuiltinGrader(grade_ifeval, problem=ifeval_problem),
-        "ifeval_loose": BuiltinGrader(grade_ifeval_loose, problem=ifeval_problem),
-        "math": BuiltinGrader(grade_math, boxed=grade_math, problem=math_problem),
-        "math_verify": BuiltinGrader(grade_math_verify, boxed=grade_math, problem=math_problem),
-        "number": BuiltinGrader(grade_number, problem=number_problem),
-        "random": BuiltinGrader(grade_random),
-    }
+def _of_texts(rm_type: str, compare: Compare) -> BuiltinGrader:
+    return BuiltinGrader(rm_type, compare, read=label_texts)
+
+
+def _of_formulas(rm_type: str, compare: Compare, boxed: Compare, keys: tuple[str, ...] = ()) -> BuiltinGrader:
+    read, of_row = mathematics.label_formulas, mathematics.possible_formulas
+    return BuiltinGrader(rm_type, compare, read=read, read_of_row=of_row, boxed=boxed, keys=keys)
+
+
+def _of_instructions(rm_type: str, compare: Compare) -> BuiltinGrader:
+    return BuiltinGrader(rm_type, compare, read=ifeval.instructions_of, read_of_row=ifeval.known_instructions_of)
+
+
+_GRADERS = (
+    _of_texts("bbeh", texts.compare_leniently),
+    _of_formulas("dapo", mathematics.compare_dapo, mathematics.compare_boxed_dapo, keys=("acc", "score")),
+    _of_formulas("deepscaler", mathematics.compare_deepscaler, mathematics.compare_deepscaler),
+    _of_texts("exact", texts.compare_exactly),
+    _of_texts("f1", texts.compare_words),
+    BuiltinGrader("gpqa", gpqa.compare_choice, read=gpqa.right_choice, read_of_row=gpqa.known_choice),
+    _of_instructions("ifeval", ifeval.compare_strictly),
+    _of_instructions("ifeval_loose", ifeval.compare_loosely),
+    _of_formulas("math", mathematics.compare_box, mathematics.compare_box),
+    _of_formulas("math_verify", mathematics.compare_answer, mathematics.compare_box),
+    BuiltinGrader("number", texts.compare_number, read=texts.label_numbers),
+    BuiltinGrader("random", _compare_with_chance),
 )
-"""``rm_type`` of every grader of this package; the application adds those of environments, code and servers."""
+BUILTIN_GRADERS: Mapping[str, BuiltinGrader] = MappingProxyType({grader.rm_type: grader for grader in _GRADERS})
+"""By ``rm_type``; the application adds those of environments, code and servers."""

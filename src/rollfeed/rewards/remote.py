@@ -69,11 +69,11 @@ class RemoteGrader:
         """Return the server's verdict; ERROR, or TIMEOUT when it did not answer in time, with the cause."""
         url, max_tries = self._settings.url, self._settings.max_tries
         if url is None:
-            return _error("rm_type remote_rm: no server: set reward.remote.url")
+            return Verdict.failed("rm_type remote_rm: no server: set reward.remote.url")
         try:
             body = json.dumps(self._body(response, label, metadata), allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            return _error(f"the label or the prompt is not JSON: {error}")
+            return Verdict.failed(f"the label or the prompt is not JSON: {error}")
         failed = _Failed(Outcome.ERROR, "not asked")
         for attempt in range(max_tries):
             if attempt:
@@ -84,7 +84,7 @@ class RemoteGrader:
                 return result
             failed = result
         tries = f"{max_tries} tries" if max_tries > 1 else "1 try"
-        return Verdict(reward=None, outcome=failed.outcome, detail=f"{url}: {failed.detail} ({tries})")
+        return Verdict.failed(f"{url}: {failed.detail} ({tries})", failed.outcome)
 
     def _body(self, response: str, label: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
         if self._settings.form is RemoteForm.PREDICTIONS:
@@ -111,19 +111,19 @@ class RemoteGrader:
         if reply.status != 200:
             content = self._api_key.hidden(content)
         if reply.status in REFUSING_STATUSES:
-            return _error(f"{url}: {self._api_key.refusal(reply.status)}")
+            return Verdict.failed(f"{url}: {self._api_key.refusal(reply.status)}")
         if reply.status in _RETRYABLE or reply.status >= 500:
             wait = reply.headers.get("Retry-After", "")
             seconds = float(wait) if wait.isdecimal() else None
             return _Failed(Outcome.ERROR, f"HTTP {reply.status}: {_shown(content)}", seconds)
         if reply.status != 200:
-            return _error(f"{url}: HTTP {reply.status}: {_shown(content)}")
+            return Verdict.failed(f"{url}: HTTP {reply.status}: {_shown(content)}")
         try:
             return self._verdict(json.loads(content))
         except (ValueError, RecursionError):
-            return _error(f"{url}: the reply is not JSON: {_shown(content)}")
+            return Verdict.failed(f"{url}: the reply is not JSON: {_shown(content)}")
         except RewardError as error:
-            return _error(f"{url}: {error}")
+            return Verdict.failed(f"{url}: {error}")
 
     def _verdict(self, reply: Any) -> Verdict:
         value, details, key = reply, {}, self._settings.reply_key
@@ -133,7 +133,7 @@ class RemoteGrader:
             value = value[0]
         if value is None and details.get("outcome") in (Outcome.TIMEOUT.value, Outcome.ERROR.value):
             cause = str(details.get("detail", ""))[:500]
-            return Verdict(reward=None, outcome=Outcome(details["outcome"]), detail=f"says the reward server: {cause}")
+            return Verdict.failed(f"says the reward server: {cause}", Outcome(details["outcome"]))
         if isinstance(value, dict) and any(map(_is_number, value.values())):
             verdict = to_verdict(value, reward_key=next(name for name, each in value.items() if _is_number(each)))
             if verdict.outcome is Outcome.OK:
@@ -175,7 +175,3 @@ def _is_number(value: Any) -> bool:
 
 def _shown(content: bytes) -> str:
     return " ".join(content[:200].decode(errors="replace").split()) or "nothing"
-
-
-def _error(detail: str) -> Verdict:
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rollfeed.errors import RewardError, RunFailedError
-from rollfeed.types import BatchCut, ByAge, Group, Outcome, Verdict
+from rollfeed.types import BatchCut, ByAge, Group, Verdict
 
 REWARD_KEY = "reward_key"
 """Entry of the metadata that chooses among named rewards; where the prompt has none, the hub sets its own."""
@@ -33,7 +33,7 @@ def to_verdict(result: Any, *, reward_key: str | None) -> Verdict:
             _check_key(result.reward, reward_key)
         return result
     except RewardError as error:
-        return Verdict(reward=None, outcome=Outcome.ERROR, detail=str(error))
+        return Verdict.failed(str(error))
 
 
 def pick(verdict: Verdict, reward_key: str) -> Verdict:

@@ -29,7 +29,7 @@ _RIGHT = 1.0
 
 @dataclass(slots=True)
 class GraderCounts:
-    """What one grader or function has said of the rows it scored."""
+    """The verdicts of one grader or function on the rows it scored, counted."""
 
     by_outcome: Counter[Outcome] = field(default_factory=Counter)
     reward_sum: float = 0.0
@@ -37,7 +37,7 @@ class GraderCounts:
 
     @property
     def reward_mean(self) -> float | None:
-        """Of the rows that have a reward; None without any."""
+        """The mean over the rows that have a reward; None without any."""
         num_scored = self.by_outcome[Outcome.OK]
         return self.reward_sum / num_scored if num_scored else None
 
@@ -58,7 +58,7 @@ class GraderCounts:
 
 @dataclass(slots=True)
 class ScoreCounts:
-    """How far a file is graded."""
+    """The progress of the grading of a file."""
 
     total: int = 0
     graded: int = 0

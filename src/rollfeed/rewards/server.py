@@ -16,8 +16,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -25,8 +24,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.types import Outcome, Verdict
+from rollfeed.types.fields import to_dict
 
 _OPTIONS = ("rm_type", "metadata", "reward_key", "prompt")
+_Question: TypeAlias = dict[str, Any]
+"""What the hub is asked: ``response``, ``label`` and options."""
 
 
 class BadRequestError(Exception):
@@ -35,13 +37,6 @@ class BadRequestError(Exception):
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    response: Any
-    label: Any
-    options: Mapping[str, Any]
 
 
 class RewardServer:
@@ -101,12 +96,12 @@ class RewardServer:
         if len(questions) > self._max_in_progress:
             raise BadRequestError(f"{len(questions)} responses in a request; at most {self._max_in_progress} are taken")
         for number, question in enumerate(questions if not self._hub.has_function else ()):
-            metadata = question.options.get("metadata")
+            metadata = question.get("metadata")
             own = metadata.get("rm_type") if isinstance(metadata, Mapping) else None
             # Metadata that is text is read by the hub, which says what is wrong with it in the verdict.
             if isinstance(metadata, Mapping) and metadata.get("reward_fn") is not None:
                 continue
-            problem = None if isinstance(metadata, str) else self._hub.problem(own or question.options.get("rm_type"))
+            problem = None if isinstance(metadata, str) else self._hub.problem(own or question.get("rm_type"))
             if problem is not None:
                 raise BadRequestError(problem if len(questions) == 1 else f"response {number}: {problem}")
 
@@ -119,7 +114,7 @@ class RewardServer:
 
     async def _grade(self, question: _Question) -> Verdict:
         started = time.monotonic()
-        verdict = await self._hub.grade(question.response, question.label, **question.options)
+        verdict = await self._hub.grade(**question)
         self._seconds += time.monotonic() - started
         self._num_by_outcome[verdict.outcome] += 1
         return verdict
@@ -177,9 +172,7 @@ def _questions(body: Any) -> list[_Question]:
     if not predictions:
         raise BadRequestError("predictions is empty; send at least one")
     options = _options(body)
-    return [
-        _Question(response=one, label=answer, options=options) for one, answer in zip(predictions, answers, strict=True)
-    ]
+    return [{"response": one, "label": answer, **options} for one, answer in zip(predictions, answers, strict=True)]
 
 
 def _question(one: Any, where: str) -> _Question:
@@ -187,7 +180,7 @@ def _question(one: Any, where: str) -> _Question:
         raise BadRequestError(f"{where} is a {type(one).__name__}; it must be an object with response and label")
     if "response" not in one:
         raise BadRequestError(f"{where} has no response; it has {', '.join(sorted(one)[:10]) or 'nothing'}")
-    return _Question(response=one["response"], label=one.get("label"), options=_options(one))
+    return {"response": one["response"], "label": one.get("label"), **_options(one)}
 
 
 def _options(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,23 +192,12 @@ def _options(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reply(body: Any, verdicts: Sequence[Verdict]) -> Any:
     if isinstance(body, list):
-        return [_written(verdict) for verdict in verdicts]
+        return list(map(to_dict, verdicts))
     if "predictions" not in body:
-        return _written(verdicts[0])
+        return to_dict(verdicts[0])
     columns: dict[str, list[Any]] = {
         "reward": [verdict.reward for verdict in verdicts],
         "outcome": [verdict.outcome.value for verdict in verdicts],
         "detail": [verdict.detail for verdict in verdicts],
     }
     return columns if isinstance(body["predictions"], list) else {name: each[0] for name, each in columns.items()}
-
-
-def _written(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "reward": verdict.reward,
-        "correct": verdict.correct.value,
-        "format_ok": verdict.format_ok,
-        "extracted": verdict.extracted,
-        "outcome": verdict.outcome.value,
-        "detail": verdict.detail,
-    }

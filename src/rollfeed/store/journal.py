@@ -1,4 +1,4 @@
-"""What a run has committed, in one sqlite file.
+"""The journal of a run: its commits, in one sqlite file.
 
 A step exists when its row is here. The row stands for all that the step left: it has the checksums of
 its account and of the state that the next step starts from, which are on disk before it. Rows come and
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS changes (
 
 
 class RunStatus(StrEnum):
-    """How far a run has come."""
+    """The state that a run is in."""
 
     RUNNING = "running"
     """Not ended yet; whether a process works on it, the lock says."""
@@ -69,7 +69,7 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the journal says of the run as a whole."""
+    """The journal's record of the run as a whole."""
 
     settings: Mapping[str, Any]
     identity: Mapping[str, Any]
@@ -82,7 +82,7 @@ class RunRecord:
 
 
 class StepEntry(NamedTuple):
-    """What the journal says of one committed step."""
+    """The journal's record of one committed step."""
 
     step: int
     record_end: int

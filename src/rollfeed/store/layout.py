@@ -1,4 +1,4 @@
-"""Which files a run directory has.
+"""The files that a run directory has.
 
 ::
 

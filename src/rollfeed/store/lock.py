@@ -1,4 +1,4 @@
-"""Which process works on a run."""
+"""The lock of the process that works on a run."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rewind(Enum):
-    """Where a run can go back to, besides a step."""
+    """A place that a run can go back to, besides a step."""
 
     START = "start"
     """Before its first step: no step is kept, but what a trainer left is."""

@@ -1,4 +1,4 @@
-"""What each step leaves for the next one: a file a step, so that a run can go back to any of them.
+"""The state that each step leaves for the next one: a file a step, so that a run can go back to any of them.
 
 A file holds the draws and groups that no earlier file of the run holds, compressed; then an index that
 names all of the state's, those in earlier files included; then the index's size. So a group that waits

@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what comes back.
+"""Requests to an engine, and its replies.
 
 Axes: P prompt tokens, R response tokens, M tokens that they were drawn from.
 """
@@ -19,7 +19,7 @@ from rollfeed.types.fields import Int32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one response is sampled; names are SGLang's.
+    """The settings that one response is sampled with; names are SGLang's.
 
     Raises:
         ValueError: If a value is outside its range.
@@ -91,7 +91,7 @@ class VersionSpan(NamedTuple):
 
 
 class CompletionTimings(NamedTuple):
-    """Where the seconds of one completion went."""
+    """The seconds of one completion, by what they went into."""
 
     queue_seconds: float
     total_seconds: float
@@ -135,7 +135,7 @@ class SamplingMask:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Which response token each is for. ``(M,)``."""
+        """The response token that each is for. ``(M,)``."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def at(self, positions: NDArray[np.int64]) -> SamplingMask:

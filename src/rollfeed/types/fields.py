@@ -38,7 +38,7 @@ def cached(function: _Function) -> _Function:
 
 
 class Kind(Enum):
-    """How one value of a field is written."""
+    """The ways in which one value of a field is written."""
 
     NUMBER = auto()
     """A bool, an int or a float."""

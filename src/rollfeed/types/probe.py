@@ -1,4 +1,4 @@
-"""What a publisher's weights say of a few texts, by which an engine shows whether it has them.
+"""The log-probabilities of a few texts under a publisher's weights, by which an engine shows whether it has them.
 
 Axes: N tokens that have a log-probability: of each text all but the first, text after text.
 """

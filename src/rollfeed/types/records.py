@@ -50,7 +50,7 @@ class Prompt:
 
 
 class SampleStatus(StrEnum):
-    """Where a sample stands."""
+    """The state that a sample is in."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -347,7 +347,7 @@ Advantages: TypeAlias = NDArray[np.float32] | tuple[NDArray[np.float32], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What one step hands the trainer: exactly ``rollout_batch_size`` groups, ordered by index.
+    """The batch that one step hands the trainer: exactly ``rollout_batch_size`` groups, ordered by index.
 
     Raises:
         ValueError: If there is not one advantage a sample, or one a response token of each, or not one penalty.

@@ -1,4 +1,4 @@
-"""What a step leaves behind, and what a run needs to resume after it."""
+"""The result of a step, and the state that a run resumes from after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STALE = "stale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
-    """Where every prompt drawn from the source is; the counts after the first add up to it."""
+    """The number of prompts drawn from the source, and of those in each place; the latter add up to it."""
 
     drawn: int = 0
     trained: int = 0
@@ -40,7 +40,7 @@ class LedgerCounts:
 
 
 class Place(StrEnum):
-    """Where a drawn prompt can be; names are the fields of :class:`LedgerCounts`."""
+    """A place that a drawn prompt can be in; names are the fields of :class:`LedgerCounts`."""
 
     REQUEUED = "requeued"
     IN_FLIGHT = "in_flight"
@@ -53,7 +53,7 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where a group of a step went, and why: made by the rollout function, booked by the ledger."""
+    """The place that a group of a step went to, and why: made by the rollout function, booked by the ledger."""
 
     place: ClassVar[Place]
 

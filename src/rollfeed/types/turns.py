@@ -1,4 +1,4 @@
-"""What an answering of several turns has done, as its journal keeps it."""
+"""The turns of an answering of several, as its journal keeps them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the tool answered."""
+    """The answer of the tool."""
 
     answer: Any
     """JSON values."""

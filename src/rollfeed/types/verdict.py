@@ -1,4 +1,4 @@
-"""What graders and filters decide."""
+"""The decisions of graders and filters."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a grader says of one response.
+    """A grader's judgement of one response.
 
     Raises:
         ValueError: If an OK verdict has no reward or a non-finite one, or a failed one has a reward.

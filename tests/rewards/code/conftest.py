@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rollfeed.protocols import ExecLimits
-from rollfeed.rewards.code import CodeGrader
+from rollfeed.rewards.code.grader import CodeGrader
 from rollfeed.sandbox import start_sandboxes
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, Isolation, IsolationLevel
-from rollfeed.rewards.code import CodeGrader
+from rollfeed.rewards.code.grader import CodeGrader
 from rollfeed.sandbox import start_sandboxes
 from rollfeed.types import Correct, Outcome
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollfeed.rewards.code.program import find_program
+from rollfeed.rewards.code.grader import find_program
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
-from rollfeed.rewards.registry import boxed
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS, boxed
 from rollfeed.types import Correct, Outcome
 
 

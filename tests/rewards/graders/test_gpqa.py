@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards.graders.gpqa import grade_gpqa
+from rollfeed.rewards.registry import BUILTIN_GRADERS
 from rollfeed.types import Outcome
 
 CASES: list[tuple[str, Any, int, dict[str, Any]]] = [
@@ -94,16 +94,18 @@ CASES: list[tuple[str, Any, int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("response", "label", "expected", "metadata"), CASES)
 def test_chosen_option_is_graded(response: str, label: Any, expected: int, metadata: dict[str, Any]) -> None:
-    assert grade_gpqa(response, label, {"valid_letters": ["A", "B", "C", "D"], **metadata}).reward == expected
+    assert (
+        BUILTIN_GRADERS["gpqa"](response, label, {"valid_letters": ["A", "B", "C", "D"], **metadata}).reward == expected
+    )
 
 
 @pytest.mark.parametrize("label", [None, "", 7, {}, True])
 def test_label_that_names_no_option_is_an_error(label: Any) -> None:
-    assert grade_gpqa("Answer: A", label, {}).outcome is Outcome.ERROR
+    assert BUILTIN_GRADERS["gpqa"]("Answer: A", label, {}).outcome is Outcome.ERROR
 
 
 @pytest.mark.parametrize(
     "piece", ["*", " ", "\n", "answer ", "answer: ", "(", "A ", "\\text{", "so ", "*\n", "Answer: **"]
 )
 def test_long_repetitions_are_graded(piece: str) -> None:
-    assert grade_gpqa(piece * (20_000 // len(piece)) + "\nAnswer: C", "C", {}).reward == 1.0
+    assert BUILTIN_GRADERS["gpqa"](piece * (20_000 // len(piece)) + "\nAnswer: C", "C", {}).reward == 1.0

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import BUILTIN_GRADERS, RewardHub
+from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import BUILTIN_GRADERS
 from rollfeed.types import Outcome, Verdict
 
 
@@ -51,6 +52,7 @@ def test_loose_grader_forgives_what_surrounds_the_answer() -> None:
     response = "Sure, here it is:\nall small"
     assert grade(response, lowercase).reward == 0.0
     assert grade(response, lowercase, rm_type="ifeval_loose").reward == 1.0
+    assert grade("Sure:\n*all small*\nBye", lowercase, rm_type="ifeval_loose").reward == 1.0
     assert grade("All\nNot\nSmall", lowercase, rm_type="ifeval_loose").reward == 0.0
 
 

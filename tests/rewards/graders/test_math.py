@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import BUILTIN_GRADERS
+from rollfeed.rewards.registry import BUILTIN_GRADERS
 from rollfeed.types import Correct, Outcome
 
 THOUGHT = "<think>\nstep by step\n</think>\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollfeed.rewards.graders.number import grade_number
+from rollfeed.rewards.registry import BUILTIN_GRADERS
 from rollfeed.types import Correct, Outcome
 
 
@@ -29,7 +29,7 @@ from rollfeed.types import Correct, Outcome
     ],
 )
 def test_equal_number_is_right(response: str, label: Any) -> None:
-    verdict = grade_number(response, label, {})
+    verdict = BUILTIN_GRADERS["number"](response, label, {})
     assert (verdict.reward, verdict.correct, verdict.outcome) == (1.0, Correct.YES, Outcome.OK), verdict.detail
 
 
@@ -47,28 +47,28 @@ def test_equal_number_is_right(response: str, label: Any) -> None:
     ],
 )
 def test_other_number_is_wrong(response: str, label: Any) -> None:
-    verdict = grade_number(response, label, {})
+    verdict = BUILTIN_GRADERS["number"](response, label, {})
     assert (verdict.reward, verdict.correct, verdict.format_ok) == (0.0, Correct.NO, bool(verdict.extracted))
 
 
 @pytest.mark.parametrize("response", ["", "no idea", "<think>42", "\\boxed{x}", "1e9999"])
 def test_response_without_a_number_is_wrong_in_form(response: str) -> None:
-    verdict = grade_number(response, 42, {})
+    verdict = BUILTIN_GRADERS["number"](response, 42, {})
     assert (verdict.reward, verdict.format_ok, verdict.extracted) == (0.0, False, None)
 
 
 @pytest.mark.parametrize("label", [None, True, "", "many", "3 or 4", [], [1, "x"], {"a": 1}, float("nan")])
 def test_label_that_is_not_one_number_is_an_error(label: Any) -> None:
-    verdict = grade_number("42", label, {})
+    verdict = BUILTIN_GRADERS["number"]("42", label, {})
     assert verdict.outcome is Outcome.ERROR
     assert "rm_type number: the label is" in verdict.detail
 
 
 @given(st.text() | st.text(alphabet="0123456789.,-/e{}\\ "))
 def test_any_response_is_graded(response: str) -> None:
-    assert grade_number(response, "42", {}).outcome is Outcome.OK
+    assert BUILTIN_GRADERS["number"](response, "42", {}).outcome is Outcome.OK
 
 
 @given(st.fractions())
 def test_every_fraction_equals_itself(number: Any) -> None:
-    assert grade_number(f"so {number}", str(number), {}).correct is Correct.YES
+    assert BUILTIN_GRADERS["number"](f"so {number}", str(number), {}).correct is Correct.YES

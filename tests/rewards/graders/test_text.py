@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards import BUILTIN_GRADERS
-from rollfeed.rewards.registry import boxed
+from rollfeed.rewards.registry import BUILTIN_GRADERS, boxed
 from rollfeed.types import Correct, Outcome
 
 

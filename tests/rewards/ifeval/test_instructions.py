@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.rewards.ifeval import INSTRUCTIONS, ArgumentError, follows, loose_forms
+from rollfeed.rewards.ifeval.instructions import INSTRUCTIONS, ArgumentError, follows
 
 POEM = "Rain falls on the roof. It sings! Does it stop?"
 FRENCH = "Le chat est sur la table et il ne veut pas descendre dans le jardin avec les enfants."
@@ -136,12 +136,6 @@ def test_unknown_instruction_is_not_followed() -> None:
 def test_missing_or_wrong_arguments_are_told(name: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         follows("Some text.", name, arguments)
-
-
-def test_loose_forms_leave_out_what_surrounds_the_answer() -> None:
-    forms = loose_forms("Sure:\n*all small*\nBye")
-    assert "all small" in forms
-    assert forms[0] == "Sure:\n*all small*\nBye"
 
 
 @pytest.mark.parametrize("piece", ["*", "a. ", "[", "<<", "- ", "*a", "\n***", "```", "P.S", '"', "1,"])

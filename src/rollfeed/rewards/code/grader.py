@@ -13,14 +13,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rollfeed.answers import find_code
 from rollfeed.errors import RewardError, SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, SandboxProvider
 from rollfeed.rewards.code import runner
 from rollfeed.rewards.code.comparison import same_output, same_value
 from rollfeed.rewards.code.problem import CodeTest, CodeTests, parse_tests
-from rollfeed.rewards.code.program import find_program
-from rollfeed.types import Correct, Outcome, Verdict
+from rollfeed.types import Outcome, Verdict
 
+_PYTHON = ("", "python", "python3", "py", "py3", "cpython")
+MAX_CHARS = 100_000
+"""A longer program is none."""
 _MAX_EXTRACTED_CHARS = 4_000
 _OUTPUT_PER_EXPECTED = 8
 """Bytes for each expected character: digits of a float that was expected shorter, blanks, other alphabets."""
@@ -43,25 +46,21 @@ class CodeGrader:
     async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
         """Run the last program of the response; it stops at the first test that fails."""
         if not isinstance(response, str):
-            return _error(f"the response is a {type(response).__name__}, not text")
+            return Verdict.failed(f"the response is a {type(response).__name__}, not text")
         try:
             problem = parse_tests(label, metadata)
         except RewardError as error:
-            return _error(str(error))
+            return Verdict.failed(str(error))
         program = find_program(response)
         if program is None:
             detail = "no complete code block of Python in the response"
-            return Verdict(reward=0.0, correct=Correct.NO, format_ok=False, detail=detail)
+            return Verdict.graded(False, format_ok=False, detail=detail)
         try:
             fault = await self._first_fault(program, problem)
         except SandboxError as error:
-            return _error(str(error))
-        return Verdict(
-            reward=0.0 if fault else 1.0,
-            correct=Correct.NO if fault else Correct.YES,
-            extracted=program[:_MAX_EXTRACTED_CHARS],
-            detail=fault or f"passed all of {len(problem.tests)} tests",
-        )
+            return Verdict.failed(str(error))
+        detail = fault or f"passed all of {len(problem.tests)} tests"
+        return Verdict.graded(not fault, extracted=program[:_MAX_EXTRACTED_CHARS], detail=detail)
 
     async def _first_fault(self, program: str, problem: CodeTests) -> str:
         for number, test in enumerate(problem.tests, start=1):
@@ -109,7 +108,7 @@ class InTurns:
                 if not deadline.expired():
                     raise
                 detail = f"the tests were not done within {self._timeout_seconds:g} s"
-                return Verdict(reward=None, outcome=Outcome.TIMEOUT, detail=detail)
+                return Verdict.failed(detail, Outcome.TIMEOUT)
 
 
 def _failure(result: ExecResult, limits: ExecLimits) -> str:
@@ -131,8 +130,14 @@ def _same_result(output: str, expected: Any) -> bool:
     return same_value(value, expected)
 
 
-def _error(detail: str) -> Verdict:
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)
+def find_program(response: str) -> str | None:
+    """Return the last fenced block of Python, or None.
+
+    Only the text after the reasoning is read. A fence that never closes means that the response was cut off, so that
+    its last block is no program, whatever came before.
+    """
+    found = find_code(response.replace("\r\n", "\n"), languages=_PYTHON)
+    return found if found is not None and found.strip() and len(found) <= MAX_CHARS else None
 
 
 @cache

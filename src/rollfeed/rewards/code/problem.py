@@ -13,7 +13,7 @@ from rollfeed.rewards.labels import NO_LABEL
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """What a program is given, and what it must answer."""
+    """The input of a program, and the answer that it must give."""
 
     stdin: str
     """Text, or for a call the JSON list of arguments."""

@@ -74,7 +74,7 @@ def compare_structures(left: Node, right: Node, scalars: CompareScalars) -> Equa
         case (Relation(), _) | (_, Relation()) | (Group(), _) | (_, Group()) | (Matrix(), _) | (_, Matrix()):
             return Equality.DIFFERENT
         case Apply(function="ratio"), Apply(function="ratio"):
-            return all_equal(zip(_ratio_terms(a), _ratio_terms(b), strict=False), scalars, len_equal=_same_length(a, b))
+            return _all_equal(_ratio_terms(a), _ratio_terms(b), scalars)
         case Apply(), Apply() if a.function == b.function and a.function in ("union", "intersection", "difference"):
             return _compare_unions(a, b, scalars)
     if any(isinstance(part, Group | Matrix | Based | Relation) or _is_set_operation(part) for part in _both(a, b)):
@@ -88,9 +88,8 @@ def simplified(node: Node) -> Node:
         region = joined(node.members, all_hold=node.closing == "and")
         if region is not None:
             return region
-        members = [simplified(member) for member in _without_shared_name(node.members)]
         flat: list[Node] = []
-        for member in members:
+        for member in map(simplified, _without_shared_name(node.members)):
             flat += member.members if isinstance(member, Group) and not member.opening else [member]
         return Group("", "", tuple(flat))
     if isinstance(node, Relation):
@@ -234,13 +233,13 @@ def _with_sign(node: Node, *, upper: bool) -> Node:
 # Members
 
 
-def all_equal(pairs: Iterable[tuple[Node, Node]], scalars: CompareScalars, *, len_equal: bool = True) -> Equality:
-    """Return whether every pair is equal; DIFFERENT as soon as one is not."""
-    if not len_equal:
+def _all_equal(left: Sequence[Node], right: Sequence[Node], scalars: CompareScalars) -> Equality:
+    """Return whether every pair is equal; DIFFERENT as soon as one is not, or one has no other."""
+    if len(left) != len(right):
         return Equality.DIFFERENT
     verdict = Equality.EQUAL
-    for left, right in pairs:
-        match compare_structures(left, right, scalars):
+    for a, b in zip(left, right, strict=True):
+        match compare_structures(a, b, scalars):
             case Equality.DIFFERENT:
                 return Equality.DIFFERENT
             case Equality.UNDECIDED:
@@ -254,7 +253,7 @@ def _compare_groups(a: Group, b: Group, scalars: CompareScalars) -> Equality:
         return _compare_unordered(a.members, b.members, scalars, repeats=a.opening == b.opening == "")
     if (a.opening, a.closing) != (b.opening, b.closing):
         return Equality.DIFFERENT
-    return all_equal(zip(a.members, b.members, strict=False), scalars, len_equal=len(a.members) == len(b.members))
+    return _all_equal(a.members, b.members, scalars)
 
 
 def _compare_unordered(
@@ -262,8 +261,7 @@ def _compare_unordered(
 ) -> Equality:
     """Match the members of two lists; without ``repeats`` a member may stand for several."""
     if max(len(left), len(right)) > _MAX_UNORDERED:
-        same_length = len(left) == len(right)
-        return all_equal(zip(left, right, strict=False), scalars, len_equal=same_length)
+        return _all_equal(left, right, scalars)
     if repeats and len(left) != len(right):
         return Equality.DIFFERENT
     table = [[compare_structures(a, b, scalars) for b in right] for a in left]
@@ -281,18 +279,13 @@ def _compare_unordered(
 
 def _multiplicities_match(table: list[list[Equality]]) -> bool:
     """Whether as many members on the right equal each on the left as there are of it on the left."""
-    for row in table:
-        same_left = sum(other == row for other in table)
-        if row.count(Equality.EQUAL) != same_left:
-            return False
-    return True
+    return all(row.count(Equality.EQUAL) == table.count(row) for row in table)
 
 
 def _compare_rows(left: Sequence[Sequence[Node]], right: Sequence[Sequence[Node]], scalars: CompareScalars) -> Equality:
     if [len(row) for row in left] != [len(row) for row in right] or not left:
         return Equality.DIFFERENT
-    cells = [(a, b) for row, other in zip(left, right, strict=True) for a, b in zip(row, other, strict=True)]
-    return all_equal(cells, scalars)
+    return _all_equal([cell for row in left for cell in row], [cell for row in right for cell in row], scalars)
 
 
 def _rows(node: Node) -> Sequence[Sequence[Node]]:
@@ -312,10 +305,6 @@ def _ratio_terms(node: Node) -> list[Node]:
     return [*terms, node]
 
 
-def _same_length(a: Node, b: Node) -> bool:
-    return len(_ratio_terms(a)) == len(_ratio_terms(b))
-
-
 def _is_set_operation(node: Node) -> bool:
     return isinstance(node, Apply) and node.function in ("union", "intersection", "difference", "ratio")
 
@@ -328,8 +317,7 @@ def _both(a: Node, b: Node) -> Iterable[Node]:
 def _compare_compounds(a: Node, b: Node, scalars: CompareScalars) -> Equality:
     """Compare arithmetic on lists and matrices by its form; only its scalars are evaluated."""
     if isinstance(a, Apply) and isinstance(b, Apply) and a.function == b.function:
-        pairs = zip(a.arguments, b.arguments, strict=False)
-        return all_equal(pairs, scalars, len_equal=len(a.arguments) == len(b.arguments))
+        return _all_equal(a.arguments, b.arguments, scalars)
     return Equality.EQUAL if a == b else Equality.DIFFERENT
 
 
@@ -344,7 +332,7 @@ def _parts(node: Node, operation: str) -> list[Node]:
 
 def _compare_unions(a: Apply, b: Apply, scalars: CompareScalars) -> Equality:
     if a.function == "difference":
-        return all_equal(zip(a.arguments, b.arguments, strict=True), scalars)
+        return _all_equal(a.arguments, b.arguments, scalars)
     return _compare_unordered(_parts(a, a.function), _parts(b, b.function), scalars, repeats=False)
 
 
@@ -358,11 +346,11 @@ def _compare_relations(a: Relation, b: Relation, scalars: CompareScalars) -> Equ
         b = Relation((MIRRORED.get(b.operators[0], ""),), b.sides[::-1])
     if a.operators != b.operators:
         return Equality.DIFFERENT
-    return all_equal(zip(a.sides, b.sides, strict=True), scalars)
+    return _all_equal(a.sides, b.sides, scalars)
 
 
 def _compare_equations(a: Relation, b: Relation, scalars: CompareScalars) -> Equality:
-    same = all_equal(zip(a.sides, b.sides, strict=True), scalars)
+    same = _all_equal(a.sides, b.sides, scalars)
     if same is Equality.EQUAL:
         return same
     if _is_graph(a.sides[0], b.sides[0]) and names(a.sides[1]):

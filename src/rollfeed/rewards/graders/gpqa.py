@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from rollfeed.answers import clean, final_text, find_answer, normalize
-from rollfeed.rewards.labels import undecidable, unusable
-from rollfeed.types import Correct, Verdict
+from rollfeed.answers import clean, final_text, find_answer
+from rollfeed.rewards.graders.texts import text_key
+from rollfeed.rewards.labels import LabelError, unusable
+from rollfeed.types import Verdict
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DEFAULT_NUM_OPTIONS = 4
@@ -78,46 +79,68 @@ _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n[ \n]*\n")
 
 
-def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-    """Give 1 when the option that the response chooses is the right one; else 0.
+class Question(NamedTuple):
+    """A question's choices, and the right one of them."""
+
+    letters: Sequence[str]
+    """That may be chosen."""
+    choices: Mapping[str, str]
+    """Their texts, where the metadata has them."""
+    wanted: str | None
+    """The right letter; None where only a text is known to be right."""
+    label: Any
+
+
+def right_choice(label: Any, metadata: Mapping[str, Any]) -> Question:
+    """Return the right choice and what there is to choose from.
 
     Args:
-        response: Read after the reasoning. What it states last as its answer counts; without a statement, a
-            letter alone in its last line.
         label: The letter, the text of a choice, or its index; ``correct_letter`` of the metadata goes first.
         metadata: ``valid_letters`` (A to D by default) and ``choices``, a list or a mapping from letters.
+
+    Raises:
+        LabelError: If the label is none of these.
     """
     choices = _choices(metadata.get("choices"))
     letters = _valid_letters(metadata.get("valid_letters"), choices)
     wanted = _wanted_letter(metadata.get("correct_letter", label), letters, choices)
     if wanted is None and (not isinstance(label, str) or not label.strip()):
-        return undecidable("gpqa", label, _KIND)
+        raise unusable(label, _KIND)
+    return Question(letters, choices, wanted, label)
+
+
+def known_choice(label: Any, metadata: Mapping[str, Any]) -> Question:
+    """Return the right choice and what there is to choose from.
+
+    Raises:
+        LabelError: If it is none of the choices, or these are no choices.
+    """
+    given, own_letters = metadata.get("choices"), metadata.get("valid_letters")
+    if given is not None and not _choices(given):
+        raise LabelError(f"choices = {given!r:.80} in the metadata must be a list, or a mapping from letters")
+    if own_letters is not None and not (isinstance(own_letters, str | list | tuple) and own_letters):
+        raise LabelError(f"valid_letters = {own_letters!r:.80} in the metadata must be a list of letters")
+    right = metadata.get("correct_letter", label)
+    question = right_choice(right, metadata)
+    choices = question.choices
+    if question.wanted is None and (choices or (own_letters is not None and len(right.strip()) == 1)):
+        among = ", ".join(f"{letter}: {text!r:.20}" for letter, text in choices.items()) or ", ".join(question.letters)
+        raise LabelError(f"the right choice is {right!r:.80}, which is not one of {among:.200}")
+    return question
+
+
+def compare_choice(response: str, question: Question, metadata: Mapping[str, Any]) -> Verdict:
+    """Give 1 when the option that the response chooses is the right one, else 0.
+
+    The response is read after the reasoning. What it states last as its answer counts; without a statement, a letter
+    alone in its last line; without a letter, the text of the right choice.
+    """
     text = _BLANK_LINES.sub("\n\n", _SPACES.sub(" ", _MARKS.sub("**", final_text(response)[-MAX_CHARS:])))
     text = _ANSWER_TAG.sub(lambda tag: "\n" if tag[1] else "answer: ", text.replace("\\(", "").replace("\\)", ""))
-    letter = _chosen_letter(text, letters)
+    letter = _chosen_letter(text, question.letters)
     if letter is None:
-        return _by_text(response, wanted, label, choices)
-    right = letter == wanted if wanted is not None else False
-    return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO, extracted=letter)
-
-
-def gpqa_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
-    """Fits :data:`rollfeed.rewards.labels.LabelProblem`; a label that is none of the choices is of no use either."""
-    given, own_letters = metadata.get("choices"), metadata.get("valid_letters")
-    choices = _choices(given)
-    if given is not None and not choices:
-        return f"choices = {given!r:.80} in the metadata must be a list, or a mapping from letters"
-    if own_letters is not None and not (isinstance(own_letters, str | list | tuple) and own_letters):
-        return f"valid_letters = {own_letters!r:.80} in the metadata must be a list of letters"
-    letters, right = _valid_letters(own_letters, choices), metadata.get("correct_letter", label)
-    if _wanted_letter(right, letters, choices) is not None:
-        return None
-    if not isinstance(right, str) or not right.strip():
-        return unusable(right, _KIND)
-    if choices or (own_letters is not None and len(right.strip()) == 1):
-        among = ", ".join(f"{letter}: {text!r:.20}" for letter, text in choices.items()) or ", ".join(letters)
-        return f"the right choice is {right!r:.80}, which is not one of {among:.200}"
-    return None
+        return _by_text(response, question)
+    return Verdict.graded(letter == question.wanted, extracted=letter)
 
 
 def _choices(choices: Any) -> dict[str, str]:
@@ -142,7 +165,7 @@ def _wanted_letter(label: Any, letters: Sequence[str], choices: Mapping[str, str
     bare = clean(label).strip("()[]. ")
     if bare.upper() in letters:
         return bare.upper()
-    same = [letter for letter, text in choices.items() if _key(text) == _key(label)]
+    same = [letter for letter, text in choices.items() if text_key(text) == text_key(label)]
     return same[0] if len(same) == 1 else None
 
 
@@ -171,43 +194,33 @@ def _is_choice(text: str, match: re.Match[str]) -> bool:
     return not (is_bare and letter in "AI" and _FOLLOWED_BY_WORD.match(text, end))
 
 
-def _groups(match: re.Match[str]) -> tuple[str, int]:
-    for name in ("wrapped", "bare", "small"):
-        if match.groupdict().get(name) is not None:
-            return match[name], match.end(name)
-    raise AssertionError("a pattern without a letter")
+def _name(match: re.Match[str]) -> str:
+    """Return the name of the group that has the letter."""
+    return next(name for name in ("wrapped", "bare", "small") if match.groupdict().get(name) is not None)
 
 
 def _letter(match: re.Match[str]) -> str:
-    return _groups(match)[0].upper()
+    return match[_name(match)].upper()
 
 
 def _letter_end(match: re.Match[str]) -> int:
-    return _groups(match)[1]
+    return match.end(_name(match))
 
 
-def _by_text(response: str, wanted: str | None, label: Any, choices: Mapping[str, str]) -> Verdict:
+def _by_text(response: str, question: Question) -> Verdict:
     """Grade an answer that names no letter: it must be the text of the right choice."""
     answer = find_answer(response)
-    text = choices.get(wanted, "") if wanted is not None else str(label)
+    wanted, choices = question.wanted, question.choices
+    text = choices.get(wanted, "") if wanted is not None else str(question.label)
     if answer is None or not text.strip():
-        return Verdict(reward=0.0, correct=Correct.NO, format_ok=False, detail="no choice found")
-    given = _key(answer.text)
-    right = bool(_key(text)) and given == _key(text)
+        return Verdict.graded(False, format_ok=False, detail="no choice found")
+    given, key = text_key(answer.text), text_key(text)
+    right = bool(key) and given == key
     if not right and choices:
-        named = [letter for letter, choice in choices.items() if _key(choice) and _contains(given, _key(choice))]
-        right = named == [wanted]
-    return Verdict(
-        reward=float(right),
-        correct=Correct.YES if right else Correct.NO,
-        format_ok=right,
-        extracted=clean(answer.text)[:500],
-    )
+        keys = {letter: text_key(choice) for letter, choice in choices.items()}
+        right = [letter for letter, key in keys.items() if key and _contains(given, key)] == [wanted]
+    return Verdict.graded(right, format_ok=right, extracted=clean(answer.text)[:500])
 
 
 def _contains(text: str, part: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
-
-
-def _key(text: str) -> str:
-    return clean(normalize(text)).casefold()

@@ -2,81 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from rollfeed.answers import after_reasoning
 from rollfeed.errors import suggestion
-from rollfeed.rewards.ifeval import INSTRUCTIONS, ArgumentError, follows, loose_forms
-from rollfeed.types import Correct, Outcome, Verdict
+from rollfeed.rewards.ifeval.instructions import INSTRUCTIONS, ArgumentError, follows
+from rollfeed.rewards.labels import LabelError
+from rollfeed.types import Verdict
 
+Instructions: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]
+"""Ids with their arguments."""
 _ANY_RESPONSE = "a"
 """Arguments are read before a response is looked at."""
 
 
-def grade_ifeval(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-    """Give 1 when the response after its reasoning follows every instruction; else 0.
+def instructions_of(label: Any, metadata: Mapping[str, Any]) -> Instructions:
+    """Return what ``instruction_id_list`` of the metadata names, with the arguments of each from ``kwargs``.
 
-    ``instruction_id_list`` names them, ``kwargs`` has the arguments of each. An id that is not known is not
-    followed; missing or wrong arguments are an ERROR.
+    Raises:
+        LabelError: If there is none, or the arguments are not those of as many.
     """
-    return _grade(metadata, [after_reasoning(response).strip()])
-
-
-def grade_ifeval_loose(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-    """Grade as ``ifeval``, where an instruction counts as followed when any loose form of the response follows it."""
-    return _grade(metadata, loose_forms(after_reasoning(response).strip()))
-
-
-def ifeval_problem(label: Any, metadata: Mapping[str, Any]) -> str | None:
-    """Fits :data:`rollfeed.rewards.labels.LabelProblem`; no label is needed, and every instruction has to be known."""
-    found = _instructions(metadata)
-    if isinstance(found, str):
-        return found
-    for name, arguments in found:
-        if name not in INSTRUCTIONS:
-            return f"instruction_id_list has {name!r:.60}, which is not known here; {suggestion(name, INSTRUCTIONS)}"
-        try:
-            _follows_any([_ANY_RESPONSE], name, arguments)
-        except ArgumentError as error:
-            return f"kwargs of {name}: {error}"
-    return None
-
-
-def _grade(metadata: Mapping[str, Any], forms: Sequence[str]) -> Verdict:
-    found = _instructions(metadata)
-    if isinstance(found, str):
-        return _error(found)
-    failed = []
-    for name, arguments in found:
-        try:
-            if not _follows_any(forms, name, arguments):
-                failed.append(name if name in INSTRUCTIONS else f"{name} (unknown)")
-        except ArgumentError as error:
-            return _error(f"{name}: {error}")
-    detail = f"not followed: {', '.join(failed)}" if failed else ""
-    return Verdict(reward=0.0 if failed else 1.0, correct=Correct.NO if failed else Correct.YES, detail=detail[:1_000])
-
-
-def _instructions(metadata: Mapping[str, Any]) -> list[tuple[str, Any]] | str:
-    """Return the ids with their arguments, or what is wrong with them."""
     names, kwargs = metadata.get("instruction_id_list"), metadata.get("kwargs")
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
-        return f"instruction_id_list = {names!r:.80} must be a list of ids"
+        raise LabelError(f"instruction_id_list = {names!r:.80} must be a list of ids")
     if kwargs is None:
         kwargs = [{}] * len(names)
     if not isinstance(kwargs, list | tuple) or len(kwargs) != len(names):
-        return f"kwargs must be a list with {len(names)} entries, one an instruction"
-    return [(name, arguments or {}) for name, arguments in zip(names, kwargs, strict=True)]
+        raise LabelError(f"kwargs must be a list with {len(names)} entries, one an instruction")
+    instructions = []
+    for name, arguments in zip(names, kwargs, strict=True):
+        if arguments and not isinstance(arguments, Mapping):
+            raise LabelError(f"kwargs of {name}: {arguments!r:.80} must be a mapping")
+        given = {key: value for key, value in (arguments or {}).items() if value is not None}
+        instructions.append((name, given))
+    return instructions
 
 
-def _follows_any(forms: Sequence[str], name: str, arguments: Any) -> bool:
-    if not isinstance(arguments, Mapping):
-        raise ArgumentError(f"{arguments!r:.80} must be a mapping")
-    given = {key: value for key, value in arguments.items() if value is not None}
-    check: Callable[[str], bool] = lambda form: follows(form, name, given)  # noqa: E731
-    return any(check(form) for form in forms)
+def known_instructions_of(label: Any, metadata: Mapping[str, Any]) -> Instructions:
+    """Return the instructions of the metadata.
+
+    Raises:
+        LabelError: If one is not known, or its arguments are wrong.
+    """
+    instructions = instructions_of(label, metadata)
+    for name, arguments in instructions:
+        if name not in INSTRUCTIONS:
+            remedy = suggestion(name, INSTRUCTIONS)
+            raise LabelError(f"instruction_id_list has {name!r:.60}, which is not known here; {remedy}")
+        try:
+            follows(_ANY_RESPONSE, name, arguments)
+        except ArgumentError as error:
+            raise LabelError(f"kwargs of {name}: {error}") from None
+    return instructions
 
 
-def _error(detail: str) -> Verdict:
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=f"rm_type ifeval: {detail}")
+def compare_strictly(response: str, instructions: Instructions, metadata: Mapping[str, Any]) -> Verdict:
+    """Give 1 when the response after its reasoning follows every instruction, else 0 (``ifeval``).
+
+    An id that is not known is not followed; missing or wrong arguments are an ERROR.
+    """
+    return _compare([after_reasoning(response).strip()], instructions)
+
+
+def compare_loosely(response: str, instructions: Instructions, metadata: Mapping[str, Any]) -> Verdict:
+    """Compare as ``ifeval``, where any loose form of the response may follow an instruction (``ifeval_loose``).
+
+    Of those are left out the first line, the last line or both, each with and without asterisks: what models put
+    around answers.
+    """
+    lines = after_reasoning(response).strip().split("\n")
+    texts = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
+    return _compare([form for text in texts for form in (text, text.replace("*", ""))], instructions)
+
+
+def _compare(forms: Sequence[str], instructions: Instructions) -> Verdict:
+    failed = []
+    for name, arguments in instructions:
+        try:
+            if not any(follows(form, name, arguments) for form in forms):
+                failed.append(name if name in INSTRUCTIONS else f"{name} (unknown)")
+        except ArgumentError as error:
+            raise LabelError(f"{name}: {error}") from None
+    return Verdict.graded(not failed, detail=f"not followed: {', '.join(failed)}"[:1_000] if failed else "")

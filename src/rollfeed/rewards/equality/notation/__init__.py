@@ -1,4 +1,4 @@
-"""How answers are written: from text to trees."""
+"""The reading of answers as they are written: from text to trees."""
 
 from rollfeed.rewards.equality.notation.parser import read
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from fractions import Fraction
 
-from rollfeed.rewards.equality.notation.cursor import MAX_DEPTH
 from rollfeed.rewards.equality.notation.lexer import FUNCTIONS, GREEK, Token
-from rollfeed.rewards.equality.notation.literals import LiteralParser, literal
+from rollfeed.rewards.equality.notation.literals import MAX_DEPTH, LiteralParser, literal
 from rollfeed.rewards.equality.tree import Apply, Constant, Group, Node, NotMathError, Number, Quantity, TooComplexError
 
 _MAX_POSTFIXES = 6

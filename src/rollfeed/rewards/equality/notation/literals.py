@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import NoReturn
 
-from rollfeed.rewards.equality.notation.cursor import Cursor
 from rollfeed.rewards.equality.notation.lexer import REPEATING_MARK, Token
 from rollfeed.rewards.equality.notation.units import SCALES, canonical_unit, is_unit
 from rollfeed.rewards.equality.tree import (
@@ -22,13 +23,59 @@ from rollfeed.rewards.equality.tree import (
     children,
 )
 
+MAX_DEPTH = 30
 MAX_DIGITS = 1_000
 MAX_EXPONENT_DIGITS = 4
+_END = Token("end of text", "", False)
 _ONE_LETTER_UNITS = frozenset("mgsLlhNJWVAK")
 
 
-class LiteralParser(Cursor, ABC):
-    """Reads numbers, names and units."""
+class LiteralParser(ABC):
+    """Takes tokens one by one, and reads numbers, names and units of them."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens = list(tokens)
+        self.position = 0
+        self._depth = 0
+        self.bars = 0
+
+    def at_end(self) -> bool:
+        return self.position >= len(self.tokens)
+
+    def peek(self, offset: int = 0) -> Token:
+        place = self.position + offset
+        return self.tokens[place] if place < len(self.tokens) else _END
+
+    def peek_kind(self, offset: int = 0) -> str:
+        token = self.peek(offset)
+        return token.text if token.kind == "name" else token.kind
+
+    def advance(self) -> Token:
+        token = self.peek()
+        if token is _END:
+            raise NotMathError("it ends too early")
+        self.position += 1
+        return token
+
+    def take(self, *kinds: str) -> Token | None:
+        return self.advance() if self.peek_kind() in kinds else None
+
+    def expect(self, kind: str) -> None:
+        if self.take(kind) is None:
+            raise NotMathError(f"expected {kind!r}, not {self.peek_kind()!r}")
+
+    def fail(self, reason: str) -> NoReturn:
+        raise NotMathError(reason)
+
+    @contextlib.contextmanager
+    def deeper(self) -> Iterator[None]:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise TooComplexError(f"nested deeper than {MAX_DEPTH}")
+        bars, self.bars = self.bars, 0
+        yield
+        self._depth -= 1
+        self.bars = bars
 
     def quantity(self, value: Node) -> Node:
         """Take the unit that follows a number, if one does, and "million" before it."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from rollfeed.rewards.equality.notation.cursor import MAX_DEPTH
 from rollfeed.rewards.equality.notation.expressions import ExpressionParser
 from rollfeed.rewards.equality.notation.lexer import COMMA_GROUPED, tokenize
+from rollfeed.rewards.equality.notation.literals import MAX_DEPTH
 from rollfeed.rewards.equality.tree import (
     Apply,
     Group,
