@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rollfeed.generate import Episode
-from rollfeed.store import decode_state, encode_state
+from rollfeed.store.codec import decode, encode
 from rollfeed.testing import ListSource, ScriptedEngine
-from rollfeed.types import SampleStatus, StepCommit
+from rollfeed.types import RunState, SampleStatus, StepCommit
 
 
 @pytest.mark.parametrize(("mode", "num_calls", "answer"), [("partial", 1, "lost"), ("sync", 2, "found")])
@@ -69,7 +69,7 @@ async def test_what_an_aborted_execution_wants_to_know_is_given_to_the_one_that_
     settings = {"generate_fn": generate, "mode": "partial", "over_sampling_batch_size": 5}
     async with make_rollouts(ScriptedEngine(), source=source, commit=commits.append, **settings) as rollouts:
         await rollouts.generate_batch()
-    state = decode_state(encode_state(commits[0].state))
+    state = decode(RunState, encode(commits[0].state))
     async with make_rollouts(ScriptedEngine(), source=source, state=state, **settings) as rollouts:
         await rollouts.generate_batch()
     assert sorted(told, key=str) == [{"turn": 0}, {"turn": 1}, {}, {}]
