@@ -120,7 +120,7 @@ def test_kill_9_at_random_instants_loses_no_finished_step(
     settings = settings_file(num_rollout=40)
     option = ["--set", f"rollout.deterministic={str(deterministic).lower()}"]
     instants = random.Random(11)
-    for kill in range(5):
+    for kill in range(3):
         process = start_rollfeed("run", settings, "--out", out, *option)
         wait_for_steps(out, 1 + 5 * kill, process)
         time.sleep(instants.random() * 0.2)  # the instant is what is tested
