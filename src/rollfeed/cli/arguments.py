@@ -106,7 +106,8 @@ def add_reward_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isolation",
         metavar="LEVEL",
-        help="run programs at this level or not at all: bubblewrap, namespaces or limits (default: the best there is)",
+        help="run programs at this level or not at all: container, bubblewrap, namespaces or limits (default: the best "
+        "of this machine's own)",
     )
     add_path(parser, "--settings", "FILE", "take the tables [reward] and [plugins] of a settings file (TOML)")
 

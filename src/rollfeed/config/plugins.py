@@ -60,7 +60,7 @@ class PluginSettings(Section, resume=Resume.BATCHES):
     prompt_source: Annotated[Plugin[Callable[[Tokenizer], PromptSource]] | None, Resume.PROMPTS] = None
     """A class or function that makes a `PromptSource` from the model's tokenizer; it replaces `[prompts]`."""
     generate: Annotated[Plugin[GenerateFn] | None, Resume.ANSWERS] = None
-    """A `GenerateFn`: answers a prompt once; it is handed the built-in one as `default`."""
+    """A `GenerateFn`: answers a prompt once; `services.default`, which it is handed, is the built-in one."""
     rollout: Annotated[Plugin[RolloutFn] | None, Resume.ANSWERS] = None
     """A `RolloutFn`: makes a whole step."""
     reward: Annotated[Plugin[RewardFn] | None, Resume.REWARDS] = None

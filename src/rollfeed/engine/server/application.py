@@ -160,7 +160,7 @@ class OpenAIHandlers:
         return await self._answer(request, is_chat=False)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """RunningJob messages."""
+        """Answer messages."""
         return await self._answer(request, is_chat=True)
 
     async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:

@@ -120,12 +120,12 @@ class ControlHandlers:
         )
 
     async def health(self, _request: web.Request) -> web.Response:
-        """RunningJob when the engine's thread is there."""
+        """Answer when the engine's thread is there."""
         await self._service.engine.health()
         return web.Response()
 
     async def health_generate(self, _request: web.Request) -> web.Response:
-        """RunningJob when a token has been made."""
+        """Answer when a token has been made."""
         job = ServerJob(
             request_id=f"health_{new_request_id()}",
             token_ids=np.zeros(1, np.int32),
