@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from rollfeed.base.waiting import until_done
 from rollfeed.config import RolloutMode
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming
@@ -371,10 +372,4 @@ class Rollouts:
         """Store the step in a thread; a cancellation waits until it is stored or has failed."""
         if self._commit is None:
             return
-        storing = asyncio.create_task(asyncio.to_thread(self._commit, commit))
-        try:
-            await asyncio.shield(storing)
-        except asyncio.CancelledError:
-            await asyncio.wait([storing])
-            storing.exception()  # read, so that asyncio does not complain of one that nobody has
-            raise
+        await until_done(asyncio.create_task(asyncio.to_thread(self._commit, commit)))

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollfeed.base.waiting import until_done
 from rollfeed.config.weights import ON_CPU, ON_GPU, ProofSettings
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
 from rollfeed.model_files import has_weights, read_headers
@@ -169,15 +170,8 @@ class TrainerProbes:
         """
         if not self._texts:
             return None
-        scoring = asyncio.create_task(asyncio.to_thread(self._score))
-        try:
-            return await asyncio.shield(scoring)
-        except asyncio.CancelledError:
-            # Its weights are rounded meanwhile: whoever saves them has to wait.
-            await asyncio.wait([scoring])
-            if not scoring.cancelled():
-                scoring.exception()
-            raise
+        # The weights are rounded meanwhile: whoever saves them has to wait.
+        return await until_done(asyncio.create_task(asyncio.to_thread(self._score)))
 
     def _score(self) -> WeightProbe:
         began = time.perf_counter()

@@ -41,6 +41,7 @@ from rollfeed.app.training.directory import (
     where_it_goes_on,
 )
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
+from rollfeed.base.waiting import until_done
 from rollfeed.errors import (
     COMPUTING_ERRORS,
     CheckpointError,
@@ -292,13 +293,7 @@ class _Loop:
     async def _train_on(self, batch: TrainBatch) -> TrainedStep:
         """Train on a batch in a thread; a cancellation waits for its end, so that the trainer's state is whole."""
         self._update = asyncio.create_task(asyncio.to_thread(self._train_and_log, batch))
-        try:
-            return await asyncio.shield(self._update)
-        except asyncio.CancelledError:
-            await asyncio.wait([self._update])
-            if not self._update.cancelled():
-                self._update.exception()  # whatever it was, the training has been stopped
-            raise
+        return await until_done(self._update)
 
     def _train_and_log(self, batch: TrainBatch) -> TrainedStep:
         settings = self.prepared.settings
