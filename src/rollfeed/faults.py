@@ -90,6 +90,12 @@ def describe(error: BaseException, function: object = None) -> str:
     return f"{text} ({place})" if place else text
 
 
+def name_of(function: object) -> str:
+    """Return ``module:name`` of a function, of what a partial calls, or of an object's class."""
+    found = _unwrapped(function)
+    return f"{found.__module__}:{found.__qualname__}"
+
+
 def is_own(function: object) -> bool:
     """Whether a function, or an object with methods, is of rollfeed itself and not a user's."""
     module = getattr(_unwrapped(function), "__module__", None) or ""
@@ -107,8 +113,7 @@ def _is_cancelled(error: BaseException) -> bool:
 def _named(setting: str, function: object) -> str:
     if is_own(function):
         return setting
-    found = _unwrapped(function)
-    return f"{setting} ({found.__module__}:{found.__qualname__})"
+    return f"{setting} ({name_of(function)})"
 
 
 def _innermost(error: BaseException, function: object) -> str | None:

@@ -26,6 +26,7 @@ def test_a_file_whose_writing_fails_stays_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         replace_file(path, fail)
     assert path.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:

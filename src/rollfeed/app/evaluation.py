@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from rollfeed.app.eval_sets import load_sets
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, no_images_of
-from rollfeed.base.atomic import replace_file
+from rollfeed.base.atomic import replace_file, temporary_path
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
 from rollfeed.errors import ConfigError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
@@ -220,7 +219,7 @@ def check_eval_output(folder: Path, *, overwrite: bool) -> None:
         raise RunDirectoryError(f"{folder / found[0]}: exists already; give another --out, or --overwrite")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{RESULT_FILE}.tmp"
+        probe = temporary_path(folder / RESULT_FILE)
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -244,9 +243,6 @@ def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, An
         replace_file(folder / ANSWERS_FILE, lambda file: pq.write_table(table, file))
         replace_file(folder / RESULT_FILE, lambda file: file.write(text.encode() + b"\n"))
     except OSError as error:
-        for name in (ANSWERS_FILE, RESULT_FILE):
-            with suppress(OSError):
-                (folder / f".{name}.tmp").unlink(missing_ok=True)
         raise RunFailedError(f"{folder}: the results cannot be written: {error.strerror}") from error
 
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,11 +19,16 @@ _ABANDONED_SECONDS = 3600.0
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Put what ``write`` writes at ``path``: a temporary file beside it, flushed to disk, then renamed."""
     temporary = temporary_path(path)
-    with temporary.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

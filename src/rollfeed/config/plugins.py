@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 from pydantic import Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from rollfeed.config.section import Resume, Section
+from rollfeed.faults import name_of
 from rollfeed.protocols import (
     AdvantageFn,
     BatchedRewardFn,
@@ -29,12 +30,7 @@ T = TypeVar("T")
 
 def import_path_of(function: Any) -> str:
     """Return ``module:name`` of a function, of what a partial calls, or of an object's class; a path as it is."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    if isinstance(function, str):
-        return function
-    found = function if hasattr(function, "__qualname__") else type(function)
-    return f"{found.__module__}:{found.__qualname__}"
+    return function if isinstance(function, str) else name_of(function)
 
 
 def _path_or_function(given: Any, check_path: ValidatorFunctionWrapHandler) -> Any:

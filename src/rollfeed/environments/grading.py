@@ -23,7 +23,7 @@ from rollfeed.environments.registry import EnvironmentRegistry
 from rollfeed.environments.verifying import verifier_path, verify_problem
 from rollfeed.errors import ConfigError, RewardError, suggestion
 from rollfeed.protocols import Workers
-from rollfeed.types import Correct, Outcome, Verdict
+from rollfeed.types import Correct, Verdict
 
 RM_TYPE = "environment"
 """``rm_type`` of prompts that an environment made."""
@@ -79,7 +79,7 @@ class EnvironmentGrader:
 
     async def _verdict(self, call: _Call | str, response: str) -> Verdict:
         if isinstance(call, str):
-            return _failed(call)
+            return Verdict.failed(call)
         if call.is_of_gym or _verifies_elsewhere(self._registry, call.environment_id):
             path = _GYM_VERIFIER if call.is_of_gym else verifier_path(call.environment_id)
             result = await self._workers.call(
@@ -89,7 +89,7 @@ class EnvironmentGrader:
         try:
             return verify_problem(self._registry.get(call.environment_id), call.problem, response)
         except (ConfigError, RewardError) as error:
-            return _failed(str(error))
+            return Verdict.failed(str(error))
 
 
 class RlveGrader(EnvironmentGrader):
@@ -197,7 +197,3 @@ def _gym_names() -> frozenset[str]:
     sources = [Path(folder, "environments", "__init__.py") for folder in folders]
     texts = [source.read_text(encoding="utf-8") for source in sources if source.is_file()]
     return frozenset(name for text in texts for name in _GYM_ENTRY.findall(text))
-
-
-def _failed(detail: str) -> Verdict:
-    return Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)

@@ -188,8 +188,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 async def _verdict(row: Mapping[str, Any], metadata: Any, hub: RewardHub, *, reward_key: str | None) -> Verdict:
     own_key = row.get("reward_key")
     if own_key is not None and not isinstance(own_key, str):
-        detail = f"reward_key is {own_key!r:.80}; it must be a text"
-        return Verdict(reward=None, outcome=Outcome.ERROR, detail=detail)
+        return Verdict.failed(f"reward_key is {own_key!r:.80}; it must be a text")
     verdict = await hub.grade(
         row.get("response"),
         row.get("label"),
