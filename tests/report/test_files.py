@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rollfeed.report import CurveFiles, Curves, curves_of, warn_without_drawing
+from rollfeed.report import Curves, curves_of, warn_without_drawing, write_curves
 
 
 def test_both_files_are_written_anew_each_time(tmp_path: Path, learning: Curves) -> None:
-    shown = [curves_of(evaluations=[]), learning]
-    files = CurveFiles(tmp_path, settings={}, read=lambda: shown.pop(0))
-    files.write()
+    write_curves(tmp_path, curves_of(evaluations=[]), settings={})
     before = (tmp_path / "curve.html").read_text(), (tmp_path / "curve.png").read_bytes()
-    files.write()
+    write_curves(tmp_path, learning, settings={})
     after = (tmp_path / "curve.html").read_text(), (tmp_path / "curve.png").read_bytes()
     assert before[0] != after[0]
     assert before[1] != after[1]
@@ -32,5 +30,5 @@ def test_without_matplotlib_the_picture_is_left_out_with_a_warning(
     warn_without_drawing()
     assert "curve.png is left out, as matplotlib cannot be used" in caplog.text
     assert "pip install 'rollfeed[train]'" in caplog.text
-    CurveFiles(tmp_path, settings={}, read=lambda: learning).write()
+    write_curves(tmp_path, learning, settings={})
     assert [path.name for path in tmp_path.iterdir()] == ["curve.html"]

@@ -42,7 +42,7 @@ class Opened(NamedTuple):
 
 
 class Client(StrEnum):
-    """Who asks the server."""
+    """A client that asks the server."""
 
     OURS = "ours"
     """The SGLang client under the whole pipeline: ledger, reward, filter, batch, store and metrics."""
@@ -162,7 +162,7 @@ def _opened(client: Client) -> Callable[[ClientJob], AbstractAsyncContextManager
 
 @dataclass(slots=True)
 class _Sample:
-    """What a trainer is given of an answer, every token of it an object."""
+    """An answer as a trainer is given it, every token of it an object."""
 
     prompt: str
     index: int

@@ -100,12 +100,12 @@ class ScheduleWorkload:
 
     @property
     def context_length(self) -> int:
-        """Of prompt and longest response, and a little room."""
+        """Tokens of prompt and longest response, and a little room."""
         return self.prompt_tokens + self.max_length + _ROOM_TOKENS
 
     @property
     def total_slots(self) -> int:
-        """Of all engines."""
+        """Slots of all engines."""
         return self.num_engines * self.num_slots
 
     @property

@@ -1,4 +1,4 @@
-"""How hard the levels of an environment are for a model, and which one to start training at."""
+"""Measures how hard the levels of an environment are for a model, and says which one to start training at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which evaluation prompts are training prompts too: the same tokens with the same images."""
+"""Finds evaluation prompts that are training prompts too: the same tokens with the same images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Asked: TypeAlias = tuple[bytes, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What an evaluation set has in common with what is trained on."""
+    """The prompts that an evaluation set has in common with what is trained on."""
 
     eval_set: str
     num_prompts: int
-    """Of the set."""
+    """The part of the set that they are."""
     num_common: int
     """Of these, how many are among the training prompts."""
     num_training_prompts: int
@@ -32,7 +32,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Of the set."""
+        """The part of the set that they are."""
         return self.num_common / self.num_prompts
 
     def describe(self) -> str:

@@ -23,7 +23,7 @@ AnswerGroup = Callable[[Group], Awaitable[Group]]
 
 @dataclass(slots=True)
 class EvalProgress:
-    """How far an evaluation is."""
+    """The answers of an evaluation so far."""
 
     num_answers: int
     """To be made in all."""

@@ -70,7 +70,7 @@ class CheckpointNames:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that :meth:`convert` takes, by name.
+        """Shapes of the tensors that :meth:`convert` takes, by name.
 
         Those are the checkpoint's; where it has them as the model does, the model's names do as well.
         """

@@ -12,7 +12,7 @@ from rollfeed.protocols import PromptSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLimit:
-    """How many batches a source that ends is good for."""
+    """The batches that a source that ends is good for."""
 
     num_prompts: int
     """Of one epoch."""

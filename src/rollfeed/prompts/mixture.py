@@ -55,7 +55,7 @@ class MixtureSource(PromptSource):
 
     @property
     def sources(self) -> Sequence[PromptSource]:
-        """What it draws from, as it was given."""
+        """The sources that it draws from, as they were given."""
         return tuple(self._sources.values())
 
     @property

@@ -138,7 +138,7 @@ class LocalTokenizer:
 
     @property
     def template_date(self) -> datetime | None:
-        """What the chat template is told of the date; None where it does not ask."""
+        """The date that the chat template is told; None where it does not ask."""
         return self._chat_template.date if self._chat_template.asks_for_the_date else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:

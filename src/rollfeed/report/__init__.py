@@ -1,14 +1,13 @@
 """Curves of a run that trains: as a picture, as a page, and as characters."""
 
 from rollfeed.report.curves import AccuracyChange, Curves, Point, SetEvaluation, curves_of
-from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, CurveFiles, warn_without_drawing
+from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, warn_without_drawing, write_curves
 from rollfeed.report.text_chart import accuracy_lines, accuracy_report, change_text, paired_text, text_chart
 
 __all__ = [
     "CURVE_PAGE",
     "CURVE_PICTURE",
     "AccuracyChange",
-    "CurveFiles",
     "Curves",
     "Point",
     "SetEvaluation",
@@ -19,4 +18,5 @@ __all__ = [
     "paired_text",
     "text_chart",
     "warn_without_drawing",
+    "write_curves",
 ]

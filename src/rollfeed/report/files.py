@@ -36,27 +36,17 @@ def _import_drawing() -> tuple[Callable[..., None] | None, Exception | None]:
     return draw, None
 
 
-class CurveFiles:
-    """Writes curve.html, and with matplotlib curve.png, into a run directory."""
+def write_curves(directory: Path, curves: Curves, *, settings: Mapping[str, Any]) -> None:
+    """Write curve.html, and with matplotlib curve.png, into a run directory, whose name is the title.
 
-    def __init__(self, directory: Path, *, settings: Mapping[str, Any], read: Callable[[], Curves]) -> None:
-        """Take what is drawn.
-
-        Args:
-            directory: Of the run; its name is the title.
-            settings: As settings.json has them.
-            read: Gives the curves as they are now.
-        """
-        self._directory = directory
-        self._title = directory.resolve().name or str(directory)
-        self._settings = settings
-        self._read = read
-
-    def write(self) -> None:
-        """Write the files anew, from the curves as they are now."""
-        curves = self._read()
-        text = page(curves, title=self._title, settings=self._settings)
-        replace_file(self._directory / CURVE_PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
-        draw, _ = _import_drawing()
-        if draw is not None:
-            replace_file(self._directory / CURVE_PICTURE, lambda file: draw(curves, title=self._title, file=file))
+    Args:
+        directory: Of the run.
+        curves: As they are now.
+        settings: As settings.json has them.
+    """
+    title = directory.resolve().name or str(directory)
+    text = page(curves, title=title, settings=settings)
+    replace_file(directory / CURVE_PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
+    draw, _ = _import_drawing()
+    if draw is not None:
+        replace_file(directory / CURVE_PICTURE, lambda file: draw(curves, title=title, file=file))

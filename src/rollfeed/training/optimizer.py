@@ -51,7 +51,7 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """What the next update takes."""
+        """The rate that the next update takes."""
         return learning_rate(
             self.num_updates,
             peak=self._settings.learning_rate,

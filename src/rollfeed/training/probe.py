@@ -127,7 +127,7 @@ def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
 
 
 class TrainerProbes:
-    """What the trainer says of a few texts of the first batch, version after version.
+    """Scores of a few texts of the first batch by the trainer, version after version.
 
     Args:
         trainer: Whose weights they are.

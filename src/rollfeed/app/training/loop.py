@@ -54,7 +54,7 @@ from rollfeed.errors import (
 from rollfeed.evaluation import EvalResult, log_record
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
-from rollfeed.report import CurveFiles, warn_without_drawing
+from rollfeed.report import warn_without_drawing, write_curves
 from rollfeed.store import Rewind
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.types import TrainBatch
@@ -199,11 +199,6 @@ class _Loop:
     def __post_init__(self) -> None:
         out, trainer, self._num_batches = self.out, self.trainer, self.prepared.num_batches
         self._probes = _probes_of(self.prepared, trainer)
-        self._curve_files = CurveFiles(
-            out,
-            settings=self.prepared.settings.model_dump(mode="json"),
-            read=lambda: run_curves(out),
-        )
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
@@ -352,4 +347,5 @@ class _Loop:
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
             if self.on_evaluation is not None:
                 self.on_evaluation(self.trainer.step, result)
-        await asyncio.to_thread(self._curve_files.write)
+        settings = self.prepared.settings.model_dump(mode="json")
+        await asyncio.to_thread(lambda: write_curves(self.out, run_curves(self.out), settings=settings))

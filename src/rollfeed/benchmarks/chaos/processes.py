@@ -40,7 +40,7 @@ class ChaosEngine:
 
     @property
     def address(self) -> str:
-        """Where it listens, whenever it does."""
+        """The address that it listens at, whenever it does."""
         return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> ChaosEngine:
@@ -105,7 +105,7 @@ class RunProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process started last."""
+        """The number of the process started last."""
         assert self._process is not None, "not started"
         return self._process.pid
 
