@@ -37,6 +37,7 @@ from rollfeed.app.training import make_trainer
 from rollfeed.app.training.warm_up import demonstrations_of, prepare_warm_up
 from rollfeed.benchmarks.machine import machine
 from rollfeed.config import RunSpec
+from rollfeed.types import TensorUpdate
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "examples" / "reverse" / "train.toml"
@@ -151,7 +152,7 @@ async def continue_warm_up(seed: int, out: Path) -> dict[str, Any]:
         demonstrations = demonstrations_of(prompts, tokenizer=prepared.model.tokenizer, wrong_share=0.0, random=random)
         await asyncio.to_thread(updates.update, demonstrations)
     async with prepared.engine:
-        await prepared.engine.update_weights(trainer.weights(), policy_version=1)
+        await prepared.engine.apply(TensorUpdate(trainer.weights(), policy_version=1))
         found = (await app.evaluate(evaluation, engine=prepared.engine)).sets[0]
     return {
         "seed": seed,

@@ -38,14 +38,13 @@ from rollfeed.benchmarks.machine import machine
 from rollfeed.config.train import OptimizerSettings, TrainSettings
 from rollfeed.engine.backends.native.places import quantised
 from rollfeed.engine.local import create_local_engine
-from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import EngineProtocolError
 from rollfeed.testing import ScriptedEngine
 from rollfeed.training.model import Policy, load_policy_model
 from rollfeed.training.probe import choose_texts, rounding_of, score_texts
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import PUBLISHED, WeightProbe
-from rollfeed.weights import EngineProof, Scores, compare
+from rollfeed.types import PUBLISHED, TensorUpdate, WeightProbe
+from rollfeed.weights import EngineProof, Scores, compare, write_checkpoint
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HELD = {"fp32": PUBLISHED, "bf16": "bfloat16", "int8": "int8"}
@@ -69,9 +68,9 @@ class RoundedEngine:
         is_rounded = isinstance(output, torch.Tensor) and output.is_floating_point()
         return output.bfloat16().float() if is_rounded else output
 
-    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+    async def apply(self, update: TensorUpdate) -> None:
         own = self.model.state_dict()
-        for name, tensor in tensors.items():
+        for name, tensor in update.tensors.items():
             own[name].copy_(tensor.bfloat16())
 
     async def score(self, texts: Any) -> Mapping[str, Array]:
@@ -136,7 +135,7 @@ class Series:
             for case, changed in {"": {}, **cases}.items():
                 self.num_updates += 1
                 engine = self.engines[precision]
-                await engine.update_weights({**before, **changed}, policy_version=self.num_updates)
+                await engine.apply(TensorUpdate({**before, **changed}, policy_version=self.num_updates))
                 (self.kept[f"{version}/{precision}/{case}"],) = (await engine.score(self.texts)).values()
                 before = {name: now[name] for name in changed}
             print(f"version {version} {precision}: {time.perf_counter() - began:.1f} s", flush=True)
@@ -183,7 +182,7 @@ async def trained(series: Series, arguments: argparse.Namespace) -> None:
     ):
         for version in range(1, max(arguments.versions) + 1):
             series.num_updates += 1
-            await engine.update_weights(series.weights(), policy_version=series.num_updates)
+            await engine.apply(TensorUpdate(series.weights(), policy_version=series.num_updates))
             batch = await rollouts.generate_batch()
             if version == 1:
                 series.texts = choose_texts(batch, num_texts=12, num_tokens=48)

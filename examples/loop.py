@@ -27,7 +27,7 @@ from rollfeed.prompts import ChatRenderer, load_tokenizer
 from rollfeed.protocols import Engine, RolloutRequest
 from rollfeed.seeds import derive_seed
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import Group, Keep, Prompt, Rollout, SamplingParams, TrainBatch
+from rollfeed.types import Group, Keep, Prompt, Rollout, SamplingParams, TensorUpdate, TrainBatch
 
 SEED = 0
 PROMPTS, ROLLOUTS = 16, 16  # a batch is so many groups of so many answers
@@ -119,7 +119,7 @@ async def train(num_steps: int) -> list[float]:
             batch, reward = await make_batch(engine, source, step=step)
             report = await asyncio.to_thread(trainer.train_step, batch)
             # The next batch is sampled from the new weights: in memory here, from disk where engines are servers.
-            await engine.update_weights(trainer.weights(), policy_version=trainer.step)
+            await engine.apply(TensorUpdate(trainer.weights(), policy_version=trainer.step))
             rewards.append(reward)
             print(f"step {step}: reward {reward:.3f}, loss {report.metrics.get('train/loss', 0.0):+.4f}", flush=True)
     return rewards

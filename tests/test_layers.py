@@ -17,6 +17,7 @@ LAYERS = [
     "seeds",
     "model_files",
     "protocols",
+    "completions",
     "config",
     "<part>",
     "app",
@@ -27,7 +28,6 @@ LAYERS = [
 ]
 NOT_PARTS = {*LAYERS, "testing"} - {"<part>"}
 CIRCLES = {
-    frozenset({"rollfeed.engine.sglang.flights", "rollfeed.engine.sglang.workers"}),
     frozenset(
         {
             "rollfeed.benchmarks.client_pipeline",

@@ -11,15 +11,11 @@ PACKAGE = Path(__file__).parents[1] / "src" / "rollfeed"
 
 CLASSES_TWICE = {
     "Answer",
-    "Counters",
     "Group",
-    "WeightSource",
-    "WeightUpdater",
     "WorkerPool",
     "_Choice",
     "_Content",
     "_Finish",
-    "_Logprob",
     "_Meta",
     "_Piece",
     "_Reply",
@@ -32,12 +28,10 @@ SECTIONS = ("config", "protocols", "cli")
 """Folders of a file a section, a seam or a command, named after what it is about."""
 FILES_TWICE = {
     "calibration.py",
-    "calls.py",
     "checkpoint.py",
     "checks.py",
     "client.py",
     "control.py",
-    "counters.py",
     "directory.py",
     "engine.py",
     "files.py",
@@ -55,7 +49,6 @@ FILES_TWICE = {
     "scoring.py",
     "server.py",
     "turns.py",
-    "weights.py",
     "wire.py",
 }
 """File names that repeat still, the sections aside; nothing may be added."""
@@ -65,8 +58,6 @@ NOT_YET = {
     "app",
     "buffer",
     "config",
-    "engine/openai",
-    "engine/sglang",
     "faults",
     "filters",
     "pipeline",

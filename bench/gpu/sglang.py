@@ -42,8 +42,10 @@ from numpy.typing import NDArray
 
 import rollfeed
 from rollfeed.config.engine import SGLangSettings
-from rollfeed.engine.sglang import SGLangEngine
-from rollfeed.types import Completion, SamplingParams
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
+from rollfeed.types import Completion, FolderUpdate, SamplingParams
+from rollfeed.weights import DiskTransport
 
 CONCURRENCIES = (64, 128, 256, 512)
 NUM_REQUESTS = 1536
@@ -67,13 +69,13 @@ class Bench:
         if arguments.parts and arguments.output.exists():
             self.result = json.loads(arguments.output.read_text(encoding="utf-8")) | self.result
 
-    def engine(self, addresses: Sequence[str], **settings: Any) -> SGLangEngine:
+    def engine(self, addresses: Sequence[str], **settings: Any) -> ServerEngine:
         """Return a client of these servers."""
-        return SGLangEngine(
-            SGLangSettings(workers=tuple(addresses), **settings),
+        return ServerEngine(
+            SGLang(SGLangSettings(workers=tuple(addresses), **settings)),
             context_length=CONTEXT_LENGTH,
             tokenizer=self.model.tokenizer,
-            checkpoint=self.model.checkpoint,
+            transport=DiskTransport(checkpoint=self.model.checkpoint),
         )
 
     def prompts(self, count: int) -> list[NDArray[np.int32]]:
@@ -214,7 +216,7 @@ name = "reward_std"
             async with self.engine([self.arguments.server], weight_update=mode) as engine:
                 version = engine.policy_version
                 started = time.perf_counter()
-                await engine.update_weights_from_disk(self.model.checkpoint, policy_version=version + 1)
+                await engine.apply(FolderUpdate(self.model.checkpoint, policy_version=version + 1))
                 idle_seconds = time.perf_counter() - started
                 params = SamplingParams(max_new_tokens=300, min_new_tokens=300)
                 tasks = [
@@ -223,7 +225,7 @@ name = "reward_std"
                 ]
                 await asyncio.sleep(0.5)
                 started = time.perf_counter()
-                await engine.update_weights_from_disk(self.model.checkpoint, policy_version=version + 2)
+                await engine.apply(FolderUpdate(self.model.checkpoint, policy_version=version + 2))
                 busy_seconds = time.perf_counter() - started
                 completions = await asyncio.gather(*tasks)
                 found[mode] = {
@@ -262,7 +264,7 @@ name = "reward_std"
             "adaptive_to_best": round(statistics.median(adaptive) / statistics.median(fixed), 3),
         }
 
-    async def _throughput(self, engine: SGLangEngine, *, num_requests: int, limits: list[float] | None = None) -> float:
+    async def _throughput(self, engine: ServerEngine, *, num_requests: int, limits: list[float] | None = None) -> float:
         """Return tokens per second over all requests; their lengths differ, so that they do not end together."""
         generator = np.random.default_rng(self.arguments.seed)
         lengths = generator.integers(NEW_TOKENS // 2, 3 * NEW_TOKENS // 2, num_requests).tolist()

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 import rollfeed
 from rollfeed.config.train import OptimizerSettings, TrainSettings
 from rollfeed.engine.backends.native.places import quantised
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.training.probe import choose_texts, rounding_of, score_texts, weight_types
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import Completion, SamplingParams, WeightProbe
+from rollfeed.types import Completion, FolderUpdate, SamplingParams, TensorUpdate, WeightProbe
 from rollfeed.weights import EngineProof, Scores, compare
 
 if TYPE_CHECKING:
@@ -120,12 +120,12 @@ class Publisher:
             "other_weights": others,
         }
 
-    async def _publish(self, engine: SGLangEngine, others: Mapping[str, torch.Tensor] | None = None) -> None:
+    async def _publish(self, engine: ServerEngine, others: Mapping[str, torch.Tensor] | None = None) -> None:
         tensors = {**self.trainer.weights(), **(others or {})}
-        await engine.update_weights(tensors, policy_version=engine.policy_version + 1)
+        await engine.apply(TensorUpdate(tensors, policy_version=engine.policy_version + 1))
 
     @staticmethod
-    async def _scored(engine: SGLangEngine, texts: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    async def _scored(engine: ServerEngine, texts: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
         (logprobs_N,) = (await engine.score(texts)).values()
         return logprobs_N
 
@@ -135,7 +135,7 @@ class Publisher:
         return WeightProbe(texts=texts, logprobs={held: logprobs_N}, seconds=time.perf_counter() - began)
 
     async def _other_weights(
-        self, engine: SGLangEngine, texts: Sequence[NDArray[np.int32]], held: str, base: Scores
+        self, engine: ServerEngine, texts: Sequence[NDArray[np.int32]], held: str, base: Scores
     ) -> dict[str, Any]:
         published_N = self.score(texts, held)
         found = {}
@@ -189,7 +189,7 @@ class Publisher:
         for mode in ("abort", "retract", "in_place"):
             async with self.bench.engine([self.bench.arguments.server], weight_update=mode) as engine:
                 first = engine.policy_version + 1
-                await engine.update_weights(sets[0], policy_version=first)
+                await engine.apply(TensorUpdate(sets[0], policy_version=first))
                 params = SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
                 prompts = self.bench.prompts(NUM_REQUESTS)
                 tasks = [
@@ -200,7 +200,7 @@ class Publisher:
                 for number in range(1, NUM_UPDATES + 1):
                     await asyncio.sleep(SECONDS_BETWEEN)
                     began = time.perf_counter()
-                    await engine.update_weights(sets[number], policy_version=first + number)
+                    await engine.apply(TensorUpdate(sets[number], policy_version=first + number))
                     seconds.append(round(time.perf_counter() - began, 3))
                 completions = await asyncio.gather(*tasks)
             found[mode] = {"update_seconds": seconds, **self._explained(completions, prompts, sets, first)}
@@ -266,7 +266,7 @@ async def train(bench: Bench, mode: str) -> dict[str, Any]:
         )
         # The version is the number of batches: servers of other numbers are brought to 0 first.
         async with bench.engine([bench.arguments.server]) as engine:
-            await engine.update_weights_from_disk(bench.model.checkpoint, policy_version=0)
+            await engine.apply(FolderUpdate(bench.model.checkpoint, policy_version=0))
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rollfeed", "train", str(file), "--out", str(out)),

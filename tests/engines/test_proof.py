@@ -15,13 +15,13 @@ import rollfeed
 from rollfeed.config.engine import OpenAISettings, SGLangSettings
 from rollfeed.config.train import TrainSettings
 from rollfeed.engine.backends.native.places import quantised
-from rollfeed.engine.openai import OpenAIEngine
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import VLLM, SGLang
 from rollfeed.errors import EngineProtocolError
 from rollfeed.training.probe import rounding_of, score_texts, weight_types
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import WeightProbe
-from rollfeed.weights import EngineProof
+from rollfeed.types import TensorUpdate, WeightProbe
+from rollfeed.weights import DiskTransport, EngineProof
 
 pytestmark = [pytest.mark.engines, pytest.mark.model, pytest.mark.timeout(1800)]
 
@@ -64,7 +64,7 @@ class Publisher:
         )
 
     async def publish(self, engine: Any, proof: EngineProof, version: int) -> None:
-        await engine.update_weights(self.trainer.weights(), policy_version=version)
+        await engine.apply(TensorUpdate(self.trainer.weights(), policy_version=version))
         await proof.prove(self.probe(engine.precision), policy_version=version)
 
 
@@ -85,8 +85,11 @@ async def test_vllm_passes_and_a_tied_head_that_it_keeps_is_found_at_once(
 ) -> None:
     with vllm_server(model.checkpoint, tmp_path) as server:
         settings = OpenAISettings(base_url=server.address, request_timeout_seconds=600.0)
-        engine = OpenAIEngine(
-            settings, context_length=1000, tokenizer=model.tokenizer, exact=True, checkpoint=model.checkpoint
+        engine = ServerEngine(
+            VLLM(settings),
+            context_length=1000,
+            tokenizer=model.tokenizer,
+            transport=DiskTransport(checkpoint=model.checkpoint, untied_head=True),
         )
         proof = EngineProof(engine)
         async with engine:
@@ -109,7 +112,12 @@ async def test_sglang_passes_and_weights_that_it_keeps_are_found(
 ) -> None:
     with sglang_server(model.checkpoint, tmp_path) as server:
         settings = SGLangSettings(workers=(server.address,), startup_timeout_seconds=120.0, probe_timeout_seconds=120.0)
-        engine = SGLangEngine(settings, context_length=1000, tokenizer=model.tokenizer, checkpoint=model.checkpoint)
+        engine = ServerEngine(
+            SGLang(settings),
+            context_length=1000,
+            tokenizer=model.tokenizer,
+            transport=DiskTransport(checkpoint=model.checkpoint),
+        )
         proof = EngineProof(engine)
         async with engine:
             old = {name: tensor.clone() for name, tensor in publisher.trainer.weights().items()}
@@ -119,7 +127,7 @@ async def test_sglang_passes_and_weights_that_it_keeps_are_found(
                 await publisher.publish(engine, proof, version)
                 print(dict(proof.metrics()))
             publisher.step(100 * STEP)
-            await engine.update_weights(old, policy_version=3)
+            await engine.apply(TensorUpdate(old, policy_version=3))
             with pytest.raises(EngineProtocolError, match="version 3 is not what it has") as caught:
                 await proof.prove(publisher.probe(engine.precision), policy_version=3)
             print(caught.value)

@@ -22,10 +22,12 @@ from tests.engines.servers import RealServer, sglang_server
 
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.config.train import TrainSettings
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
 from rollfeed.testing import make_sample
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import Completion, FinishKind, SamplingParams, VersionSpan
+from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate, VersionSpan
+from rollfeed.weights import DiskTransport
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
@@ -44,10 +46,12 @@ def server(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.fixture
-def engine_at(server: RealServer, policy: Path, tokenizer: Any) -> Callable[..., SGLangEngine]:
-    def make(**changes: Any) -> SGLangEngine:
+def engine_at(server: RealServer, policy: Path, tokenizer: Any) -> Callable[..., ServerEngine]:
+    def make(**changes: Any) -> ServerEngine:
         settings = SGLangSettings(workers=(server.address,), concurrency=16, startup_timeout_seconds=120.0, **changes)
-        return SGLangEngine(settings, context_length=1000, tokenizer=tokenizer, checkpoint=policy)
+        return ServerEngine(
+            SGLang(settings), context_length=1000, tokenizer=tokenizer, transport=DiskTransport(checkpoint=policy)
+        )
 
     return make
 
@@ -113,7 +117,7 @@ async def test_responses_have_the_models_logprobs_and_the_servers_version(
 
 
 async def test_ratios_of_restricted_sampling_are_1_among_what_the_server_kept(
-    engine_at: Callable[..., SGLangEngine], policy: Path
+    engine_at: Callable[..., ServerEngine], policy: Path
 ) -> None:
     params = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.7, top_k=50, min_new_tokens=4)
     prompt = np.arange(3, 14, dtype=np.int32)
@@ -178,11 +182,11 @@ async def test_an_update_gives_the_new_weights_to_what_runs_and_what_comes(
     params = SamplingParams(max_new_tokens=120)
     old_weights, new_weights = changed(version), changed(version + 1)
     async with engine_at(weight_update=mode) as engine:
-        await engine.update_weights(old_weights, policy_version=version)
+        await engine.apply(TensorUpdate(old_weights, policy_version=version))
         task = asyncio.create_task(engine.generate(first, params, request_id="r"))
         await until_tokens(server, len(first) + 10, task)
         begun = time.monotonic()
-        await engine.update_weights(new_weights, policy_version=version + 1)
+        await engine.apply(TensorUpdate(new_weights, policy_version=version + 1))
         seconds = time.monotonic() - begun
         after = await asyncio.gather(
             *(engine.generate(prompt, params, request_id=f"r{i}") for i, prompt in enumerate(asked))
@@ -208,7 +212,7 @@ async def test_a_request_through_several_updates_has_a_span_for_each(
         task = asyncio.create_task(engine.generate(prompt, SamplingParams(max_new_tokens=300), request_id="r"))
         for index in range(3):
             await until_tokens(server, len(prompt) + 10 + 40 * index, task)
-            await engine.update_weights(changed(40 + index), policy_version=40 + index)
+            await engine.apply(TensorUpdate(changed(40 + index), policy_version=40 + index))
         completion = await task
     assert [span.policy_version for span in completion.version_spans][1:] == [40, 41, 42]
     assert completion.version_spans[-1].end == len(completion.token_ids)
@@ -223,7 +227,7 @@ async def test_weights_change_during_a_pause_of_the_caller(
             task = asyncio.create_task(engine.generate(first, SamplingParams(max_new_tokens=100), request_id="r"))
             await until_tokens(server, len(first) + 10, task)
             await engine.pause()
-            await engine.update_weights(changed(version), policy_version=version)
+            await engine.apply(TensorUpdate(changed(version), policy_version=version))
             await engine.resume()
             through = await task
             assert through.version_spans[-1].policy_version == version
@@ -237,7 +241,7 @@ async def test_weights_change_during_a_pause_of_the_caller(
 async def give(engine_at: Any, weights: Any) -> None:
     """Have the server begin as one that has just been started with these weights."""
     async with engine_at() as engine:
-        await engine.update_weights(weights, policy_version=0)
+        await engine.apply(TensorUpdate(weights, policy_version=0))
 
 
 def test_a_run_by_the_command_line_has_the_models_logprobs(

@@ -19,8 +19,10 @@ from safetensors.numpy import load_file
 from tests.engines.servers import RealServer, vllm_server
 
 from rollfeed.config.engine import OpenAISettings
-from rollfeed.engine.openai import OpenAIEngine
-from rollfeed.types import Completion, FinishKind, SamplingParams, VersionSpan
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import VLLM
+from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate, VersionSpan
+from rollfeed.weights import DiskTransport
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
@@ -39,15 +41,20 @@ def server(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.fixture
-def engine_at(server: RealServer, policy: Path, tokenizer: Any) -> Callable[[], OpenAIEngine]:
-    def make() -> OpenAIEngine:
+def engine_at(server: RealServer, policy: Path, tokenizer: Any) -> Callable[[], ServerEngine]:
+    def make() -> ServerEngine:
         settings = OpenAISettings(base_url=server.address, request_timeout_seconds=600.0, startup_timeout_seconds=120.0)
-        return OpenAIEngine(settings, context_length=1000, tokenizer=tokenizer, exact=True, checkpoint=policy)
+        return ServerEngine(
+            VLLM(settings),
+            context_length=1000,
+            tokenizer=tokenizer,
+            transport=DiskTransport(checkpoint=policy, untied_head=True),
+        )
 
     return make
 
 
-async def until_tokens(engine: OpenAIEngine, task: asyncio.Task[Completion]) -> None:
+async def until_tokens(engine: ServerEngine, task: asyncio.Task[Completion]) -> None:
     """Wait until a request is in the middle."""
     async with asyncio.timeout(120):
         while engine.metrics()["tokens_in_flight"] < 10:
@@ -87,16 +94,16 @@ async def check_update(engine_at: Any, changed: Any, score: Any, prompts: Any) -
     (first,), asked = prompts(1), prompts(4)
     params = SamplingParams(max_new_tokens=80)
     async with engine_at() as engine:
-        await engine.update_weights(changed(1), policy_version=1)
+        await engine.apply(TensorUpdate(changed(1), policy_version=1))
         long = SamplingParams(max_new_tokens=LONG)
         task = asyncio.create_task(engine.generate(first, long, request_id="r"))
         await until_tokens(engine, task)
-        await engine.update_weights(changed(2), policy_version=2)
+        await engine.apply(TensorUpdate(changed(2), policy_version=2))
         after = await asyncio.gather(
             *(engine.generate(prompt, params, request_id=f"r{i}") for i, prompt in enumerate(asked))
         )
         through = await task
-        await engine.update_weights(changed(3), policy_version=3)
+        await engine.apply(TensorUpdate(changed(3), policy_version=3))
         again = await engine.generate(asked[0], params, request_id="again")
     for prompt, completion in zip(asked, after, strict=True):
         assert {span.policy_version for span in completion.version_spans} == {2}
@@ -122,7 +129,7 @@ async def test_an_update_gives_the_new_weights_to_what_runs_and_what_comes(
 async def give(engine_at: Any, weights: Any) -> None:
     """Have the server begin as one that has just been started with these weights."""
     async with engine_at() as engine:
-        await engine.update_weights(weights, policy_version=0)
+        await engine.apply(TensorUpdate(weights, policy_version=0))
 
 
 def test_a_run_by_the_command_line_has_the_models_logprobs(
@@ -190,7 +197,7 @@ async def test_the_route_for_tokens_tells_versions_and_goes_on_from_those_of_the
     async with engine_at() as engine:
         begun = engine.policy_version
         assert str(begun) == server.told("/weight_info")["weight_version"]
-        await engine.update_weights(changed(begun), policy_version=begun + 1)
+        await engine.apply(TensorUpdate(changed(begun), policy_version=begun + 1))
         completion = await engine.generate(prompt, SamplingParams(max_new_tokens=24), request_id="r")
     assert_close(completion, score(changed(begun), prompt, completion.token_ids))
     assert completion.version_spans == (VersionSpan(0, 24, begun + 1),)
@@ -202,7 +209,7 @@ async def test_an_aborted_response_has_exact_tokens_and_goes_on_from_them(
     (prompt,) = prompts(1)
     greedy = SamplingParams(max_new_tokens=LONG, temperature=0.0)
     async with engine_at() as engine:
-        await engine.update_weights(changed(5), policy_version=5)
+        await engine.apply(TensorUpdate(changed(5), policy_version=5))
         task = asyncio.create_task(engine.generate(prompt, greedy, request_id="r"))
         await until_tokens(engine, task)
         await engine.abort("r")

@@ -35,9 +35,19 @@ from rollfeed import app
 from rollfeed.cli.main import main as rollfeed
 from rollfeed.config import RunSpec
 from rollfeed.config.train import TrainSettings
-from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import Group, Prompt, Rollout, Sample, SampleStatus, SamplingParams, TrainBatch, VersionSpan
+from rollfeed.types import (
+    Group,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    TensorUpdate,
+    TrainBatch,
+    VersionSpan,
+)
+from rollfeed.weights import write_checkpoint
 
 TOLERANCE = 1e-4
 CONTEXT = 128
@@ -347,7 +357,7 @@ async def compare(folder: Path) -> dict[str, Any]:
         shared.train_step(batch)
         apart.load_state_dict(shared.state_dict())
         found["changed"] = sum(not torch.equal(tensor, before[name]) for name, tensor in shared.weights().items())
-        await engine.update_weights(shared.weights(), policy_version=1)
+        await engine.apply(TensorUpdate(shared.weights(), policy_version=1))
         groups = await answer(engine, 1)
         found |= {"shared, updated": difference(shared, groups), "apart, updated": difference(apart, groups)}
     return found | compare_folder(folder, apart)

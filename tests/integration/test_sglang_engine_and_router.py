@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from rollfeed.config import SGLangSettings
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
 from rollfeed.testing import CharTokenizer
 from rollfeed.testing.fake_sglang import start_fake_sglang
-from rollfeed.types import Completion, FinishKind, SamplingParams
+from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate
 
 PARAMS = SamplingParams(max_new_tokens=100)
 PROMPT = np.arange(10, dtype=np.int32)
@@ -48,7 +49,7 @@ def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
         process.wait()
 
 
-def ask(engine: SGLangEngine, name: str, count: int) -> list[asyncio.Task[Completion]]:
+def ask(engine: ServerEngine, name: str, count: int) -> list[asyncio.Task[Completion]]:
     return [
         asyncio.create_task(engine.generate(PROMPT + number, PARAMS, request_id=f"{name}{number}"))
         for number in range(count)
@@ -66,11 +67,11 @@ async def test_weights_aborts_and_a_lost_server_behind_the_real_router(tmp_path:
     async with start_fake_sglang(mode="time-model", num_workers=2, time_model=model) as fakes:
         with running_router(fakes.addresses, tmp_path / "log.txt") as address:
             settings = SGLangSettings(router=address, concurrency=32, probe_interval_seconds=0.3)
-            async with SGLangEngine(settings, context_length=4096, tokenizer=CharTokenizer()) as engine:
+            async with ServerEngine(SGLang(settings), context_length=4096, tokenizer=CharTokenizer()) as engine:
                 asked = ask(engine, "updated", 40)
                 # The one that ends first is all of version 0; the last ones have not begun.
                 await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                await engine.update_weights({"w": np.zeros(3, np.float32)}, policy_version=1)
+                await engine.apply(TensorUpdate({"w": np.zeros(3, np.float32)}, policy_version=1))
                 completions = await asyncio.gather(*asked)
                 assert FinishKind.ABORT not in kinds(completions)
                 versions = [span.policy_version for each in completions for span in each.version_spans]

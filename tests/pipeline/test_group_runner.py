@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollfeed.errors import RunFailedError
@@ -12,7 +13,18 @@ from rollfeed.filters import AllWrong, compose
 from rollfeed.protocols import Scorer
 from rollfeed.store.codec import decode, encode
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import Correct, Outcome, Prompt, Rollout, RunState, Sample, SampleStatus, StepCommit, Verdict
+from rollfeed.types import (
+    Correct,
+    Outcome,
+    Prompt,
+    Rollout,
+    RunState,
+    Sample,
+    SampleStatus,
+    StepCommit,
+    Verdict,
+    VersionSpan,
+)
 
 
 def failing(*request_ids: str):
@@ -420,3 +432,60 @@ async def test_a_response_is_graded_once_and_then_as_often_as_failure_retries_sa
     assert gradings[2] == 1
     assert batch.metrics["rollout/reward_error"] == 1 + failure_retries
     assert batch.metrics["rollout/reward_timeout"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: {"token_ids": np.concatenate([s.token_ids[1:], s.token_ids[:1]])}, "do not begin with the prompt's"),
+        (lambda s: {"token_ids": np.where(s.token_ids == 3, 2**30, s.token_ids)}, "out of a vocabulary of 1114112"),
+        (lambda s: {"logprobs": s.logprobs + 2.0}, "its logprobs go from 1 to 1"),
+        (lambda s: {"logprobs": s.logprobs * np.nan}, "its logprobs go from nan"),
+        (lambda s: {"loss_mask": s.loss_mask * 3.0}, "its loss mask goes from 3 to 3"),
+        (lambda s: {"rollout_id": s.index + 1}, "it is of rollout 1 in group 0, its request of 0 in 0"),
+        (lambda s: {"version_spans": (VersionSpan(0, s.response_length, 999),)}, "of version 999, 0 is the newest"),
+    ],
+)
+@pytest.mark.parametrize("is_hook", [False, True])
+async def test_a_sample_of_a_plug_in_that_cannot_be_its_rollouts_fails_it(make_rollouts, change, said, is_hook) -> None:
+    commits: list[StepCommit] = []
+
+    def lie(sample: Sample, prompt: Prompt) -> Sample:
+        del prompt
+        return replace(sample, **change(sample)) if sample.index == 0 else sample
+
+    async def generate(request, *, services):
+        samples = await services.default(request, services=services)
+        return [lie(sample, request.prompt) for sample in samples]
+
+    plug_in = {"sample_hook": lie} if is_hook else {"generate_fn": generate}
+    async with make_rollouts(ScriptedEngine(), commit=commits.append, **plug_in) as rollouts:
+        await rollouts.generate_batch()
+    (dropped,) = commits[0].dropped
+    message = str(dropped.group.rollouts[0].error)
+    assert said in message
+    assert ("plugins.sample_hook" if is_hook else "plugins.generate") in message
+
+
+async def test_arrays_that_plug_ins_are_handed_cannot_be_written_to(make_rollouts) -> None:
+    refused: Counter[str] = Counter()
+
+    def write(where: str, array: Any) -> None:
+        try:
+            array[:1] = 0
+        except ValueError:
+            refused[where] += 1
+
+    async def generate(request, *, services):
+        write("prompt", request.prompt.token_ids)
+        return await services.default(request, services=services)
+
+    def hook(sample: Sample, prompt: Prompt) -> Sample:
+        for name in ("token_ids", "loss_mask", "logprobs"):
+            write(name, getattr(sample, name))
+        return sample
+
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate, sample_hook=hook) as rollouts:
+        await rollouts.generate_batch()
+    assert set(refused) == {"prompt", "token_ids", "loss_mask", "logprobs"}
+    assert len(set(refused.values())) == 1

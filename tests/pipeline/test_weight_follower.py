@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from rollfeed.errors import EngineProtocolError, RunFailedError
 from rollfeed.pipeline import WeightFollower
 from rollfeed.testing import ListSource
+from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights import EngineProof, WeightDirectory
 
 
@@ -157,9 +158,10 @@ async def test_a_version_that_is_not_newer_is_never_published(tick_engine, tmp_p
     taken: list[int] = []
 
     class Engine(tick_engine):
-        async def update_weights_from_disk(self, folder, *, policy_version: int) -> None:
-            taken.append(policy_version)
-            await super().update_weights_from_disk(folder, policy_version=policy_version)
+        async def apply(self, update) -> None:
+            if isinstance(update, FolderUpdate):
+                taken.append(update.policy_version)
+            await super().apply(update)
 
     engine = Engine(lambda rollout_id: 3)
     weights = follower(tmp_path, engine, max_lag=0)
@@ -167,7 +169,7 @@ async def test_a_version_that_is_not_newer_is_never_published(tick_engine, tmp_p
         publish(tmp_path, version)
         await weights.before_step(0)
         await weights.before_step(0)
-    await engine.update_weights({}, policy_version=7)  # published by somebody else meanwhile
+    await engine.apply(TensorUpdate({}, policy_version=7))  # published by somebody else meanwhile
     await weights.before_step(0)
     assert taken == [2, 5]
     assert engine.policy_version == 7

@@ -25,7 +25,7 @@ from rollfeed.testing import (
     check_sample_hook,
     check_tracker,
 )
-from rollfeed.types import Correct, Ending, Keep, SamplingParams, Trained, Verdict
+from rollfeed.types import Correct, Ending, Keep, SamplingParams, TensorUpdate, Trained, Verdict
 
 
 class Parrot:
@@ -174,7 +174,7 @@ def test_environments_that_break_their_contract_are_refused() -> None:
 async def test_a_scripted_engine_counts_versions_and_refuses_work_when_closed() -> None:
     engine, ids = ScriptedEngine(), CharTokenizer().encode("hi", add_special_tokens=False)
     async with engine:
-        await engine.update_weights({}, policy_version=4)
+        await engine.apply(TensorUpdate({}, policy_version=4))
         completion = await engine.generate(ids, SamplingParams(max_new_tokens=5, seed=1), request_id="a")
         assert completion.version_spans[0].policy_version == 4
         assert np.array_equal(completion.token_ids[-1:], [3])

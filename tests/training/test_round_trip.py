@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from rollfeed.config.train import TrainSettings
 from rollfeed.engine.local import create_local_engine
-from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.model_files import read_headers, weight_files
 from rollfeed.testing import CharTokenizer
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Completion, SamplingParams
+from rollfeed.weights import write_checkpoint
 
 SIZES: dict[str, Any] = {
     "vocab_size": 259,

@@ -19,7 +19,7 @@ from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
 from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.training.packing import token_weights
 from rollfeed.training.trainer import Trainer
-from rollfeed.types import SamplingParams, TrainBatch, VersionSpan
+from rollfeed.types import SamplingParams, TensorUpdate, TrainBatch, VersionSpan
 
 LEARNING_RATE = 0.05
 # With a large epsilon AdamW's updates are nearly proportional to gradients, so that errors of tiny ones stay tiny.
@@ -295,7 +295,7 @@ def test_logprobs_of_trainer_and_embedded_engine_agree(
                 assert report.metrics["train/mismatch_abs_max"] < 1e-4
                 assert 0.999 < report.metrics["train/mismatch_ratio_min"] <= report.metrics["train/mismatch_ratio_max"]
                 assert report.metrics["train/mismatch_ratio_max"] < 1.001
-                await engine.update_weights(trainer.weights(), policy_version=version + 1)
+                await engine.apply(TensorUpdate(trainer.weights(), policy_version=version + 1))
 
     asyncio.run(main())
 

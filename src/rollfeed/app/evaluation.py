@@ -321,6 +321,7 @@ def _runner(
             sample_hook=sample_hook,
             evaluation=True,
         ),
+        gate=gate,
         failures=failures,
         observer=watch,
     )

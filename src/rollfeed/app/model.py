@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollfeed.config import EngineSettings, Purpose, Settings
+from rollfeed.completions import LARGEST_VOCABULARY
+from rollfeed.config import EngineSettings, Settings
 from rollfeed.config.model import ModelSettings
+from rollfeed.config.paths import expand_path
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
-from rollfeed.engine.openai import OpenAIEngine
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import DIALECTS
 from rollfeed.errors import ConfigError
+from rollfeed.model_files import find_config
 from rollfeed.prompts import load_tokenizer
 from rollfeed.protocols import Engine, Tokenizer
+from rollfeed.weights import TRANSPORTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +79,25 @@ def build_engine(model: Model, settings: EngineSettings | None = None, *, determ
         ConfigError: If the checkpoint cannot be served with these settings.
     """
     settings = settings or EngineSettings()
-    if settings.openai is not None:
-        return OpenAIEngine(
-            settings.openai,
-            context_length=settings.context_length,
-            tokenizer=model.tokenizer,
-            exact=settings.openai.purpose is Purpose.TRAINING,
-            checkpoint=model.checkpoint,
-        )
-    if settings.sglang is None:
-        return _embedded_engine(model, settings, deterministic=deterministic)
-    return SGLangEngine(
-        settings.sglang,
-        context_length=settings.context_length,
-        tokenizer=model.tokenizer,
-        checkpoint=model.checkpoint,
-    )
+    for name, make_dialect in DIALECTS.items():
+        if (servers := getattr(settings, name)) is not None:
+            dialect = make_dialect(servers)
+            folder = None if servers.weights_folder is None else Path(expand_path(servers.weights_folder))
+            return ServerEngine(
+                dialect,
+                context_length=settings.context_length,
+                tokenizer=model.tokenizer,
+                vocab_size=_vocab_size(model.checkpoint),
+                transport=TRANSPORTS["disk"](folder, checkpoint=model.checkpoint, untied_head=dialect.untied_head),
+            )
+    return _embedded_engine(model, settings, deterministic=deterministic)
+
+
+def _vocab_size(checkpoint: Path) -> int:
+    config = find_config(checkpoint) or {}
+    sections = (section for section in (config, config.get("text_config")) if isinstance(section, dict))
+    told = (section.get("vocab_size") for section in sections)
+    return next((value for value in told if type(value) is int and value > 0), LARGEST_VOCABULARY)
 
 
 def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: bool) -> Engine:

@@ -19,7 +19,8 @@ from rollfeed.config import (
     SamplingSettings,
 )
 from rollfeed.config.engine import SGLangSettings
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
 from rollfeed.store import RunDirectory
 from rollfeed.testing import CharTokenizer, ListSource
 from rollfeed.types import Prompt, Sample
@@ -40,8 +41,8 @@ async def open_pipeline(job: ClientJob) -> AsyncIterator[Opened]:
         filters=FiltersSettings(dynamic_sampling=(FilterSettings(name="reward_std"),)),
         sampling=SamplingSettings(rollout_max_response_len=job.tokens),
     )
-    engine = SGLangEngine(
-        SGLangSettings(workers=(job.address,), concurrency=job.in_flight),
+    engine = ServerEngine(
+        SGLang(SGLangSettings(workers=(job.address,), concurrency=job.in_flight)),
         context_length=PROMPT_TOKENS + job.tokens,
         tokenizer=CharTokenizer(),
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rollfeed.app import Model
 from rollfeed.engine.backends.native.library import NativeUnavailableError, load_library
 from rollfeed.protocols import Engine
-from rollfeed.types import Completion, SamplingParams
+from rollfeed.types import Completion, SamplingParams, TensorUpdate
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -129,7 +129,7 @@ class _Ours:
             )
             async with engine:
                 await _generate(engine, self._prompts, self._workload, seed=0, new_tokens=2)
-                await engine.update_weights({}, policy_version=1)  # forgets the prompts' keys and values
+                await engine.apply(TensorUpdate({}, policy_version=1))  # forgets the prompts' keys and values
                 await engine.take_step_milliseconds()
                 started = time.perf_counter()
                 self.completions = await _generate(

@@ -26,7 +26,8 @@ from rollfeed.benchmarks.schedule_figures import CommitLog, MeasuredWindow, Reco
 from rollfeed.benchmarks.schedule_workload import NumberedPrompts, QuickTokenizer, ScheduleMode, ScheduleWorkload
 from rollfeed.config import PlacementSettings, PluginSettings, RolloutConfig, RolloutSettings, SamplingSettings
 from rollfeed.config.engine import SGLangSettings, WeightUpdateMode
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
 from rollfeed.errors import RollfeedError
 from rollfeed.pipeline import Rollouts
 from rollfeed.store import RunDirectory
@@ -39,7 +40,7 @@ from rollfeed.testing.fake_sglang import (
     bound_tokens_per_second,
     start_fake_sglang,
 )
-from rollfeed.types import Sample, StepCommit, TrainBatch
+from rollfeed.types import FolderUpdate, Sample, StepCommit, TrainBatch
 
 DEFAULT_STEPS = {
     ScheduleMode.SYNC: 5,
@@ -111,12 +112,14 @@ async def _open(workload: ScheduleWorkload) -> AsyncIterator[_ScheduleRun]:
 
         async with start_fake_sglang(workload.fake_settings) as fakes:
             engine = RecordingEngine(
-                SGLangSettings(
-                    workers=fakes.addresses,
-                    concurrency=workload.requests_at_servers,
-                    # Which server has how many varies: with one a request, connections would be closed and made again.
-                    max_connections=2 * workload.requests_at_servers,
-                    weight_update=WeightUpdateMode.IN_PLACE,
+                SGLang(
+                    SGLangSettings(
+                        workers=fakes.addresses,
+                        concurrency=workload.requests_at_servers,
+                        # Which server has how many varies: with one a request, some would be closed and made again.
+                        max_connections=2 * workload.requests_at_servers,
+                        weight_update=WeightUpdateMode.IN_PLACE,
+                    )
                 ),
                 context_length=workload.context_length,
                 tokenizer=QuickTokenizer(),
@@ -176,7 +179,7 @@ async def _publish(run: _ScheduleRun, workload: ScheduleWorkload) -> None:
     if not workload.weight_updates:
         return
     run.engine.update_times.append(time.monotonic())
-    await run.engine.update_weights_from_disk(run.folder, policy_version=run.engine.policy_version + 1)
+    await run.engine.apply(FolderUpdate(run.folder, policy_version=run.engine.policy_version + 1))
 
 
 async def _snapshot(fakes: Fakes) -> Snapshot:
@@ -269,8 +272,8 @@ async def _measure_placement(workload: PlacementWorkload, placement: PlacementSe
         placement=placement,
     )
     async with start_fake_sglang(settings) as fakes:
-        engine = SGLangEngine(
-            SGLangSettings(workers=fakes.addresses, concurrency=2 * workload.num_engines * workload.num_slots),
+        engine = ServerEngine(
+            SGLang(SGLangSettings(workers=fakes.addresses, concurrency=2 * workload.num_engines * workload.num_slots)),
             context_length=2 * workload.max_length,
             tokenizer=QuickTokenizer(),
         )

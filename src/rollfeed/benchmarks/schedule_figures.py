@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.benchmarks.schedule_workload import NumberedPrompts, ScheduleWorkload
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.testing.fake_sglang import bound_tokens_per_second, draw_length, mean_length
 from rollfeed.types import Completion, FinishKind, Group, Sample, SamplingParams, StepCommit
 
@@ -46,7 +46,7 @@ class RequestRecord(NamedTuple):
     """Whether it went on with a response that an earlier request began."""
 
 
-class RecordingEngine(SGLangEngine):
+class RecordingEngine(ServerEngine):
     """The SGLang client; remembers what it was asked for."""
 
     def __init__(self, *args: Any, prompt_tokens: int, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class RecordingEngine(SGLangEngine):
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
     ) -> Completion:
-        """As :meth:`SGLangEngine.generate`."""
+        """As :meth:`ServerEngine.generate`."""
         key = np.asarray(token_ids[: self._prompt_tokens], np.int32).tobytes()
         is_resumed = len(token_ids) > self._prompt_tokens
         if not is_resumed:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.paths import checked_address
 from rollfeed.config.section import FreeUnlessDeterministic, OnPurpose, Resume, Section
+from rollfeed.config.servers import ServerSettings, checked_addresses
 
 Address: TypeAlias = Annotated[str, AfterValidator(checked_address)]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
@@ -49,81 +48,61 @@ class Purpose(StrEnum):
     EVALUATION = "evaluation"
 
 
-class SGLangSettings(Section, resume=Resume.FREE):
+class SGLangSettings(ServerSettings, resume=Resume.FREE):
     """SGLang servers: give either `workers` or `router`; the tokenizer is still that of `model.checkpoint`."""
 
     workers: tuple[Address, ...] = Field(default=(), strict=False)
     """Addresses of the servers, for example `["http://10.0.0.5:30000"]`; requests go to the least busy one."""
     router: Address | None = None
     """Address of a router in front of the servers; aborts and weights go to the servers that it lists."""
-    api_key_env: KeyVariable | None = None
-    """Name of the environment variable that holds the key of all servers and the router, as they have it by
-    `--api-key`. The key itself is stored nowhere.
-    """
     concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests at all servers together; by default found from their throughput and queues."""
     max_concurrency: int = Field(default=1024, ge=1, le=1_000_000)
     """Most requests that may be found best, all servers together."""
-    max_connections: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Connections for generation; by default one a request."""
-    request_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
-    """For one request from its turn on: all its tries, and the pauses between them, together."""
-    max_tries: int = Field(default=10, ge=1, le=1000)
-    """Of one request, when connections fail or replies have a 5xx status; what a server calls wrong fails at once."""
-    probe_interval_seconds: float = Field(default=5.0, gt=0.0, le=3600.0, strict=False)
-    """Between two health probes of a server."""
-    probe_timeout_seconds: float = Field(default=5.0, gt=0.0, le=3600.0, strict=False)
-    """For the answer to a probe."""
-    probes_until_dead: int = Field(default=3, ge=1, le=1000)
-    """Failed probes in a row after which a server has no more requests; it returns when it is healthy and has the
-    current weights.
-    """
-    startup_timeout_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0, strict=False)
-    """For every server to be healthy when the run starts."""
-    control_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
-    """For an abort, a pause or a look at the load."""
-    update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
-    """For a server to load new weights."""
     weight_update: WeightUpdateMode = Field(default=WeightUpdateMode.ABORT, strict=False)
     """`abort` stops what runs, changes the weights, and goes on from the tokens so far; `retract` has the servers put
     it back and compute its keys and values again; `in_place` lets it go on with keys and values of older weights.
     """
-    weights_folder: str | None = None
-    """Where new weights are written for the servers to load, a folder that they can read under the same path; by
-    default a temporary one, which is enough for servers on this machine.
-    """
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self.workers
+
+    @property
+    def fixed_concurrency(self) -> int | None:
+        return self.concurrency
+
+    @property
+    def most_concurrency(self) -> int:
+        return self.concurrency or self.max_concurrency
 
     @field_validator("workers", mode="after")
     @classmethod
     def _workers_differ(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(workers)) != len(workers):
-            raise ValueError("an address is given twice; remove one")
-        return workers
+        return checked_addresses(workers)
 
     @model_validator(mode="after")
     def _fits_together(self) -> SGLangSettings:
-        for problem in self._problems():
-            raise ValueError(problem)
+        if self.workers and self.router is not None:
+            raise ValueError(
+                "workers and router are both given: remove workers to go through the router, or the router"
+            )
+        if not self.workers and self.router is None:
+            raise ValueError("no server: give workers = [addresses], or router = address")
+        if self.concurrency is not None and "max_concurrency" in self.model_fields_set:
+            raise ValueError("max_concurrency bounds what is found when concurrency is not given: remove one of them")
         return self
 
-    def _problems(self) -> Iterator[str]:
-        if self.workers and self.router is not None:
-            yield "workers and router are both given: remove workers to go through the router, or the router"
-        if not self.workers and self.router is None:
-            yield "no server: give workers = [addresses], or router = address"
-        if self.concurrency is not None and "max_concurrency" in self.model_fields_set:
-            yield "max_concurrency bounds what is found when concurrency is not given: remove one of them"
 
+class OpenAISettings(ServerSettings, resume=Resume.FREE):
+    """Servers with OpenAI's `/v1/completions`, such as vLLM's; the tokenizer is still that of `model.checkpoint`."""
 
-class OpenAISettings(Section, resume=Resume.FREE):
-    """A server with OpenAI's `/v1/completions`, such as vLLM's; the tokenizer is still that of `model.checkpoint`."""
-
-    base_url: str
-    """Where it is, for example `http://10.0.0.5:8000`; `/v1` at the end may be left out."""
+    base_url: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Where it is, for example `http://10.0.0.5:8000`; `/v1` at the end may be left out. Several servers of one model
+    are a list; requests go to the least busy one.
+    """
     model: str | None = None
     """The model's name in requests; by default the only one that the server lists."""
-    api_key_env: KeyVariable | None = None
-    """Name of the environment variable that holds the key. The key itself is stored nowhere."""
     purpose: Annotated[Purpose, Resume.ANSWERS] = Field(default=Purpose.TRAINING, strict=False)
     """`training` refuses a server that does not return the sampled tokens and their logprobs; `evaluation` makes do
     with text, whose tokens are then approximate and have no logprobs.
@@ -133,26 +112,34 @@ class OpenAISettings(Section, resume=Resume.FREE):
     time, and they lose it.
     """
     concurrency: int = Field(default=256, ge=1, le=1_000_000)
-    """Requests at the server at once; the others wait in this process."""
-    request_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
-    """For one request from its turn on: all its tries, and the pauses between them, together."""
-    max_tries: int = Field(default=10, ge=1, le=1000)
-    """Of one request, when connections fail or replies have a 5xx status; what the server calls wrong fails at once."""
-    startup_timeout_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0, strict=False)
-    """For the server to be healthy, and to answer a first request, when the run starts."""
-    control_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
-    """For a pause or a look at the health."""
-    update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
-    """For the server to load new weights."""
-    weights_folder: str | None = None
-    """Where new weights are written for the server to load, a folder that it can read under the same path; by default
-    a temporary one, which is enough for a server on this machine.
-    """
+    """Requests at all servers together; the others wait in this process."""
+    max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Instead of `concurrency`: most requests that may be found best, from throughput and queues."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url
+
+    @property
+    def fixed_concurrency(self) -> int | None:
+        return self.concurrency if self.max_concurrency is None else None
+
+    @property
+    def most_concurrency(self) -> int:
+        return self.max_concurrency or self.concurrency
 
     @field_validator("base_url", mode="after")
     @classmethod
-    def _base_url_is_one(cls, text: str) -> str:
-        return checked_address(text, has_path=True).removesuffix("/v1").rstrip("/")
+    def _base_url_is_one(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(given, str):
+            return _without_v1(given)
+        return checked_addresses(tuple(map(_without_v1, given)))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> OpenAISettings:
+        if self.max_concurrency is not None and "concurrency" in self.model_fields_set:
+            raise ValueError("max_concurrency bounds what is found when concurrency is not given: remove one of them")
+        return self
 
 
 class EngineSettings(Section, resume=Resume.ANSWERS):
@@ -179,7 +166,7 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
     sglang: SGLangSettings | None = None
     """SGLang servers to use instead of the embedded engine."""
     openai: OpenAISettings | None = None
-    """An OpenAI-style server, such as vLLM, to use instead of the embedded engine."""
+    """OpenAI-style servers, such as vLLM, to use instead of the embedded engine."""
 
     @property
     def is_embedded(self) -> bool:
@@ -203,3 +190,7 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
 def is_device(name: str) -> bool:
     """Tell whether this names something to compute on: ``cpu``, ``cuda`` or ``cuda:0``."""
     return _DEVICE.fullmatch(name) is not None
+
+
+def _without_v1(text: str) -> str:
+    return checked_address(text, has_path=True).removesuffix("/v1").rstrip("/")

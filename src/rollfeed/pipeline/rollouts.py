@@ -52,6 +52,7 @@ from rollfeed.types import (
     RunState,
     StepCommit,
     Surplus,
+    TensorUpdate,
     TrainBatch,
     Trained,
     WeightProbe,
@@ -138,7 +139,7 @@ class Rollouts:
         self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
         self._failures = FailureBudget(settings, settled=self._state.outcomes)
         plan = replace(plan, services=replace(plan.services, endpoint=self._gate))
-        self._runner = GroupRunner(plan, failures=self._failures, observer=observers)
+        self._runner = GroupRunner(plan, gate=self._gate, failures=self._failures, observer=observers)
 
     async def __aenter__(self) -> Rollouts:
         async with AsyncExitStack() as entered:
@@ -177,7 +178,7 @@ class Rollouts:
 
         The engine has to say of the texts of ``probe`` what they say; raises EngineError where it does not.
         """
-        await self._engine.update_weights(tensors, policy_version=policy_version)
+        await self._engine.apply(TensorUpdate(tensors, policy_version=policy_version))
         await self.prove_weights(probe)
 
     async def prove_weights(self, probe: WeightProbe | None) -> None:

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from rollfeed.errors import EngineError
-from rollfeed.protocols import Engine, WeightProof, WeightSource
-from rollfeed.types import WeightProbe
+from rollfeed.protocols import CheckpointSource, Engine, WeightProof
+from rollfeed.types import FolderUpdate, WeightProbe
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class WeightFollower:
 
     def __init__(
         self,
-        source: WeightSource,
+        source: CheckpointSource,
         engine: Engine,
         *,
         proof: WeightProof | None,
@@ -88,7 +88,7 @@ class WeightFollower:
         async with self._publishing:
             if version > self._engine.policy_version:
                 probe = None if self._proof is None else await asyncio.to_thread(self._source.probe, folder)
-                await self._engine.update_weights_from_disk(folder, policy_version=version)
+                await self._engine.apply(FolderUpdate(folder, policy_version=version))
                 if self._proof is not None:
                     await self._prove(self._proof, probe, version)
                 _log.info("weights of version %d are in the engine", version)

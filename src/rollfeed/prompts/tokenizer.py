@@ -155,7 +155,7 @@ class LocalTokenizer:
 
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
         """Return text; bytes that are not complete UTF-8 become U+FFFD."""
-        ids = [int(token_id) for token_id in token_ids]
+        ids = np.asarray(token_ids, np.int64).tolist()
         with self._lock:
             text = self._tokenizer.decode(
                 ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False

@@ -38,7 +38,7 @@ from rollfeed.protocols.steps import (
     RolloutFn,
     RunningGroup,
 )
-from rollfeed.protocols.supply import WeightProof, WeightSource
+from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightProof, WeightTransport
 
 __all__ = [
     "AdvantageFn",
@@ -47,6 +47,7 @@ __all__ = [
     "BatchFilter",
     "BatchedRewardFn",
     "BufferPolicy",
+    "CheckpointSource",
     "Endpoint",
     "Engine",
     "Environment",
@@ -74,12 +75,13 @@ __all__ = [
     "Sandbox",
     "SandboxProvider",
     "Scorer",
+    "ServerUpdate",
     "Services",
     "Task",
     "Tokenizer",
     "Tracker",
     "TurnJournal",
     "WeightProof",
-    "WeightSource",
+    "WeightTransport",
     "Workers",
 ]

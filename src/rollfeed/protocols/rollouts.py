@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from rollfeed.types import (
     SamplingParams,
     StepCommit,
     Verdict,
+    WeightUpdate,
 )
 
 
@@ -57,6 +57,10 @@ class Engine(Endpoint, Protocol):
     """How many requests it works on at once; more wait inside."""
     context_length: int
     """Prompt and response tokens of one request together."""
+    vocab_size: int
+    """Ids of tokens are below it."""
+    is_exact: bool
+    """Whether tokens and logprobs are those sampled; otherwise they are of the text, and NaN."""
 
     async def __aenter__(self) -> Engine: ...
 
@@ -71,19 +75,15 @@ class Engine(Endpoint, Protocol):
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
 
-    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
-        """Replace weights by name between two steps; no step sees half of an update.
+    async def apply(self, update: WeightUpdate) -> None:
+        """Replace weights between two steps; no step and no request sees half of an update.
+
+        Every engine takes a :class:`TensorUpdate` and a :class:`FolderUpdate`; servers also what their transport makes.
 
         Raises:
-            EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
-        """
-
-    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
-        """Load the weights of a folder in Hugging Face layout between two steps; no step sees half of an update.
-
-        Raises:
-            EngineProtocolError: If they cannot be read or do not fit; nothing is changed.
-            EngineUnavailableError: If no server is left that has them.
+            EngineProtocolError: If the update is of a form that the engine does not take, cannot be read or does not
+                fit, by a name, a shape or a value that is not finite; nothing is changed.
+            EngineUnavailableError: If no server is left that has the weights.
         """
 
     async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from rollfeed.types import WeightProbe
+from rollfeed.types import TensorUpdate, WeightProbe, WeightUpdate
 
 
-class WeightSource(Protocol):
+class CheckpointSource(Protocol):
     """Where complete checkpoints come from."""
 
     def newest(self) -> tuple[int, Path] | None:
@@ -45,3 +45,32 @@ class WeightProof(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """Return what the last comparison found, by name; none before it."""
+
+
+class WeightTransport(Protocol):
+    """Brings tensors of this process to servers. *Extension point* (``rollfeed.weights.TRANSPORTS``)."""
+
+    async def stage(self, update: TensorUpdate) -> WeightUpdate:
+        """Return what every server can take: a :class:`FolderUpdate`, or a :class:`ServerUpdate` of its own.
+
+        Raises:
+            EngineProtocolError: If that cannot be made.
+        """
+
+    def close(self) -> None:
+        """Remove what is temporary."""
+
+
+@runtime_checkable
+class ServerUpdate(Protocol):
+    """A :class:`WeightUpdate` of a transport's own, which tells a server how to take it."""
+
+    policy_version: int
+
+    async def load(self, address: str, command: Callable[[str, Any], Awaitable[Mapping[str, Any]]]) -> None:
+        """Have one server load it, while no request runs there or all are held; servers are told side by side.
+
+        Args:
+            address: The server's.
+            command: POSTs JSON to a path of the server and returns the object of its answer; raises EngineError.
+        """

@@ -28,7 +28,9 @@ class CharTokenizer:
 
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
         """Return the characters; the end of the turn is left out when special tokens are."""
-        return "".join(chr(token) for token in token_ids if not (skip_special_tokens and token == END_OF_TURN))
+        ids = np.asarray(token_ids, "<i4")
+        kept = ids[ids != END_OF_TURN] if skip_special_tokens else ids
+        return kept.tobytes().decode("utf-32-le", errors="surrogatepass")
 
     def render_chat(
         self,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from itertools import pairwise
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from rollfeed.types import (
     FinishReason,
     SamplingParams,
     VersionSpan,
+    WeightUpdate,
 )
 
 
@@ -69,16 +69,12 @@ class _WithoutWeights:
     """Of an engine, what has to do with weights that it does not have."""
 
     policy_version = 0
+    vocab_size = sys.maxunicode + 1
+    is_exact = True
 
-    async def update_weights(self, tensors: Mapping[str, Any], *, policy_version: int) -> None:
+    async def apply(self, update: WeightUpdate) -> None:
         """Take the version; there are no weights."""
-        del tensors
-        self.policy_version = policy_version
-
-    async def update_weights_from_disk(self, folder: Path, *, policy_version: int) -> None:
-        """Take the version; the folder is not looked at."""
-        del folder
-        self.policy_version = policy_version
+        self.policy_version = update.policy_version
 
     async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
         """Return nothing: there are no weights that could say something."""

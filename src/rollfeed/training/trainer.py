@@ -224,7 +224,7 @@ class Trainer:
         return results
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights by Hugging Face name, tied ones once, as ``Engine.update_weights`` takes them.
+        """Return the weights by Hugging Face name, tied ones once, as ``TensorUpdate`` takes them.
 
         They are the trainer's own memory: done with before the next :meth:`train_step`.
         """

@@ -40,6 +40,7 @@ from rollfeed.types.run import (
     Trained,
 )
 from rollfeed.types.turns import Answered, Called, Sampled, Turn
+from rollfeed.types.updates import FolderUpdate, TensorUpdate, WeightUpdate
 from rollfeed.types.verdict import (
     REWARD_TOLERANCE,
     Correct,
@@ -76,6 +77,7 @@ __all__ = [
     "FilterDecision",
     "FinishKind",
     "FinishReason",
+    "FolderUpdate",
     "Group",
     "Keep",
     "LedgerCounts",
@@ -94,12 +96,14 @@ __all__ = [
     "SamplingParams",
     "StepCommit",
     "Surplus",
+    "TensorUpdate",
     "TrainBatch",
     "Trained",
     "Turn",
     "Verdict",
     "VersionSpan",
     "WeightProbe",
+    "WeightUpdate",
     "are_equal",
     "check_spans",
     "mean_number",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollfeed.app import prepare, train
 from rollfeed.config import RunSpec
 from rollfeed.errors import EngineProtocolError
 from rollfeed.training.probe import weight_types
-from rollfeed.types import PUBLISHED
+from rollfeed.types import PUBLISHED, TensorUpdate
 
 SETTINGS = """
 seed = 1
@@ -77,14 +78,14 @@ def keeping(kept: Callable[[str], bool], *, from_version: int = 0) -> Callable[[
     """Have weights dropped on the way to an engine, which says that it has them."""
 
     def change(engine: Any) -> None:
-        update = engine.update_weights
+        apply = engine.apply
 
-        async def update_weights(tensors: Any, *, policy_version: int) -> None:
-            stale = policy_version >= from_version
-            passed = {name: tensor for name, tensor in tensors.items() if not (stale and kept(name))}
-            await update(passed, policy_version=policy_version)
+        async def apply_some(update: TensorUpdate) -> None:
+            stale = update.policy_version >= from_version
+            passed = {name: tensor for name, tensor in update.tensors.items() if not (stale and kept(name))}
+            await apply(replace(update, tensors=passed))
 
-        engine.update_weights = update_weights
+        engine.apply = apply_some
 
     return change
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from rollfeed.engine.backends.replacement import check_replacement
-from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine
 from rollfeed.testing.prompts import CharTokenizer
-from rollfeed.types import EngineLoad, FinishKind, FinishReason, SamplingParams
+from rollfeed.types import EngineLoad, FinishKind, FinishReason, SamplingParams, TensorUpdate
+from rollfeed.weights import write_checkpoint
 
 PROMPT = np.array([72, 101, 108, 108, 111], np.int32)
 MakeEngine = Callable[..., Engine]
@@ -158,8 +158,8 @@ async def test_weights_change_and_requests_pause_between_two_tokens(
         await until_running(engine, 1)
         await engine.pause()
         with pytest.raises(EngineProtocolError, match="no weight of this name"):
-            await engine.update_weights({"nonsense": np.ones(3, np.float32)}, policy_version=1)
-        await engine.update_weights({name: tensor * 0.9 for name, tensor in state.items()}, policy_version=2)
+            await engine.apply(TensorUpdate({"nonsense": np.ones(3, np.float32)}, policy_version=1))
+        await engine.apply(TensorUpdate({name: tensor * 0.9 for name, tensor in state.items()}, policy_version=2))
         assert not task.done()
         await engine.resume()
         completion = await task
@@ -207,14 +207,14 @@ async def test_experts_and_buffers_are_replaced_by_the_names_of_the_checkpoint(
     assert {expert, router} <= changed.keys()
     write_checkpoint(changed, tmp_path / "changed", checkpoint=folder)
     async with make_tiny_engine(checkpoint=folder, tokenizer=NoEndTokenizer()) as engine:
-        await engine.update_weights(changed, policy_version=1)
+        await engine.apply(TensorUpdate(changed, policy_version=1))
         completion = await engine.generate(PROMPT, params(12), request_id="r")
         assert await engine.read_weight(expert, num_rows=1) == changed[expert][:1].tolist()
         with pytest.raises(
             EngineProtocolError, match=rf"weight '{expert}': its shape is \(2, 2\), the model's \(8, 24\)"
         ):
-            await engine.update_weights({expert: np.ones((2, 2), np.float32)}, policy_version=2)
-        await engine.update_weights({expert: tensors[expert]}, policy_version=2)
+            await engine.apply(TensorUpdate({expert: np.ones((2, 2), np.float32)}, policy_version=2))
+        await engine.apply(TensorUpdate({expert: tensors[expert]}, policy_version=2))
         assert await engine.read_weight(expert, num_rows=1) == tensors[expert][:1].tolist()
         assert await engine.read_weight(expert.replace("3.up", "2.up"), num_rows=1) != tensors[expert][:1].tolist()
     [expected] = reference_logprobs(load_reference(tmp_path / "changed"), [PROMPT], [completion])
@@ -286,7 +286,7 @@ async def test_output_that_is_not_finite_fails_the_request(
     state = load_reference(folder).state_dict()
     huge = {name: tensor * 1e30 for name, tensor in state.items() if "norm" in name or "ln_" in name}
     async with make_engine() as engine:
-        await engine.update_weights(huge, policy_version=1)
+        await engine.apply(TensorUpdate(huge, policy_version=1))
         with pytest.raises(EngineError, match="not finite"):
             await engine.generate(PROMPT, params(3), request_id="r")
         await engine.health()

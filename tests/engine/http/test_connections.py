@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -97,7 +98,7 @@ async def test_a_reply_is_whole_however_it_is_cut(
 ) -> None:
     async with serving(cut(reply, size)) as server:
         for _ in range(3):
-            got = await connections.post(server.address, "/generate", b'{"a":1}')
+            got = await connections.request("POST", server.address, "/generate", b'{"a":1}')
             assert (got.status, bytes(got.content)) == (200, b"hello world")
         assert server.num_connections == 1
         request = server.requests[0]
@@ -109,7 +110,7 @@ async def test_a_reply_is_whole_however_it_is_cut(
 async def test_a_body_may_end_with_its_connection(serving: Serving, connections: Connections) -> None:
     async with serving([b"HTTP/1.1 500 Oh\r\n\r\nit ", b"broke", b""]) as server:
         for number in (1, 2):
-            got = await connections.post(server.address, "/", b"")
+            got = await connections.request("POST", server.address, "/", b"")
             assert (got.status, bytes(got.content)) == (500, b"it broke")
             assert server.num_connections == number
 
@@ -118,7 +119,7 @@ async def test_a_body_may_end_with_its_connection(serving: Serving, connections:
 async def test_a_reply_may_be_empty(serving: Serving, connections: Connections, status: bytes) -> None:
     async with serving([b"HTTP/1.1 " + status + b"\r\n\r\n"]) as server:
         for _ in range(2):
-            assert bytes((await connections.post(server.address, "/", b"")).content) == b""
+            assert bytes((await connections.request("POST", server.address, "/", b"")).content) == b""
         assert server.num_connections == 1
 
 
@@ -136,6 +137,10 @@ async def test_a_reply_may_be_empty(serving: Serving, connections: Connections, 
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"],
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n"],
         [b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2147483649\r\n\r\n"],
+        [b"HTTP/1.1 100 Continue\r\n\r\n" * 300 + SIZED],
+        [SIZED + SIZED],
+        [b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"],
     ],
 )
 async def test_what_is_no_whole_reply_is_an_error(
@@ -143,9 +148,9 @@ async def test_what_is_no_whole_reply_is_an_error(
 ) -> None:
     async with asyncio.timeout(10), serving(pieces) as server:
         with pytest.raises(BrokenConnectionError):
-            await connections.post(server.address, "/", b"")
+            await connections.request("POST", server.address, "/", b"")
         server.pieces = [SIZED]
-        assert (await connections.post(server.address, "/", b"")).status == 200
+        assert (await connections.request("POST", server.address, "/", b"")).status == 200
         assert server.num_connections == 2
 
 
@@ -153,7 +158,7 @@ async def test_nobody_there_is_told_from_a_lost_connection(serving: Serving, con
     async with serving([]) as server:
         address = server.address
     with pytest.raises(NotConnectedError):
-        await connections.post(address, "/", b"")
+        await connections.request("POST", address, "/", b"")
 
 
 async def test_a_connection_that_the_server_closes_while_idle_is_not_used_again(
@@ -161,7 +166,7 @@ async def test_a_connection_that_the_server_closes_while_idle_is_not_used_again(
 ) -> None:
     async with serving([SIZED, b""]) as server:
         for number in (1, 2, 3):
-            assert (await connections.post(server.address, "/", b"")).status == 200
+            assert (await connections.request("POST", server.address, "/", b"")).status == 200
             assert server.num_connections == number
             await until(lambda: connections.is_empty)
 
@@ -171,7 +176,7 @@ async def test_never_more_connections_than_the_limit_and_all_are_answered(
 ) -> None:
     async with serving([SIZED]) as server, serving([SIZED]) as other:
         for each in (server, other):
-            replies = await asyncio.gather(*(connections.post(each.address, "/", b"") for _ in range(20)))
+            replies = await asyncio.gather(*(connections.request("POST", each.address, "/", b"") for _ in range(20)))
             assert {reply.status for reply in replies} == {200}
             assert each.num_connections == 2
         await until(lambda: server.num_closed == 2)  # two are open to the other one
@@ -181,14 +186,14 @@ async def test_giving_up_closes_the_connection_and_frees_its_place(
     serving: Serving, connections: Connections, until: Until
 ) -> None:
     async with serving([]) as server:
-        waiting = [asyncio.create_task(connections.post(server.address, "/", b"")) for _ in range(4)]
+        waiting = [asyncio.create_task(connections.request("POST", server.address, "/", b"")) for _ in range(4)]
         await until(lambda: len(server.requests) == 2)
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
         await until(lambda: server.num_closed == 2)
         server.pieces = [SIZED]
-        assert (await connections.post(server.address, "/", b"")).status == 200
+        assert (await connections.request("POST", server.address, "/", b"")).status == 200
 
 
 async def test_replies_that_arrive_at_once_in_pieces_do_not_mix(serving: Serving, connections: Connections) -> None:
@@ -196,7 +201,8 @@ async def test_replies_that_arrive_at_once_in_pieces_do_not_mix(serving: Serving
     async with serving(cut(SIZED, 9)) as one, serving(cut(other, 9)) as another:
         for _ in range(3):
             got, also = await asyncio.gather(
-                connections.post(one.address, "/generate", b"{}"), connections.post(another.address, "/generate", b"{}")
+                connections.request("POST", one.address, "/generate", b"{}"),
+                connections.request("POST", another.address, "/generate", b"{}"),
             )
             assert (bytes(got.content), got.headers["x-a"]) == (b"hello world", "b")
             assert (bytes(also.content), also.headers["x-a"]) == (b"HELLO WORLD", "B")
@@ -209,7 +215,7 @@ async def test_large_replies_wait_at_the_server_while_those_before_them_are_unre
     size = 12 << 20
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
     async with serving([reply]) as server:
-        tasks = [asyncio.create_task(connections.post(server.address, "/", b"{}")) for _ in range(2)]
+        tasks = [asyncio.create_task(connections.request("POST", server.address, "/", b"{}")) for _ in range(2)]
         await until(lambda: any(task.done() for task in tasks))
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -228,8 +234,8 @@ async def test_a_request_given_up_while_its_reply_waits_for_room_takes_none(
     size = 12 << 20
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
     async with serving([reply]) as server:
-        kept = await connections.post(server.address, "/", b"{}")
-        waiting = asyncio.create_task(connections.post(server.address, "/", b"{}"))
+        kept = await connections.request("POST", server.address, "/", b"{}")
+        waiting = asyncio.create_task(connections.request("POST", server.address, "/", b"{}"))
         await until(lambda: len(server.requests) == 2)
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -237,5 +243,47 @@ async def test_a_request_given_up_while_its_reply_waits_for_room_takes_none(
         with pytest.raises(asyncio.CancelledError):
             await waiting
         del kept
-        again = await connections.post(server.address, "/", b"{}")
+        again = await connections.request("POST", server.address, "/", b"{}")
         assert len(again.content) == size
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 70000", b"Transfer-Encoding: chunked", b"X: y"])
+async def test_a_body_longer_than_may_be_is_not_received(
+    connections: Connections, serving: Serving, head: bytes
+) -> None:
+    body = b"11170\r\n" + b"x" * 70_000 + b"\r\n" if b"chunked" in head else b"x" * 70_000
+    async with serving(cut(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body, 10_000)) as server:
+        with pytest.raises(BrokenConnectionError, match="50000"):
+            await connections.request("POST", server.address, "/", b"{}", most_bytes=50_000)
+
+
+async def test_memory_grows_with_what_comes_and_not_with_what_is_announced(
+    connections: Connections, serving: Serving, until: Until
+) -> None:
+    async with serving([b"HTTP/1.1 200 OK\r\nContent-Length: 2000000000\r\n\r\nabc"]) as server:
+        tracemalloc.start()
+        task = asyncio.create_task(connections.request("POST", server.address, "/", b"{}"))
+        await until(lambda: len(server.requests) == 1)
+        await asyncio.sleep(0.05)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+        tracemalloc.stop()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_events_are_handed_on_as_they_come(connections: Connections, serving: Serving) -> None:
+    stream = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    events = b": comment\n\ndata: one\n\ndata: two\r\n\r\ndata: [DONE]\n\n"
+    taken: list[bytes] = []
+    async with serving([*cut(stream + events, 5), b""]) as server:
+        reply = await connections.request("POST", server.address, "/", b"{}", events=taken.append)
+        assert (reply.content, taken) == (None, [b"one", b"two"])
+        server.pieces = [*cut(stream + events.removesuffix(b"data: [DONE]\n\n"), 5), b""]
+        with pytest.raises(BrokenConnectionError, match="before its last event"):
+            await connections.request("POST", server.address, "/", b"{}", events=taken.append)
+
+        def refuse(content: bytes) -> None:
+            raise KeyError(content)
+
+        with pytest.raises(KeyError, match="one"):
+            await connections.request("POST", server.address, "/", b"{}", events=refuse)

@@ -25,7 +25,7 @@ from rollfeed.errors import (
 )
 from rollfeed.protocols import Engine
 from rollfeed.testing.prompts import CharTokenizer
-from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
+from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams, TensorUpdate
 
 MakeEngine = Callable[..., Engine]
 PROMPT = np.array([72, 101, 108, 108, 111], np.int32)
@@ -255,7 +255,7 @@ async def test_a_weight_update_in_flight_shows_in_the_version_spans(endless: Mak
         task = asyncio.create_task(engine.generate(PROMPT, params(40_000), request_id="r"))
         await asyncio.sleep(0)  # submitted before the other, which then ends after its first token
         await engine.generate(PROMPT, params(5), request_id="other")
-        await engine.update_weights({"model.norm.weight": np.full(48, 0.5, np.float32)}, policy_version=7)
+        await engine.apply(TensorUpdate({"model.norm.weight": np.full(48, 0.5, np.float32)}, policy_version=7))
         assert engine.policy_version == 7
         after = await engine.generate(PROMPT, params(5), request_id="other")
         await engine.abort("r")
@@ -269,14 +269,14 @@ async def test_a_weight_update_in_flight_shows_in_the_version_spans(endless: Mak
 async def test_a_weight_update_before_the_first_token_starts_the_prompt_again(endless: MakeEngine) -> None:
     update = {"model.embed_tokens.weight": torch.full((128, 48), 0.1).cumsum(dim=0)}
     async with endless() as engine:
-        await engine.update_weights(update, policy_version=1)
+        await engine.apply(TensorUpdate(update, policy_version=1))
         expected = await engine.generate(PROMPT, params(8), request_id="r")
     async with endless() as engine:
         warm = await engine.generate(PROMPT, params(8), request_id="r")
         await engine.pause()
         task = asyncio.create_task(engine.generate(PROMPT, params(8), request_id="r"))
         await engine.abort("somebody else")
-        await engine.update_weights(update, policy_version=1)
+        await engine.apply(TensorUpdate(update, policy_version=1))
         await engine.resume()
         completion = await task
     assert completion.logprobs.tolist() == expected.logprobs.tolist()
@@ -308,7 +308,7 @@ async def test_a_bad_weight_update_changes_nothing(endless: MakeEngine, tensors:
     async with endless() as engine:
         before = await engine.generate(PROMPT, params(8), request_id="r")
         with pytest.raises(EngineProtocolError) as caught:
-            await engine.update_weights(tensors, policy_version=1)
+            await engine.apply(TensorUpdate(tensors, policy_version=1))
         after = await engine.generate(PROMPT, params(8), request_id="r")
         assert engine.policy_version == 0
     assert message in str(caught.value)
@@ -322,7 +322,7 @@ async def test_weights_may_come_as_read_only_arrays_and_in_other_precisions(endl
     results = []
     for value in (array, torch.full((48,), 0.5, dtype=torch.bfloat16), np.full(48, 0.5, np.dtype(">f4"))):
         async with endless() as engine:
-            await engine.update_weights({"model.norm.weight": value}, policy_version=1)
+            await engine.apply(TensorUpdate({"model.norm.weight": value}, policy_version=1))
             results.append((await engine.generate(PROMPT, params(6), request_id="r")).logprobs.tolist())
     assert results[0] == results[1] == results[2]
 
@@ -331,12 +331,12 @@ async def test_a_model_whose_output_is_not_finite_fails_its_requests_and_recover
     async with endless(num_slots=1) as engine:
         expected = await engine.generate(PROMPT, params(6), request_id="r")
         good = np.full(48, 1.0, np.float32)
-        await engine.update_weights({"model.layers.0.input_layernorm.weight": good}, policy_version=1)
+        await engine.apply(TensorUpdate({"model.layers.0.input_layernorm.weight": good}, policy_version=1))
         expected = await engine.generate(PROMPT, params(6), request_id="r")
-        await engine.update_weights({"model.layers.0.input_layernorm.weight": good * 3e38}, policy_version=2)
+        await engine.apply(TensorUpdate({"model.layers.0.input_layernorm.weight": good * 3e38}, policy_version=2))
         with pytest.raises(EngineError, match=r"r: the model's output is not finite \(policy version 2\)"):
             await engine.generate(PROMPT, params(6), request_id="r")
-        await engine.update_weights({"model.layers.0.input_layernorm.weight": good}, policy_version=3)
+        await engine.apply(TensorUpdate({"model.layers.0.input_layernorm.weight": good}, policy_version=3))
         again = await engine.generate(PROMPT, params(6), request_id="r")
     assert again.logprobs.tolist() == expected.logprobs.tolist()
 
@@ -379,7 +379,7 @@ async def test_a_request_that_cannot_be_let_in_fails_alone(endless: MakeEngine, 
 async def test_an_update_that_fails_fails_alone(endless: MakeEngine) -> None:
     async with endless() as engine:
         with pytest.raises(EngineError, match="a command of the engine failed: TypeError"):
-            await engine.update_weights({"model.norm.weight": np.ones(48, np.longdouble)}, policy_version=1)
+            await engine.apply(TensorUpdate({"model.norm.weight": np.ones(48, np.longdouble)}, policy_version=1))
         await engine.generate(PROMPT, params(2), request_id="later")
 
 
@@ -456,7 +456,7 @@ async def test_random_use_answers_every_request_exactly_once(endless: MakeEngine
                 await engine.pause()
                 await engine.resume()
             elif action == 3:
-                await engine.update_weights({"model.norm.weight": np.ones(48, np.float32)}, policy_version=number)
+                await engine.apply(TensorUpdate({"model.norm.weight": np.ones(48, np.float32)}, policy_version=number))
             try:
                 completion = await task
             except asyncio.CancelledError:

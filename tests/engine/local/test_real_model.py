@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 from rollfeed.prompts.tokenizer import LocalTokenizer
 from rollfeed.protocols import Engine
-from rollfeed.types import Completion, FinishKind, FinishReason, SamplingParams
+from rollfeed.types import Completion, FinishKind, FinishReason, SamplingParams, TensorUpdate
 
 pytestmark = pytest.mark.model
 
@@ -87,7 +87,7 @@ async def test_logprobs_are_exact_after_a_weight_update(
     before = await generate(smollm2_engine, smollm2_prompts[:2], max_new_tokens=8)
     try:
         smollm2_reference.load_state_dict({name: torch.from_numpy(changed[name]) for name in changed}, strict=False)
-        await smollm2_engine.update_weights(changed, policy_version=version + 1)
+        await smollm2_engine.apply(TensorUpdate(changed, policy_version=version + 1))
         after = await generate(smollm2_engine, smollm2_prompts[:2], max_new_tokens=8)
         expected = reference_logprobs(smollm2_reference, smollm2_prompts[:2], after)
         for completion, logprobs in zip(after, expected, strict=True):
@@ -95,7 +95,7 @@ async def test_logprobs_are_exact_after_a_weight_update(
             assert completion.version_spans[0].policy_version == version + 1
     finally:
         smollm2_reference.load_state_dict(original)
-        await smollm2_engine.update_weights(original, policy_version=version + 2)
+        await smollm2_engine.apply(TensorUpdate(original, policy_version=version + 2))
     restored = await generate(smollm2_engine, smollm2_prompts[:2], max_new_tokens=8)
     for first, last in zip(before, restored, strict=True):
         assert first.token_ids.tolist() == last.token_ids.tolist()

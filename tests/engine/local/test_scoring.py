@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from rollfeed.protocols import Engine
+from rollfeed.types import TensorUpdate
 
 TEXTS = [np.arange(5, 45, dtype=np.int32), np.array([7, 9], np.int32), np.arange(60, 90, dtype=np.int32)]
 
@@ -35,7 +36,7 @@ async def test_texts_are_scored_with_the_weights_of_the_moment(
             (scored,) = (await engine.score(TEXTS)).values()
             np.testing.assert_allclose(scored, expected(model), atol=1e-4)
             tensors = perturbed(model)
-            await engine.update_weights(tensors, policy_version=version)
+            await engine.apply(TensorUpdate(tensors, policy_version=version))
             model.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()}, strict=False)
 
 

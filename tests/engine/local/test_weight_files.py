@@ -17,7 +17,7 @@ from tests.engine.local.test_weights_from_disk import PROMPT
 
 from rollfeed.errors import CheckpointError, EngineProtocolError
 from rollfeed.protocols import Engine
-from rollfeed.types import Completion, SamplingParams
+from rollfeed.types import Completion, FolderUpdate, SamplingParams, TensorUpdate
 
 MakeEngine = Callable[..., Engine]
 WEIGHTS = "model.safetensors"
@@ -53,7 +53,7 @@ async def test_a_value_head_is_not_loaded_and_told_of_once(
         expected = await answer(engine)
     async with make_tiny_engine(checkpoint=folder, kernels=kernels) as engine:
         found = await answer(engine)
-        await engine.update_weights_from_disk(folder, policy_version=1)
+        await engine.apply(FolderUpdate(folder, policy_version=1))
         again = await answer(engine)
     assert found.logprobs.tolist() == again.logprobs.tolist() == expected.logprobs.tolist()
     told = [record.message for record in caplog.records if "v_head" in record.message]
@@ -72,9 +72,9 @@ async def test_an_unknown_name_in_a_folder_is_an_error_where_one_of_the_models_i
     async with make_tiny_engine() as engine:
         before = await answer(engine)
         with pytest.raises(EngineProtocolError, match=r"'model\.norm\.weight' is missing.*'module\.model\.norm"):
-            await engine.update_weights_from_disk(folder, policy_version=1)
+            await engine.apply(FolderUpdate(folder, policy_version=1))
         with pytest.raises(EngineProtocolError, match=r"'v_head\.summary\.weight': the model has no weight"):
-            await engine.update_weights(HEAD, policy_version=1)
+            await engine.apply(TensorUpdate(HEAD, policy_version=1))
         assert engine.policy_version == 0
         assert (await answer(engine)).logprobs.tolist() == before.logprobs.tolist()
 

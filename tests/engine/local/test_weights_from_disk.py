@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine
 from rollfeed.testing import ScriptedEngine
-from rollfeed.types import Completion, SamplingParams
+from rollfeed.types import Completion, FolderUpdate, SamplingParams
 
 MakeEngine = Callable[..., Engine]
 PROMPT = np.array([72, 101, 108, 108, 111], np.int32)
@@ -61,10 +61,10 @@ async def test_the_weights_of_a_folder_are_served_as_its_version(
         expected = await answer(engine)
     async with make_tiny_engine(kernels=kernels) as engine:
         before = await answer(engine)
-        await engine.update_weights_from_disk(folder, policy_version=12)
+        await engine.apply(FolderUpdate(folder, policy_version=12))
         after = await answer(engine)
         assert engine.policy_version == 12
-        await engine.update_weights_from_disk(tiny_llama, policy_version=13)
+        await engine.apply(FolderUpdate(tiny_llama, policy_version=13))
         again = await answer(engine)
     assert after.logprobs.tolist() == expected.logprobs.tolist() != before.logprobs.tolist()
     assert [span.policy_version for span in after.version_spans] == [12]
@@ -78,7 +78,7 @@ async def test_a_response_goes_on_with_the_weights_of_a_folder(
     async with make_tiny_engine() as engine:
         await engine.pause()
         task = asyncio.create_task(engine.generate(PROMPT, params, request_id="long"))
-        await engine.update_weights_from_disk(write_changed(), policy_version=1)
+        await engine.apply(FolderUpdate(write_changed(), policy_version=1))
         await engine.resume()
         completion = await task
     assert completion.version_spans[-1].policy_version == 1
@@ -100,7 +100,7 @@ async def test_weights_that_do_not_fit_change_nothing(
     async with make_tiny_engine() as engine:
         before = await answer(engine)
         with pytest.raises(EngineProtocolError) as caught:
-            await engine.update_weights_from_disk(write_changed(**changes), policy_version=1)
+            await engine.apply(FolderUpdate(write_changed(**changes), policy_version=1))
         after = await answer(engine)
         assert engine.policy_version == 0
     assert message in str(caught.value)
@@ -119,7 +119,7 @@ async def test_a_folder_that_cannot_be_read_changes_nothing(
         before = await answer(engine)
         for folder in (cut, tmp_path / "gone"):
             with pytest.raises(EngineProtocolError, match=r"weights cannot be read from .*"):
-                await engine.update_weights_from_disk(folder, policy_version=1)
+                await engine.apply(FolderUpdate(folder, policy_version=1))
         after = await answer(engine)
         assert engine.policy_version == 0
     assert after.logprobs.tolist() == before.logprobs.tolist()
@@ -127,10 +127,10 @@ async def test_a_folder_that_cannot_be_read_changes_nothing(
 
 async def test_an_engine_that_is_closed_takes_no_folder(make_tiny_engine: MakeEngine, tiny_llama: Path) -> None:
     with pytest.raises(EngineUnavailableError):
-        await make_tiny_engine().update_weights_from_disk(tiny_llama, policy_version=1)
+        await make_tiny_engine().apply(FolderUpdate(tiny_llama, policy_version=1))
 
 
 async def test_the_scripted_engine_takes_the_version(tmp_path: Path) -> None:
     async with ScriptedEngine() as engine:
-        await engine.update_weights_from_disk(tmp_path, policy_version=3)
+        await engine.apply(FolderUpdate(tmp_path, policy_version=3))
         assert engine.policy_version == 3

@@ -17,9 +17,11 @@ from aiohttp import web
 
 from rollfeed.base.serving import serve_application
 from rollfeed.config.engine import OpenAISettings
-from rollfeed.engine.openai import OpenAIEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import VLLM
 from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.types import SamplingParams
+from rollfeed.weights import DiskTransport
 
 FAST: dict[str, Any] = {"startup_timeout_seconds": 5.0, "request_timeout_seconds": 20.0, "control_timeout_seconds": 5.0}
 LETTERS = np.arange(97, 123)
@@ -78,6 +80,8 @@ class FakeVLLM:
         self.reset_status = 200
         self.scores_prompts = True
         """Whether ``prompt_logprobs`` are returned where they are asked for."""
+        self.gauges: tuple[int, int] | None = None
+        """How many requests run and wait, by ``/metrics``; None for a server without it."""
         self.address = ""
 
     @property
@@ -96,6 +100,9 @@ class FakeVLLM:
         self.calls.append((request.path_qs, body))
         if request.path == "/health":
             return web.Response()
+        if request.path == "/metrics" and self.gauges is not None:
+            names = zip(("running", "waiting"), self.gauges, strict=True)
+            return web.Response(text="".join(f'vllm:num_requests_{n}{{engine="0"}} {v}.0\n' for n, v in names))
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": self.models})
         if self.has_dev_routes:
@@ -289,11 +296,19 @@ def vllm() -> Callable[..., AbstractAsyncContextManager[FakeVLLM]]:
 
 
 @pytest.fixture
-def engine_at() -> Callable[..., OpenAIEngine]:
-    def make(server: FakeVLLM | str, *, exact: bool = True, context_length: int = 1000, **changes: Any) -> OpenAIEngine:
-        address = server if isinstance(server, str) else server.address
-        settings = OpenAISettings(**{**FAST, "base_url": address, **changes})
-        return OpenAIEngine(settings, context_length=context_length, tokenizer=CharTokenizer(), exact=exact)
+def engine_at() -> Callable[..., ServerEngine]:
+    def make(*servers: FakeVLLM | str, exact: bool = True, context_length: int = 1000, **changes: Any) -> ServerEngine:
+        addresses = [server if isinstance(server, str) else server.address for server in servers]
+        address = addresses[0] if len(addresses) == 1 else tuple(addresses)
+        purpose = "training" if exact else "evaluation"
+        settings = OpenAISettings(**{**FAST, "base_url": address, "purpose": purpose, **changes})
+        folder = changes.get("weights_folder")
+        return ServerEngine(
+            VLLM(settings),
+            context_length=context_length,
+            tokenizer=CharTokenizer(),
+            transport=DiskTransport(None if folder is None else Path(folder), untied_head=True),
+        )
 
     return make
 

@@ -210,3 +210,34 @@ async def test_a_long_event_is_read(vllm: Any, engine_at: Any, asked: Any) -> No
     prompt = np.full(200_000, 97, np.int32)
     async with vllm(routes={COMPLETIONS}) as server, engine_at(server) as engine:
         assert len((await engine.generate(prompt, asked(), request_id="a")).token_ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (
+            {"logprobs": {"tokens": ["token_id:97", "token_id:98", "token_id:9"], "token_logprobs": [-0.5] * 3}},
+            "beside",
+        ),
+        ({"logprobs": {"token_logprobs": [-0.5, -0.5, -1e9]}}, "no logprob"),
+        ({"logprobs": {"token_logprobs": [-0.5, -0.5, -5000.0]}}, "its logprobs go from -5000"),
+        ({"finish_reason": "length"}, "ended for its length after 3 of 6 tokens"),
+        ({"finish_reason": "stop", "token_ids": [], "logprobs": {"token_logprobs": []}}, "stopped before its first"),
+        ({"finish_reason": "stop", "stop_reason": "END"}, "stopped at 'END', which its tokens do not have"),
+    ],
+)
+async def test_a_lie_is_refused_and_counted(
+    vllm: Any, engine_at: Any, asked: Any, lie: dict[str, Any], said: str
+) -> None:
+    fault = whole(**{"finish_reason": "stop", **lie})
+    async with vllm(routes={COMPLETIONS}, faults=[fault]) as server, engine_at(server) as engine:
+        with pytest.raises(EngineProtocolError) as caught:
+            await engine.generate(PROMPT, asked(6), request_id="a")
+        assert said in str(caught.value)
+        assert engine.counters.rejected_replies == 1
+
+
+async def test_text_is_made_of_the_tokens_whatever_the_server_says(vllm: Any, engine_at: Any, asked: Any) -> None:
+    fault = whole(text="a right answer")
+    async with vllm(routes={COMPLETIONS}, faults=[fault]) as server, engine_at(server) as engine:
+        assert (await engine.generate(PROMPT, asked(3), request_id="a")).text == "abc"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.engine.openai import OpenAIEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing import END_OF_TURN, check_engine
 from rollfeed.types import FinishKind
@@ -133,7 +133,7 @@ async def test_nothing_is_sent_for_no_tokens(vllm: Any, engine_at: Any, asked: A
 
 async def test_a_closed_engine_says_so(vllm: Any, engine_at: Any, asked: Any, until: Any) -> None:
     async with vllm() as server:
-        engine: OpenAIEngine = engine_at(server)
+        engine: ServerEngine = engine_at(server)
         with pytest.raises(EngineUnavailableError, match="not started"):
             await engine.generate(PROMPT, asked(), request_id="a")
         async with engine:

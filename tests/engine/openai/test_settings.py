@@ -15,7 +15,7 @@ import pytest
 from rollfeed import app
 from rollfeed.cli.main import main
 from rollfeed.config import EngineSettings, validate_settings
-from rollfeed.engine.openai import OpenAIEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import ConfigError
 
 BASE: dict[str, Any] = {"prompts": {"environments": [{"id": "core/copy_text"}]}}
@@ -94,7 +94,7 @@ def test_the_settings_make_an_engine(tiny_checkpoint: Path) -> None:
     model = app.load_model(str(tiny_checkpoint))
     settings = EngineSettings.model_validate({"context_length": 64, "openai": {"base_url": "http://a:1"}})
     engine = app.build_engine(model, settings)
-    assert isinstance(engine, OpenAIEngine)
+    assert isinstance(engine, ServerEngine)
     assert engine.context_length == 64
     assert engine.max_running_requests == 256
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.types import TensorUpdate
 
 PROMPT = np.array([112, 113, 114], np.int32)
 RESET = "/reset_prefix_cache?reset_running_requests=true"
@@ -26,7 +27,7 @@ async def test_weights_are_written_and_loaded_by_the_server(
 ) -> None:
     async with vllm() as server, engine_at(server, weights_folder=str(tmp_path)) as engine:
         assert engine.policy_version == 0
-        await engine.update_weights(TENSORS, policy_version=7)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=7))
         assert engine.policy_version == 7
         assert paths(server) == ["/pause?mode=abort", "/collective_rpc", RESET, "/resume"]
         body = server.calls[-3][1]
@@ -46,7 +47,7 @@ async def test_what_runs_goes_on_with_the_new_weights_and_its_spans_say_so(
         task = asyncio.create_task(engine.generate(PROMPT, asked(), request_id="a"))
         await until(lambda: engine.metrics()["tokens_in_flight"] == 2)
         server.hold_after = None
-        await engine.update_weights(TENSORS, policy_version=1)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         completion = await task
         assert [tuple(span) for span in completion.version_spans] == [(0, 2, 0), (2, 6, 1)]
         expected = rescored(PROMPT.tolist(), completion.token_ids.tolist())
@@ -62,14 +63,14 @@ async def test_without_streaming_what_runs_starts_again_with_the_new_weights(
         task = asyncio.create_task(engine.generate(PROMPT, asked(), request_id="a"))
         await until(lambda: server.holding == 1)
         server.hold_after = None
-        await engine.update_weights(TENSORS, policy_version=1)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         assert [tuple(span) for span in (await task).version_spans] == [(0, 6, 1)]
 
 
 async def test_a_server_without_such_routes_keeps_its_weights(vllm: Any, engine_at: Any, asked: Any) -> None:
     async with vllm(has_dev_routes=False) as server, engine_at(server) as engine:
         with pytest.raises(EngineProtocolError, match="start vLLM with VLLM_SERVER_DEV_MODE=1"):
-            await engine.update_weights(TENSORS, policy_version=1)
+            await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         assert engine.policy_version == 0
         assert len((await engine.generate(PROMPT, asked(), request_id="a")).token_ids) == 6
 
@@ -77,7 +78,7 @@ async def test_a_server_without_such_routes_keeps_its_weights(vllm: Any, engine_
 async def test_a_refused_update_leaves_the_old_weights(vllm: Any, engine_at: Any, asked: Any) -> None:
     async with vllm(update_status=400) as server, engine_at(server) as engine:
         with pytest.raises(EngineProtocolError, match="/collective_rpc: HTTP 400"):
-            await engine.update_weights(TENSORS, policy_version=1)
+            await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         assert paths(server)[-1] == "/resume"
         completion = await engine.generate(PROMPT, asked(), request_id="a")
         assert [span.policy_version for span in completion.version_spans] == [0]
@@ -89,13 +90,13 @@ async def test_after_an_update_whose_end_is_not_known_nothing_is_sent_until_one_
 ) -> None:
     async with vllm(**failing) as server, engine_at(server) as engine:
         with pytest.raises((EngineUnavailableError, EngineProtocolError)):
-            await engine.update_weights(TENSORS, policy_version=1)
+            await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         for asking in (engine.generate(PROMPT, asked(), request_id="a"), engine.health()):
             with pytest.raises(EngineUnavailableError, match="its weights are not known since an update failed"):
                 await asking
         assert server.bodies == []
         server.update_status = server.reset_status = 200
-        await engine.update_weights(TENSORS, policy_version=1)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         completion = await engine.generate(PROMPT, asked(), request_id="a")
         assert [span.policy_version for span in completion.version_spans] == [1]
 
@@ -146,7 +147,7 @@ async def test_a_paused_request_can_be_aborted(vllm: Any, engine_at: Any, asked:
 async def test_an_update_during_a_pause_leaves_it_paused(vllm: Any, engine_at: Any, asked: Any) -> None:
     async with vllm() as server, engine_at(server) as engine:
         await engine.pause()
-        await engine.update_weights(TENSORS, policy_version=3)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=3))
         assert "/resume" not in paths(server)
         waiting = asyncio.create_task(engine.generate(PROMPT, asked(), request_id="a"))
         await asyncio.sleep(0)

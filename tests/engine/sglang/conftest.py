@@ -6,15 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from rollfeed.config.engine import SGLangSettings
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
 from rollfeed.testing import CharTokenizer
 from rollfeed.types import SamplingParams
+from rollfeed.weights import DiskTransport
 
 FAST: dict[str, Any] = {
     "concurrency": 64,
@@ -26,20 +29,22 @@ FAST: dict[str, Any] = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def reply_of(token_ids: list[int], *, finish: Any = None, version: str = "default", **meta: Any) -> dict[str, Any]:
-    """The object that a server answers with; every token has logprob -0.5."""
+def reply_of(
+    token_ids: list[int], *, to: Any = None, finish: Any = None, version: str = "default", **meta: Any
+) -> dict[str, Any]:
+    """The object that a server answers with ``to`` a request; every token has logprob -0.5."""
+    asked = {} if to is None else {"id": to["rid"], "prompt_tokens": len(to["input_ids"])}
     return {
         "text": "".join(chr(97 + token_id % 26) for token_id in token_ids),
         "output_ids": token_ids,
         "meta_info": {
-            "id": "x",
             "finish_reason": finish or {"type": "length", "length": len(token_ids)},
-            "prompt_tokens": 3,
             "completion_tokens": len(token_ids),
             "cached_tokens": 0,
             "weight_version": version,
             "output_token_logprobs": [[-0.5, token_id, None] for token_id in token_ids],
             "output_token_logprobs_length": len(token_ids),
+            **asked,
             **meta,
         },
     }
@@ -59,7 +64,7 @@ class ScriptedServer:
         self.health_delay: asyncio.Event | None = None
         self.update_gate: asyncio.Event | None = None
         self.abort_gate: asyncio.Event | None = None
-        self.pending: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self.pending: dict[str, tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]] = {}
         self.arrived = asyncio.Event()
         self.answers: dict[str, Handler] = {}
         self.port = 0
@@ -143,22 +148,22 @@ class ScriptedServer:
         return web.Response(status=404)
 
     def abort(self, rid: str | None) -> None:
-        for known, future in self.pending.items():
+        for known, (body, future) in self.pending.items():
             if (rid is None or known.startswith(rid)) and not future.done():
-                future.set_result(
-                    reply_of([7, 8], finish={"type": "abort", "message": "Aborted"}, version=self.version)
-                )
+                finish = {"type": "abort", "message": "Aborted"}
+                future.set_result(reply_of([7, 8], to=body, finish=finish, version=self.version))
 
     async def answer_whole(self, request: web.Request) -> web.StreamResponse:
         """As many tokens as were asked for."""
         body = await request.json()
         wanted = body["sampling_params"]["max_new_tokens"]
-        return web.json_response(reply_of([5] * wanted, version=self.version))
+        return web.json_response(reply_of([5] * wanted, to=body, version=self.version))
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
         """Two tokens, when aborted; nothing otherwise."""
-        rid = (await request.json())["rid"]
-        future = self.pending[rid] = asyncio.get_running_loop().create_future()
+        body = await request.json()
+        rid, future = body["rid"], asyncio.get_running_loop().create_future()
+        self.pending[rid] = body, future
         try:
             return web.json_response(await future)
         finally:
@@ -200,14 +205,21 @@ def scripted() -> Scripted:
 
 
 @pytest.fixture
-def engine_at() -> Callable[..., SGLangEngine]:
+def engine_at() -> Callable[..., ServerEngine]:
     """Make an engine for servers, or with ``router``."""
 
-    def make(*servers: Any, **changes: Any) -> SGLangEngine:
-        context_length = changes.pop("context_length", 4096)
+    def make(*servers: Any, transport: Any = None, **changes: Any) -> ServerEngine:
+        context_length, vocab_size = changes.pop("context_length", 4096), changes.pop("vocab_size", 2**31)
         addresses = tuple(server if isinstance(server, str) else server.address for server in servers)
+        folder = changes.get("weights_folder")
         settings = SGLangSettings(**{**FAST, "workers": addresses, **changes})
-        return SGLangEngine(settings, context_length=context_length, tokenizer=CharTokenizer())
+        return ServerEngine(
+            SGLang(settings),
+            context_length=context_length,
+            tokenizer=CharTokenizer(),
+            vocab_size=vocab_size,
+            transport=transport or DiskTransport(None if folder is None else Path(folder)),
+        )
 
     return make
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.generate import single_turn
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.protocols import RolloutRequest, Services
@@ -20,7 +20,7 @@ from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import FinishKind, Prompt, Sample, SampleStatus, SamplingParams, VersionSpan
 
 PROMPT = np.array([3, 4, 5], np.int32)
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 HELD = {"output_ids": [1, 2, 3, 4], "finish_reason": "length", "delay_seconds": 60.0, "num_tokens_when_aborted": 2}
 
@@ -176,7 +176,7 @@ async def test_a_server_that_does_not_confirm_ends_no_abort(scripted: Any, engin
 class Turns:
     """Runs ``single_turn`` for one prompt, again and again, on a fake's engine."""
 
-    def __init__(self, engine: SGLangEngine, *, max_new_tokens: int) -> None:
+    def __init__(self, engine: ServerEngine, *, max_new_tokens: int) -> None:
         self.engine = engine
         self.request = RolloutRequest(
             prompt=Prompt(prompt_id="p", source="s", text="abc", token_ids=PROMPT),

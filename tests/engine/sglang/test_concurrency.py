@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from rollfeed.engine.sglang.concurrency import AdaptiveLimit, Permits, Throughput, Window
-from rollfeed.engine.sglang.flights import Flight, FlightAbortedError
+from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window
+from rollfeed.engine.client.flights import Flight, FlightAbortedError
 from rollfeed.types import SamplingParams
 
 

@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.testing.fake_sglang import serve_fake_sglang, start_fake_sglang
 from rollfeed.types import SamplingParams
 
 PROMPT = np.array([3, 4, 5], np.int32)
 PARAMS = SamplingParams(max_new_tokens=16)
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
-async def ask_many(engine: SGLangEngine, count: int) -> None:
+async def ask_many(engine: ServerEngine, count: int) -> None:
     completions = await asyncio.gather(*(engine.generate(PROMPT, PARAMS, request_id=f"r{i}") for i in range(count)))
     assert all(len(each.token_ids) == 16 for each in completions)
 

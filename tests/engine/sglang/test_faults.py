@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
-from rollfeed.types import Completion, FinishKind, SamplingParams
+from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 
 
-def ask(engine: SGLangEngine, count: int = 1, *, tokens: int = 4) -> Sequence[Any]:
+def ask(engine: ServerEngine, count: int = 1, *, tokens: int = 4) -> Sequence[Any]:
     params = SamplingParams(max_new_tokens=tokens)
     return [engine.generate(PROMPT, params, request_id=f"r{number}") for number in range(count)]
 
@@ -130,7 +130,7 @@ async def test_nobody_there_at_all_ends_with_the_deadline(engine_at: EngineAt) -
 
 async def test_a_stale_answer_is_thrown_away_and_its_server_taken_out(engine_at: EngineAt) -> None:
     async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, engine_at(*fakes.addresses) as engine:
-        await engine.update_weights({"w": np.zeros(2, np.float32)}, policy_version=3)
+        await engine.apply(TensorUpdate({"w": np.zeros(2, np.float32)}, policy_version=3))
         await fakes.add_fault("stale_version", times=1, worker=0)
         completions = await asyncio.gather(*ask(engine, 40))
         check_whole(completions)

@@ -15,6 +15,7 @@ from rollfeed import app
 from rollfeed.config import EngineSettings
 from rollfeed.errors import ConfigError, EngineProtocolError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.types import FolderUpdate
 
 KEY, VARIABLE = "secret-7", "ROLLFEED_TEST_KEY"
 PROMPT = np.array([97, 98, 99], np.int32)
@@ -39,7 +40,7 @@ async def test_every_request_carries_the_key(
             await engine.abort()
             await engine.pause()
             await engine.resume()
-            await engine.update_weights_from_disk(tmp_path, policy_version=1)
+            await engine.apply(FolderUpdate(tmp_path, policy_version=1))
             await engine.load()
             await engine.health()
             probes = [(await fakes.stats(worker))["requests"]["/model_info"] for worker in range(2)]

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_router, serve_fake_sglang
-from rollfeed.types import SamplingParams
+from rollfeed.types import SamplingParams, TensorUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
 PARAMS = SamplingParams(max_new_tokens=4)
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -40,7 +40,7 @@ async def test_r31_a_dead_server_leaves_the_router_and_comes_back_with_the_weigh
     async with scripted(2) as servers:
         addresses = [server.address for server in servers]
         async with serve_fake_router(addresses, dialect=dialect) as router, engine_at(router=router.address) as engine:
-            await engine.update_weights({"w": np.zeros(2, np.float32)}, policy_version=3)
+            await engine.apply(TensorUpdate({"w": np.zeros(2, np.float32)}, policy_version=3))
             lost, kept = servers
             await lost.kill()
             await until(lambda: engine.metrics()["live_workers"] == 1)

@@ -10,7 +10,7 @@ import pytest
 from rollfeed import app
 from rollfeed.cli.main import main
 from rollfeed.config import EngineSettings, validate_settings
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import ConfigError
 
 BASE: dict[str, Any] = {"prompts": {"environments": [{"id": "core/copy_text"}]}}
@@ -57,7 +57,7 @@ def test_the_settings_make_an_engine_for_servers(tiny_checkpoint: Path) -> None:
     engine = app.build_engine(
         model, EngineSettings.model_validate({"context_length": 64, "sglang": {"router": "http://a:1"}})
     )
-    assert isinstance(engine, SGLangEngine)
+    assert isinstance(engine, ServerEngine)
     assert engine.context_length == 64
     assert engine.max_running_requests == 1024
 

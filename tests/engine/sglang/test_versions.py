@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rollfeed.engine.sglang import SGLangEngine
-from rollfeed.engine.weight_versions import version_number
+from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.client.versions import version_number
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
-from rollfeed.types import FinishKind, SamplingParams, VersionSpan
+from rollfeed.types import FinishKind, SamplingParams, TensorUpdate, VersionSpan
 
 CAPTURED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "server" / "data" / "sglang_wire_0523.json").read_text()
@@ -24,7 +24,7 @@ CAPTURED: dict[str, Any] = json.loads(
 PROMPT = np.array([3, 4, 5], np.int32)
 TENSORS = {"w": np.arange(4, dtype=np.float32)}
 HELD = {"output_ids": [1, 2, 3, 4, 5, 6], "finish_reason": "length", "num_tokens_when_aborted": 2}
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -45,8 +45,11 @@ async def answered(
     async with scripted() as (server,):
         server.version = told[0]["version"]
 
-        async def answer(_request: web.Request) -> web.StreamResponse:
-            return web.json_response(reply([7] * num_tokens, version=told[-1]["version"], weight_versions=told))
+        async def answer(request: web.Request) -> web.StreamResponse:
+            body, server.version = await request.json(), told[-1]["version"]
+            return web.json_response(
+                reply([7] * num_tokens, to=body, version=told[-1]["version"], weight_versions=told)
+            )
 
         async def describe(_request: web.Request) -> web.StreamResponse:
             return web.json_response(info or {})
@@ -96,7 +99,7 @@ async def test_what_runs_through_an_update_has_both_versions(engine_at: EngineAt
     ):
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
         await fakes.wait_until(lambda stats: stats["num_running"] == 1)
-        await engine.update_weights(TENSORS, policy_version=4)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=4))
         completion = await task
     assert completion.version_spans == (VersionSpan(0, border, 0), VersionSpan(border, 6, 4))
     assert completion.finish_reason.kind is FinishKind.LENGTH
@@ -109,7 +112,7 @@ async def test_an_update_by_abort_needs_no_pause(engine_at: EngineAt) -> None:
     ):
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
         await fakes.wait_until(lambda stats: stats["num_running"] == 1)
-        await engine.update_weights(TENSORS, policy_version=4)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=4))
         requests = (await fakes.stats())["requests"]
         assert (await task).version_spans == (VersionSpan(0, 2, 0), VersionSpan(2, 6, 4))
     assert "/pause_generation" not in requests
@@ -125,7 +128,7 @@ async def test_weights_change_during_a_pause_of_the_caller(engine_at: EngineAt, 
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
         await fakes.wait_until(lambda stats: stats["num_running"] == 1)
         await engine.pause()
-        await engine.update_weights(TENSORS, policy_version=4)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=4))
         assert (await fakes.stats())["weight_version"] == "4"
         await engine.resume()
         assert {span.policy_version for span in (await task).version_spans} == {0, 4}
@@ -135,7 +138,7 @@ async def test_a_server_that_cannot_flush_says_so_once_it_has_the_weights(
     scripted: Any, engine_at: EngineAt, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scripted() as (server,), engine_at(server, weight_update="retract") as engine:
-        await engine.update_weights(TENSORS, policy_version=4)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=4))
         assert [body["flush_cache"] for body in server.bodies("/update_weights_from_disk")] == [False]
         assert engine.policy_version == 4
     assert "goes on with keys and values of older weights" in caplog.text
@@ -146,7 +149,7 @@ async def test_an_idle_server_forgets_what_older_weights_have_cached_in_place_to
     async with serve_fake_sglang(**settings) as fakes, engine_at(fakes.address, weight_update="in_place") as engine:
         params = SamplingParams(max_new_tokens=4)
         cached = [(await engine.generate(PROMPT, params, request_id=f"r{i}")).cached_tokens for i in range(2)]
-        await engine.update_weights(TENSORS, policy_version=1)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         cached.append((await engine.generate(PROMPT, params, request_id="after")).cached_tokens)
     assert cached == [0, 2, 0]
 
@@ -205,7 +208,7 @@ async def test_a_server_taken_out_while_it_was_paused_comes_back(engine_at: Engi
     async with serve_fake_sglang(num_workers=2) as fakes, engine_at(*fakes.addresses) as engine:
         await engine.pause()
         await fakes.add_fault("status", status=500, path="/update_weights_from_disk", times=1, worker=0)
-        await engine.update_weights(TENSORS, policy_version=1)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         assert engine.metrics()["live_workers"] == 1
         await engine.resume()
         await until(lambda: engine.metrics()["live_workers"] == 2)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 from safetensors.numpy import load_file
 
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
-from rollfeed.types import FinishKind, SamplingParams, VersionSpan
+from rollfeed.types import FinishKind, SamplingParams, TensorUpdate, VersionSpan, WeightUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 TENSORS = {"w": np.arange(4, dtype=np.float32)}
 
@@ -32,7 +34,7 @@ async def test_r45_no_request_before_the_last_server_has_confirmed(
     async with scripted(3) as servers, engine_at(*servers) as engine:
         late = servers[1]
         late.update_gate = asyncio.Event()
-        updating = asyncio.create_task(engine.update_weights(TENSORS, policy_version=2))
+        updating = asyncio.create_task(engine.apply(TensorUpdate(TENSORS, policy_version=2)))
         await until(lambda: bool(late.bodies("/update_weights_from_disk")))
         params = SamplingParams(max_new_tokens=3)
         tasks = [asyncio.create_task(engine.generate(PROMPT + i, params, request_id=f"r{i}")) for i in range(60)]
@@ -54,7 +56,7 @@ async def test_what_runs_goes_on_with_the_new_weights_and_spans_tell_which_token
     async with serve_fake_sglang(mode="scripted", script=script) as fakes, engine_at(fakes.address) as engine:
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
         await fakes.wait_until(lambda stats: stats["requests"].get("/generate", 0) == 1)
-        await engine.update_weights(TENSORS, policy_version=4)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=4))
         completion = await task
         assert completion.version_spans == (VersionSpan(0, 2, 0), VersionSpan(2, 6, 4))
         assert completion.finish_reason.kind is FinishKind.LENGTH
@@ -75,7 +77,7 @@ async def test_a_busy_server_survives_updates(engine_at: EngineAt, mode: str, ro
             tasks = [asyncio.create_task(engine.generate(PROMPT + i, params, request_id=f"r{i}")) for i in range(40)]
             for version in (1, 2, 3):
                 await asyncio.sleep(0.03)
-                await engine.update_weights(TENSORS, policy_version=version)
+                await engine.apply(TensorUpdate(TENSORS, policy_version=version))
             completions = await asyncio.gather(*tasks)
             assert all(each.finish_reason.kind is not FinishKind.ABORT for each in completions)
             versions = {span.policy_version for each in completions for span in each.version_spans}
@@ -89,7 +91,7 @@ async def test_a_server_that_fails_an_update_is_out_until_it_has_it(scripted: An
     async with scripted(2) as servers, engine_at(*servers, probe_interval_seconds=30.0) as engine:
         bad = servers[0]
         bad.answers["/update_weights_from_disk"] = _server_error
-        await engine.update_weights(TENSORS, policy_version=2)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=2))
         params = SamplingParams(max_new_tokens=3)
         await asyncio.gather(*(engine.generate(PROMPT + i, params, request_id=f"r{i}") for i in range(20)))
         assert bad.requests == []
@@ -107,7 +109,7 @@ async def test_weights_that_no_server_takes_change_nothing(scripted: Any, engine
         for server in servers:
             server.answers["/update_weights_from_disk"] = _refused
         with pytest.raises(EngineProtocolError, match=r"weights not taken: .*no such tensor"):
-            await engine.update_weights(TENSORS, policy_version=2)
+            await engine.apply(TensorUpdate(TENSORS, policy_version=2))
         assert engine.policy_version == 0
         assert engine.metrics()["live_workers"] == 2
         completion = await engine.generate(PROMPT, SamplingParams(max_new_tokens=2), request_id="r")
@@ -124,7 +126,7 @@ async def test_an_update_that_leaves_no_server_says_so(scripted: Any, engine_at:
     async with scripted() as (server,), engine_at(server) as engine:
         server.answers["/update_weights_from_disk"] = _server_error
         with pytest.raises(EngineUnavailableError, match=r"no worker has version 2: .*no memory"):
-            await engine.update_weights(TENSORS, policy_version=2)
+            await engine.apply(TensorUpdate(TENSORS, policy_version=2))
 
 
 async def test_the_weights_are_written_with_configuration_and_only_the_last_two_are_kept(
@@ -132,7 +134,7 @@ async def test_the_weights_are_written_with_configuration_and_only_the_last_two_
 ) -> None:
     async with scripted() as (server,), engine_at(server, weights_folder=str(tmp_path / "weights")) as engine:
         for version in (1, 2, 3):
-            await engine.update_weights({"w": np.full(3, version, np.float32)}, policy_version=version)
+            await engine.apply(TensorUpdate({"w": np.full(3, version, np.float32)}, policy_version=version))
         sent = [Path(body["model_path"]) for body in server.bodies("/update_weights_from_disk")]
     assert [path.exists() for path in sent] == [False, True, True]
     assert load_file(sent[-1] / "model.safetensors")["w"].tolist() == [3.0, 3.0, 3.0]
@@ -142,7 +144,7 @@ async def test_the_weights_are_written_with_configuration_and_only_the_last_two_
 async def test_temporary_weights_go_with_the_engine(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted() as (server,):
         async with engine_at(server) as engine:
-            await engine.update_weights(TENSORS, policy_version=1)
+            await engine.apply(TensorUpdate(TENSORS, policy_version=1))
             folder = Path(server.bodies("/update_weights_from_disk")[0]["model_path"])
             assert is_there(folder)
         assert not is_there(folder.parent)
@@ -156,7 +158,7 @@ async def test_pause_holds_new_requests_here_until_it_ends(scripted: Any, engine
         await asyncio.sleep(0.05)
         assert not task.done()
         assert [server.requests for server in servers] == [[], []]
-        await engine.update_weights(TENSORS, policy_version=1)
+        await engine.apply(TensorUpdate(TENSORS, policy_version=1))
         assert not task.done()
         await engine.resume()
         assert (await task).version_spans == (VersionSpan(0, 2, 1),)
@@ -184,12 +186,56 @@ async def test_the_embedded_server_takes_new_weights_and_pauses(
         assert engine.precision == "fp32"
         greedy = SamplingParams(max_new_tokens=12, temperature=0.0)
         before = await engine.generate(PROMPT, greedy, request_id="before")
-        await engine.update_weights({name: values * 0.5 for name, values in tensors.items()}, policy_version=1)
+        await engine.apply(TensorUpdate({name: values * 0.5 for name, values in tensors.items()}, policy_version=1))
         after = await engine.generate(PROMPT, greedy, request_id="after")
         assert {span.policy_version for span in after.version_spans} == {1}
         assert not np.array_equal(before.logprobs, after.logprobs)
-        await engine.update_weights(tensors, policy_version=2)
+        await engine.apply(TensorUpdate(tensors, policy_version=2))
         again = await engine.generate(PROMPT, greedy, request_id="again")
         assert np.array_equal(before.token_ids, again.token_ids)
         await engine.pause()
         await engine.resume()
+
+
+@dataclass(frozen=True, slots=True)
+class Cached(WeightUpdate):
+    """An update of a transport's own: a server is told where the weights are in its memory."""
+
+    key: str
+
+    async def load(self, address: str, command: Callable[[str, Any], Awaitable[Mapping[str, Any]]]) -> None:
+        told = await command("/update_weights_from_cache", {"key": self.key, "at": address})
+        if told.get("success") is not True:
+            raise EngineProtocolError("not taken")
+
+
+class CacheTransport:
+    """Fits :class:`rollfeed.protocols.WeightTransport`."""
+
+    is_closed = False
+
+    async def stage(self, update: TensorUpdate) -> Cached:
+        return Cached(f"key-{len(update.tensors)}", policy_version=update.policy_version)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_transport_may_have_an_update_of_its_own(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers:
+
+        async def take(request: web.Request) -> web.Response:
+            body = await request.json()
+            next(each for each in servers if each.address == body["at"]).version = "3"
+            return web.json_response({"success": True})
+
+        for server in servers:
+            server.answers["/update_weights_from_cache"] = take
+        transport = CacheTransport()
+        async with engine_at(*servers, transport=transport) as engine:
+            await engine.apply(TensorUpdate(TENSORS, policy_version=3))
+            assert [server.bodies("/update_weights_from_cache")[0]["key"] for server in servers] == ["key-1"] * 2
+            assert engine.policy_version == 3
+            with pytest.raises(EngineProtocolError, match="servers take no WeightUpdate"):
+                await engine.apply(WeightUpdate(policy_version=4))
+        assert transport.is_closed

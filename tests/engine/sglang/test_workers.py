@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rollfeed.engine.sglang import SGLangEngine
+from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
-from rollfeed.types import EngineLoad, FinishKind, SamplingParams
+from rollfeed.types import EngineLoad, FinishKind, SamplingParams, TensorUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
-EngineAt = Callable[..., SGLangEngine]
+EngineAt = Callable[..., ServerEngine]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 PARAMS = SamplingParams(max_new_tokens=4)
 
@@ -103,7 +103,7 @@ async def test_a_server_returns_with_the_current_weights_before_it_is_asked_anyt
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
     async with scripted(2) as servers, engine_at(*servers) as engine:
-        await engine.update_weights({"w": np.zeros(2, np.float32)}, policy_version=5)
+        await engine.apply(TensorUpdate({"w": np.zeros(2, np.float32)}, policy_version=5))
         lost = servers[0]
         await lost.kill()
         await until(lambda: engine.metrics()["live_workers"] == 1)
@@ -125,7 +125,7 @@ async def test_a_server_that_restarted_between_two_probes_is_found_by_its_versio
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
     async with scripted() as (server,), engine_at(server) as engine:
-        await engine.update_weights({"w": np.zeros(2, np.float32)}, policy_version=5)
+        await engine.apply(TensorUpdate({"w": np.zeros(2, np.float32)}, policy_version=5))
         server.version = "default"
         await until(lambda: engine.metrics()["readmitted_workers"] == 1)
         assert server.version == "5"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from rollfeed.base.atomic import replace_file, replace_folder
 from rollfeed.config import RunSpec, Settings
-from rollfeed.engine.weight_folders import write_checkpoint
 from rollfeed.errors import RunFailedError
 from rollfeed.report import Curves, curves_of
 from rollfeed.store import RunDirectory, RunReader, RunStatus
@@ -30,6 +29,7 @@ from rollfeed.store.layout import (
     WARM_UP,
     holds_training,
 )
+from rollfeed.weights import write_checkpoint
 
 if TYPE_CHECKING:
     from rollfeed.training.trainer import Trainer

@@ -57,7 +57,7 @@ from rollfeed.protocols import RolloutObserver
 from rollfeed.report import warn_without_drawing, write_curves
 from rollfeed.store import Rewind
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
-from rollfeed.types import TrainBatch
+from rollfeed.types import TensorUpdate, TrainBatch
 
 if TYPE_CHECKING:
     from rollfeed.training.probe import TrainerProbes
@@ -335,7 +335,7 @@ class _Loop:
         tensors, version = self.trainer.weights(), self.trainer.step
         probe = await self._probes.take()
         if probe is None:  # before the first batch there is nothing to prove them by
-            await self.prepared.engine.update_weights(tensors, policy_version=version)
+            await self.prepared.engine.apply(TensorUpdate(tensors, policy_version=version))
         else:
             await rollouts.update_weights(tensors, policy_version=version, probe=probe)
 

@@ -166,6 +166,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    model = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocabulary)}
+    # The fake engines answer with any ids of a usual vocabulary.
+    model = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1 << 15}
     (folder / "config.json").write_text(json.dumps(model))
     (folder / "model.safetensors").touch()

@@ -1,21 +1,16 @@
-"""HTTP as the engines' clients speak it."""
+"""HTTP as the engines' client speaks it."""
 
-from rollfeed.engine.http.client import (
-    ControlReply,
-    Failure,
-    Http,
-    TryFailedError,
-    error_message,
-)
-from rollfeed.engine.http.connections import BrokenConnectionError, Connections, HttpReply, NotConnectedError
+from rollfeed.engine.http.client import ControlReply, Failure, Http, TryFailedError, error_message
+from rollfeed.engine.http.connections import LARGEST_BODY_BYTES, Connections, NotConnectedError
+from rollfeed.engine.http.incoming import BrokenConnectionError
 
 __all__ = [
+    "LARGEST_BODY_BYTES",
     "BrokenConnectionError",
     "Connections",
     "ControlReply",
     "Failure",
     "Http",
-    "HttpReply",
     "NotConnectedError",
     "TryFailedError",
     "error_message",

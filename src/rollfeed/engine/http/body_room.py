@@ -11,18 +11,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-_SMALL_BYTES = 1 << 16
-"""Of a reply that is let in without being counted."""
+_FIRST_BYTES = 1 << 20
+"""Of a body that is longer; it grows with what comes."""
 
 
 class Body(bytearray):
     """A reply's bytes, which give their room back when nobody refers to them any more."""
 
     room: BodyRoom | None = None
+    held_bytes = 0
 
     def __del__(self) -> None:
         if self.room is not None:
-            self.room.give_back(len(self))
+            self.room.give_back(self.held_bytes)
+
+    def grown(self, size: int) -> Body:
+        """Return a body with the same bytes, the same room, and place for at most ``size``."""
+        other = Body(min(2 * len(self), size))
+        other[: len(self)] = self
+        other.room, other.held_bytes, self.room = self.room, self.held_bytes, None
+        return other
 
 
 class BodyRoom:
@@ -36,10 +44,7 @@ class BodyRoom:
         self._loop = asyncio.get_running_loop()
 
     def take(self, size: int, taken: Callable[[Body], None]) -> None:
-        """Call ``taken`` with a body of ``size`` zero bytes: at once, or when there is room for it."""
-        if size <= _SMALL_BYTES:
-            taken(Body(size))
-            return
+        """Call ``taken`` with the beginning of a body of ``size`` bytes: at once, or when there is room for all."""
         self._waiting.append((size, taken))
         self._admit()
 
@@ -55,6 +60,6 @@ class BodyRoom:
         while self._waiting and (not self._held_bytes or self._held_bytes + self._waiting[0][0] <= self._limit_bytes):
             size, taken = self._waiting.popleft()
             self._held_bytes += size
-            body = Body(size)
-            body.room = self
+            body = Body(min(size, _FIRST_BYTES))
+            body.room, body.held_bytes = self, size
             taken(body)

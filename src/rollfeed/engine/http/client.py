@@ -6,18 +6,21 @@ Proxy variables of the environment are ignored.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
-from rollfeed.engine.http.connections import BrokenConnectionError, Connections, NotConnectedError
+from rollfeed.engine.http.connections import LARGEST_BODY_BYTES, Connections, NotConnectedError
+from rollfeed.engine.http.incoming import BrokenConnectionError, HttpReply
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 
-_CONNECT_SECONDS = 10.0
-_JSON_HEADERS = {"Content-Type": "application/json"}
+_LARGEST_CONTROL_BYTES = 1 << 28
+_NO_LIMIT = 1 << 30
 _LONGEST_MESSAGE = 300
 
 
@@ -35,6 +38,8 @@ class Failure(StrEnum):
     """Sampled by older weights."""
     LOST = "lost"
     """The worker was declared dead."""
+    AHEAD = "ahead"
+    """Sampled by weights that somebody else has published to some of the servers."""
     UNASKED_ABORT = "unasked abort"
     """The server ended the request before its first token, and nobody here had asked for it."""
 
@@ -57,7 +62,7 @@ class ControlReply(NamedTuple):
     """Any HTTP reply to a control request."""
 
     status: int
-    content: bytes
+    content: bytes | bytearray
 
     def json(self) -> dict[str, Any]:
         """Return the JSON object in it; an empty one where there is none."""
@@ -81,27 +86,32 @@ class Http:
 
     async def __aenter__(self) -> Http:
         self._generation = Connections(limit=self._max_connections, headers=self._api_key.headers)
-        self._control = aiohttp.ClientSession(
-            # A fresh connection each: one that the server has just closed would make an abort fail.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            headers=self._api_key.headers,
-            trust_env=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        )
+        # A fresh connection each: one that the server has just closed would make an abort fail.
+        self._control = Connections(limit=_NO_LIMIT, headers=self._api_key.headers, keeps_open=False)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._generation.close()
         await self._control.close()
 
-    async def generate(self, address: str, path: str, body: bytes, *, is_router: bool) -> bytes | bytearray:
-        """POST a request for tokens and return the body of a reply with status 200.
+    async def generate(
+        self,
+        address: str,
+        path: str,
+        body: bytes,
+        *,
+        most_bytes: int = LARGEST_BODY_BYTES,
+        events: Callable[[bytes], None] | None = None,
+        is_router: bool = False,
+    ) -> bytes | bytearray | None:
+        """POST a request for tokens and return the body of a reply with status 200; None where it came as events.
 
         Args:
             address: Of a server, or of a router.
             path: On it.
             body: JSON.
+            most_bytes: That the reply may have.
+            events: Takes the events of a streamed reply.
             is_router: Whether a 5xx status may come from somebody who has only lost sight of the request.
 
         Raises:
@@ -109,23 +119,26 @@ class Http:
             EngineProtocolError: If the server says that the request is wrong.
         """
         try:
-            reply = await self._generation.post(address, path, body)
+            reply = await self._generation.request("POST", address, path, body, most_bytes=most_bytes, events=events)
         except NotConnectedError as error:
             raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}") from error
         except BrokenConnectionError as error:
             raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}", may_run=True) from error
         if reply.status == 200:
             return reply.content
+        raise self._refusal(address, path, reply, is_router=is_router)
+
+    def _refusal(self, address: str, path: str, reply: HttpReply, *, is_router: bool) -> Exception:
         if reply.status in REFUSING_STATUSES:
-            raise EngineProtocolError(f"{address}{path}: {self._api_key.refusal(reply.status)}")
-        message = f"{address}: HTTP {reply.status}: {error_message(self._api_key.hidden(bytes(reply.content)))}"
+            return EngineProtocolError(f"{address}{path}: {self._api_key.refusal(reply.status)}")
+        message = f"{address}: HTTP {reply.status}: {error_message(self._api_key.hidden(bytes(reply.content or b'')))}"
         if reply.status == 429:
             wait = reply.headers.get("retry-after", "")
-            raise TryFailedError(Failure.REFUSED, message, wait_seconds=float(wait) if wait.isdecimal() else None)
+            return TryFailedError(Failure.REFUSED, message, wait_seconds=float(wait) if wait.isdecimal() else None)
         if reply.status >= 500:
             # A router may have lost the connection to a worker that goes on.
-            raise TryFailedError(Failure.SERVER, message, may_run=is_router)
-        raise EngineProtocolError(message)
+            return TryFailedError(Failure.SERVER, message, may_run=is_router)
+        return EngineProtocolError(message)
 
     async def control(
         self, method: str, url: str, body: Any = None, *, timeout_seconds: float | None = None
@@ -137,24 +150,21 @@ class Http:
             EngineProtocolError: If the server wants a key, or another one.
         """
         seconds = timeout_seconds if timeout_seconds is not None else self._control_timeout_seconds
-        encoded = msgspec.json.encode(body) if body is not None else None
+        encoded = msgspec.json.encode(body) if body is not None else b""
+        parts = urlsplit(url)
+        address = f"{parts.scheme}://{parts.netloc}"
+        path = url.removeprefix(address) or "/"
         try:
-            async with self._control.request(
-                method,
-                url,
-                data=encoded,
-                headers=_JSON_HEADERS if encoded is not None else None,
-                timeout=aiohttp.ClientTimeout(total=seconds),
-                allow_redirects=False,
-            ) as response:
-                status, content = response.status, await response.read()
+            async with asyncio.timeout(seconds):
+                reply = await self._control.request(method, address, path, encoded, most_bytes=_LARGEST_CONTROL_BYTES)
         except TimeoutError:
             raise EngineUnavailableError(f"{url}: no answer within {seconds:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except ConnectionError as error:
             raise EngineUnavailableError(f"{url}: {_told(error)}") from error
-        if status in REFUSING_STATUSES:
-            raise EngineProtocolError(f"{url}: {self._api_key.refusal(status)}")
-        return ControlReply(status, content if status == 200 else self._api_key.hidden(content))
+        if reply.status in REFUSING_STATUSES:
+            raise EngineProtocolError(f"{url}: {self._api_key.refusal(reply.status)}")
+        content = reply.content or b""
+        return ControlReply(reply.status, content if reply.status == 200 else self._api_key.hidden(bytes(content)))
 
     async def command(self, url: str, body: Any, *, timeout_seconds: float | None = None) -> ControlReply:
         """POST a command and return the reply, which has status 200.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,16 @@ from rollfeed.engine.backends.requests import Request
 from rollfeed.engine.local.loop import EngineThread
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, Tokenizer
-from rollfeed.types import Completion, EngineLoad, FinishKind, FinishReason, SamplingParams
+from rollfeed.types import (
+    Completion,
+    EngineLoad,
+    FinishKind,
+    FinishReason,
+    FolderUpdate,
+    SamplingParams,
+    TensorUpdate,
+    WeightUpdate,
+)
 
 
 class EmbeddedEngine(Engine):
@@ -37,6 +45,8 @@ class EmbeddedEngine(Engine):
         self.precision = backend.precision
         self.max_running_requests = backend.num_slots
         self.context_length = context_length
+        self.vocab_size = backend.vocab_size
+        self.is_exact = True
         self._backend = backend
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(eos_token_ids)
@@ -155,45 +165,31 @@ class EmbeddedEngine(Engine):
         self._check_open()
         await self._thread.set_paused(False)
 
-    async def update_weights(
-        self,
-        tensors: Mapping[str, Any],
-        *,
-        policy_version: int,
-        abort_running: bool = False,
-        skip_unknown: bool = False,
-    ) -> None:
-        """Replace weights in place between two steps, all of the named ones or none.
+    async def apply(self, update: WeightUpdate, *, abort_running: bool = False) -> None:
+        """Replace weights in place between two steps, all of those in the update or none; see :class:`Engine`.
+
+        Tensors in a folder that the model does not have are passed over with a warning, if all of its own are there.
 
         Args:
-            tensors: numpy or torch tensors by the checkpoint's names; they may not change meanwhile.
-            policy_version: The version of the tokens sampled from now on.
+            update: Tensors may be some of the model's.
             abort_running: Abort all requests at the same point, if the weights fit.
-            skip_unknown: Pass over tensors that the model does not have, with a warning, if all of its own are there.
-
-        Raises:
-            EngineProtocolError: If a name is unknown, a shape differs or a value is not finite; nothing is changed.
         """
         self._check_open()
+        if isinstance(update, TensorUpdate):
+            tensors = update.tensors
+        elif isinstance(update, FolderUpdate):
+            # Read whole before anything is changed: what cannot be read must not stop the engine's thread.
+            tensors = await asyncio.to_thread(read_tensors, update.folder)
+        else:
+            raise EngineProtocolError(f"the embedded engine takes tensors or a folder, not {type(update).__name__}")
 
         def action() -> None:
-            self._backend.update_weights(tensors, policy_version, skip_unknown=skip_unknown)
+            skip_unknown = isinstance(update, FolderUpdate)
+            self._backend.update_weights(tensors, update.policy_version, skip_unknown=skip_unknown)
             if abort_running:
                 self._backend.abort(lambda _: True)
 
         await self._thread.call(action)
-
-    async def update_weights_from_disk(self, folder: Path, *, policy_version: int, abort_running: bool = False) -> None:
-        """Load the weight files of a folder into the model; raises as :meth:`update_weights`.
-
-        Tensors that the model does not have are passed over with a warning, if all of its own are there.
-        """
-        self._check_open()
-        # Read whole before anything is changed: what cannot be read must not stop the engine's thread.
-        tensors = await asyncio.to_thread(read_tensors, folder)
-        await self.update_weights(
-            tensors, policy_version=policy_version, abort_running=abort_running, skip_unknown=True
-        )
 
     async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
         """Return what the engine says of the texts; see :class:`rollfeed.protocols.Engine`.

@@ -20,7 +20,7 @@ from rollfeed.engine.local import EmbeddedEngine
 from rollfeed.engine.server.metrics import ServerCounters, TokenRate
 from rollfeed.errors import EngineUnavailableError
 from rollfeed.protocols import Tokenizer
-from rollfeed.types import Completion, SamplingParams
+from rollfeed.types import Completion, FolderUpdate, SamplingParams, TensorUpdate
 
 _FIRST_NAMED = 1 << 48
 """Versions that are not numbers count up from here, where no number of training steps reaches."""
@@ -274,21 +274,19 @@ class Service:
         """
         async with self._control:
             number = self.engine.policy_version if version is None else self.versions.number(version)
-            await self.engine.update_weights_from_disk(
-                Path(model_path), policy_version=number, abort_running=abort_running
-            )
+            await self.engine.apply(FolderUpdate(Path(model_path), policy_version=number), abort_running=abort_running)
             self.model_path = model_path
 
     async def set_version(self, version: str, *, abort_running: bool) -> None:
         """Name the weights that are served."""
         async with self._control:
             number = self.versions.number(version)
-            await self.engine.update_weights({}, policy_version=number, abort_running=abort_running)
+            await self.engine.apply(TensorUpdate({}, policy_version=number), abort_running=abort_running)
 
     async def flush_cache(self) -> None:
         """Forget prefixes that could be shared."""
         async with self._control:
-            await self.engine.update_weights({}, policy_version=self.engine.policy_version)
+            await self.engine.apply(TensorUpdate({}, policy_version=self.engine.policy_version))
 
     async def check_health(self, job: ServerJob, *, timeout_seconds: float) -> None:
         """Return when a token has been made.

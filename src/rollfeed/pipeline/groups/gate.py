@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.completions import Limits, check_completion
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, SamplingParams
 
@@ -23,6 +24,7 @@ class EngineGate:
         self._engine = engine
         self._permits = asyncio.Semaphore(max_requests_in_flight or 2 * engine.max_running_requests)
         self._closed = False
+        self._newest_version = 0
         self.num_at_engine = 0
 
     @property
@@ -30,18 +32,35 @@ class EngineGate:
         """The engine's current version."""
         return self._engine.policy_version
 
+    @property
+    def limits(self) -> Limits:
+        """What the engine's tokens lie within; versions that were published once may still come."""
+        engine = self._engine
+        self._see_version()
+        return Limits(
+            vocab_size=engine.vocab_size,
+            context_length=engine.context_length,
+            newest_version=self._newest_version,
+            is_exact=engine.is_exact,
+        )
+
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
     ) -> Completion:
-        """As :meth:`rollfeed.protocols.Endpoint.generate`."""
+        """As :meth:`rollfeed.protocols.Endpoint.generate`; what comes is checked, whoever the engine is."""
         async with self._permits:
             if self._closed:
                 return self._aborted(len(token_ids))
             self.num_at_engine += 1
+            self._see_version()
             try:
-                return await self._engine.generate(token_ids, params, request_id=request_id, images=images)
+                completion = await self._engine.generate(token_ids, params, request_id=request_id, images=images)
             finally:
                 self.num_at_engine -= 1
+        check_completion(
+            completion, num_prompt_tokens=len(token_ids), params=params, limits=self.limits, is_text=not images
+        )
+        return completion
 
     def close(self) -> None:
         """Let no further request through."""
@@ -50,6 +69,9 @@ class EngineGate:
     def open(self) -> None:
         """Let requests through again, for the next step."""
         self._closed = False
+
+    def _see_version(self) -> None:
+        self._newest_version = max(self._newest_version, self._engine.policy_version)
 
     async def abort_all(self) -> None:
         """Abort what is at the engine."""

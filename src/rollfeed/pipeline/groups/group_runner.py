@@ -16,9 +16,12 @@ from typing import cast
 
 import numpy as np
 
+from rollfeed.completions import check_sample, freeze
 from rollfeed.config import GroupFailurePolicy, RolloutMode, RolloutSettings
+from rollfeed.errors import EngineProtocolError
 from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
+from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.protocols import (
     GenerateFn,
     RolloutObserver,
@@ -30,7 +33,7 @@ from rollfeed.protocols import (
     TurnJournal,
 )
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Group, Outcome, Prompt, Rollout, Sample, SampleStatus, SamplingParams, Verdict
+from rollfeed.types import Group, Outcome, Prompt, Rollout, Sample, Sampled, SampleStatus, SamplingParams, Verdict
 
 _GENERATE = "plugins.generate"
 _SAMPLE_HOOK = "plugins.sample_hook"
@@ -60,8 +63,11 @@ class GroupPlan:
 class GroupRunner:
     """Runs groups; any number of them at once."""
 
-    def __init__(self, plan: GroupPlan, *, failures: FailureBudget, observer: RolloutObserver) -> None:
+    def __init__(
+        self, plan: GroupPlan, *, gate: EngineGate, failures: FailureBudget, observer: RolloutObserver
+    ) -> None:
         self._plan = plan
+        self._gate = gate
         self._settings = settings = plan.settings
         self._failures = failures
         self._observer = observer
@@ -189,6 +195,9 @@ class GroupRunner:
         )
 
     async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
+        request.prompt.token_ids.setflags(write=False)
+        if request.partial is not None:
+            freeze(request.partial)
         version = self._plan.services.endpoint.policy_version
         with blaming(_GENERATE, self._plan.generate_fn):
             samples = await self._plan.generate_fn(request, services=self._plan.services)
@@ -199,6 +208,8 @@ class GroupRunner:
             told = f"returned a sample whose status is {unended.status.value}; raise where an answer cannot be made"
             raise complaint(_GENERATE, self._plan.generate_fn, told)
         samples = [_with_origin(sample, request.partial) for sample in samples]
+        for sample in samples:
+            self._check(sample, request, setting=_GENERATE, function=self._plan.generate_fn)
         if self._settings.mask_offpolicy_in_partial_rollout:
             samples = [sample.without_versions_before(version) for sample in samples]
         if self._plan.sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
@@ -209,7 +220,20 @@ class GroupRunner:
             if not isinstance(sample, Sample):
                 told = f"returned {sample!r:.80}; return the sample to use"
                 raise complaint(_SAMPLE_HOOK, self._plan.sample_hook, told)
+            self._check(sample, request, setting=_SAMPLE_HOOK, function=self._plan.sample_hook)
         return hooked
+
+    def _check(self, sample: Sample, request: RolloutRequest, *, setting: str, function: object) -> None:
+        limits, turns = self._gate.limits, self.journal.turns(request)
+        earlier = [*(turn.completion.version_spans for turn in turns if isinstance(turn, Sampled))]
+        if request.partial is not None:
+            earlier.append(request.partial.version_spans)
+        # What another process has sampled may be of versions that have not been published in this one.
+        newest = max([limits.newest_version, *(span.policy_version for spans in earlier for span in spans)])
+        try:
+            check_sample(freeze(sample), request, limits=replace(limits, newest_version=newest))
+        except EngineProtocolError as error:
+            raise complaint(setting, function, f"returned a sample that cannot be used: {error}") from None
 
     def _scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
         return all(self._plan.scorer.scores_alone(part, prompt) for part in rollout.parts())

@@ -1,0 +1,164 @@
+"""Checks of sampled tokens before they become a sample, whoever made them.
+
+Servers, engines and users' functions are not believed: what one of them says wrong would be trained on without a word.
+
+Axes: P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.errors import EngineProtocolError
+from rollfeed.protocols import RolloutRequest
+from rollfeed.types import Completion, FinishKind, FinishReason, Sample, SamplingParams, VersionSpan
+
+LARGEST_VOCABULARY = 2**31
+_LARGEST_LOGPROB = 1e-3
+"""What rounding makes of a probability of 1."""
+_LOWEST_LOGPROB = -1000.0
+"""float32 has no probability below the exponential of -104, so that nothing is sampled there."""
+_CONTEXT_SLACK = 8
+"""Tokens that an engine may leave free at the end of its context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of an engine's tokens."""
+
+    vocab_size: int = LARGEST_VOCABULARY
+    context_length: int
+    newest_version: int
+    """Of the policy that has been published so far."""
+    is_exact: bool = True
+    """Whether logprobs are told; NaN are accepted where they are not."""
+
+
+def check_tokens(
+    token_ids: NDArray[np.integer],
+    logprobs: NDArray[np.floating],
+    *,
+    vocab_size: int = LARGEST_VOCABULARY,
+    is_exact: bool = True,
+) -> None:
+    """Check R sampled tokens, ``(R,)`` each.
+
+    Raises:
+        EngineProtocolError: If an id is not of the vocabulary, or a log-probability is none.
+    """
+    if not len(token_ids):
+        return
+    lowest, highest = int(token_ids.min()), int(token_ids.max())
+    if lowest < 0 or highest >= vocab_size:
+        raise EngineProtocolError(f"its token ids go from {lowest} to {highest}, out of a vocabulary of {vocab_size}")
+    if not is_exact and np.isnan(logprobs).all():
+        return
+    least, most = float(logprobs.min()), float(logprobs.max())
+    if not _LOWEST_LOGPROB <= least <= most <= _LARGEST_LOGPROB:  # not so either where one is NaN
+        raise EngineProtocolError(
+            f"its logprobs go from {least:g} to {most:g}; a logarithm of a probability is at most 0"
+        )
+
+
+def check_finish(
+    finish: FinishReason, *, num_prompt_tokens: int, num_tokens: int, max_new_tokens: int, context_length: int
+) -> None:
+    """Check that a response ended where its reason says.
+
+    A stop is taken without the token or text that it stopped at: servers end at ids that only they know, and not all
+    name what they found. Whoever knows more checks that, too.
+
+    Raises:
+        EngineProtocolError: If it is too long, was cut before its limit, or stopped at nothing.
+    """
+    if num_tokens > max_new_tokens:
+        raise EngineProtocolError(f"{num_tokens} tokens, {max_new_tokens} were asked for")
+    is_full = num_prompt_tokens + num_tokens >= context_length - _CONTEXT_SLACK
+    if finish.kind is FinishKind.LENGTH and num_tokens < max_new_tokens and not is_full:
+        raise EngineProtocolError(
+            f"ended for its length after {num_tokens} of {max_new_tokens} tokens: let the server hold "
+            f"{context_length} tokens of a request"
+        )
+    if finish.kind is FinishKind.STOP and not num_tokens:
+        raise EngineProtocolError("stopped before its first token, where a sampled stop token must be told")
+
+
+def check_versions(spans: tuple[VersionSpan, ...], *, newest_version: int) -> None:
+    """Raise EngineProtocolError where tokens are of a version that has not been published."""
+    if spans and (told := max(span.policy_version for span in spans)) > newest_version:
+        raise EngineProtocolError(f"tokens of version {told}, {newest_version} is the newest that was published")
+
+
+def check_completion(
+    completion: Completion, *, num_prompt_tokens: int, params: SamplingParams, limits: Limits, is_text: bool = True
+) -> None:
+    """Check what an engine answered to P prompt tokens.
+
+    Args:
+        completion: The answer.
+        num_prompt_tokens: P.
+        params: That it was asked with.
+        limits: Of the engine.
+        is_text: Whether the prompt is text only; images have tokens of their own.
+
+    Raises:
+        EngineProtocolError: If it cannot be the answer; says what is wrong.
+    """
+    if is_text and completion.prompt_tokens != num_prompt_tokens:
+        raise EngineProtocolError(f"answers {completion.prompt_tokens} prompt tokens, {num_prompt_tokens} were sent")
+    check_tokens(
+        completion.token_ids,
+        completion.logprobs,
+        vocab_size=limits.vocab_size,
+        is_exact=limits.is_exact,
+    )
+    check_versions(completion.version_spans, newest_version=limits.newest_version)
+    check_finish(
+        completion.finish_reason,
+        num_prompt_tokens=num_prompt_tokens,
+        num_tokens=len(completion.token_ids),
+        max_new_tokens=params.max_new_tokens,
+        context_length=limits.context_length,
+    )
+
+
+def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits) -> None:
+    """Check a sample that a generate function or a hook returned for its rollout.
+
+    Args:
+        sample: Begins with the prompt of the request and is of its rollout; forks have indices of their own. Its loss
+            mask may have any weights from 0 to 1, and its tokens without weight any logprobs.
+        request: That it answers.
+        limits: Of the engine.
+
+    Raises:
+        EngineProtocolError: If it cannot be trained on; says what is wrong.
+    """
+    prompt_ids = request.prompt.token_ids
+    if (sample.rollout_id, sample.group_index) != (request.rollout_id, request.group_index):
+        raise EngineProtocolError(
+            f"it is of rollout {sample.rollout_id} in group {sample.group_index}, its request of {request.rollout_id} "
+            f"in {request.group_index}"
+        )
+    if not np.array_equal(sample.token_ids[: len(prompt_ids)], prompt_ids):
+        raise EngineProtocolError("its token ids do not begin with the prompt's")
+    if sample.prompt_length < len(prompt_ids):
+        raise EngineProtocolError("its response begins inside the prompt")
+    mask = sample.loss_mask
+    if len(mask) and not 0.0 <= float(mask.min()) <= float(mask.max()) <= 1.0:
+        raise EngineProtocolError(f"its loss mask goes from {mask.min():g} to {mask.max():g}, out of 0 to 1")
+    ids = sample.response_token_ids
+    check_tokens(ids, np.zeros(len(ids)), vocab_size=limits.vocab_size)
+    trained = mask > 0.0
+    check_tokens(ids[trained], sample.logprobs[trained], is_exact=limits.is_exact)
+    check_versions(sample.version_spans, newest_version=limits.newest_version)
+
+
+def freeze(sample: Sample) -> Sample:
+    """Return a sample whose arrays nobody can write to any more."""
+    for array in (sample.token_ids, sample.loss_mask, sample.logprobs):
+        array.setflags(write=False)
+    return sample

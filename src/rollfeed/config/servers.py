@@ -1,0 +1,63 @@
+"""Settings that every kind of server has."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rollfeed.config.api_key import KeyVariable
+from rollfeed.config.section import Resume, Section
+
+
+class ServerSettings(Section, resume=Resume.FREE):
+    """How patient to be with servers, and what they need to know."""
+
+    api_key_env: KeyVariable | None = None
+    """Name of the environment variable that holds the key of all servers, and of what stands in front of them. The key
+    itself is stored nowhere.
+    """
+    max_connections: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Connections for generation; by default one a request."""
+    request_timeout_seconds: float = Field(default=900.0, gt=0.0, le=604_800.0, strict=False)
+    """For one request from its turn on: all its tries, and the pauses between them, together."""
+    max_tries: int = Field(default=10, ge=1, le=1000)
+    """Of one request, when connections fail or replies have a 5xx status; what a server calls wrong fails at once."""
+    probe_interval_seconds: float = Field(default=5.0, gt=0.0, le=3600.0, strict=False)
+    """Between two health probes of a server."""
+    probe_timeout_seconds: float = Field(default=5.0, gt=0.0, le=3600.0, strict=False)
+    """For the answer to a probe."""
+    probes_until_dead: int = Field(default=3, ge=1, le=1000)
+    """Failed probes in a row after which a server has no more requests; it returns when it is healthy and has the
+    current weights.
+    """
+    startup_timeout_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0, strict=False)
+    """For every server to be healthy, and to answer a first request where one is needed, when the run starts."""
+    control_timeout_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    """For an abort, a pause or a look at the load."""
+    update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
+    """For a server to load new weights."""
+    weights_folder: str | None = None
+    """Where new weights are written for the servers to load, a folder that they can read under the same path; by
+    default a temporary one, which is enough for servers on this machine.
+    """
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the servers; empty behind a router."""
+        raise NotImplementedError
+
+    @property
+    def fixed_concurrency(self) -> int | None:
+        """Requests at all servers together; None where the number is to be found."""
+        raise NotImplementedError
+
+    @property
+    def most_concurrency(self) -> int:
+        """Most requests at all servers together."""
+        raise NotImplementedError
+
+
+def checked_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses, of which none may be given twice."""
+    if len(set(addresses)) != len(addresses):
+        raise ValueError("an address is given twice; remove one")
+    return addresses

@@ -1,0 +1,78 @@
+"""Finding out, once at the start, what is behind the addresses in the settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from rollfeed.engine.client.dialect import Dialect
+from rollfeed.engine.client.replies import Found, Router
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+
+_POLL_SECONDS = 0.2
+
+T = TypeVar("T")
+
+
+class Servers(NamedTuple):
+    """The servers that answered."""
+
+    router: Router | None
+    found: Mapping[str, Found]
+    """By the address of the worker."""
+    policy_version: int
+    """Of all of them."""
+
+    @property
+    def precision(self) -> str:
+        """Precision that they compute in, as far as they tell."""
+        return "+".join(sorted({each.precision for each in self.found.values()}))
+
+
+async def connect(dialect: Dialect) -> Servers:
+    """Wait until every server is healthy, and return what they are.
+
+    Raises:
+        EngineUnavailableError: If one is not healthy in time.
+        EngineProtocolError: If something else answers than what is configured, or the servers differ in their versions.
+    """
+    patiently = partial(_patiently, seconds=dialect.settings.startup_timeout_seconds)
+    router = await patiently(dialect.find_router)
+    addresses: Sequence[str] = dialect.settings.addresses
+    if router is not None:
+        addresses = await patiently(partial(_list_workers, router, setting=dialect.setting))
+    meet = partial(dialect.meet, is_behind_router=router is not None)
+    found = await asyncio.gather(*(patiently(partial(meet, address)) for address in addresses))
+    return Servers(router, dict(zip(addresses, found, strict=True)), _common_version(addresses, found))
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
+    """Ask until there is an answer, as long as servers may take to start."""
+    last = "no answer"
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await ask()
+                except EngineUnavailableError as error:
+                    last = str(error)
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise EngineUnavailableError(f"not there within startup_timeout_seconds = {seconds:g}: {last}") from None
+
+
+async def _list_workers(router: Router, *, setting: str) -> Sequence[str]:
+    addresses = tuple(await router.workers())
+    if not addresses:
+        raise EngineUnavailableError(f"{setting}.router = {router.address}: it lists no workers")
+    return addresses
+
+
+def _common_version(addresses: Sequence[str], found: Sequence[Found]) -> int:
+    versions = [each.policy_version or 0 for each in found]
+    if len(set(versions)) > 1:
+        told = ", ".join(f"{address} has {version}" for address, version in zip(addresses, versions, strict=True))
+        raise EngineProtocolError(f"the servers are at different versions ({told}): bring them to one")
+    return versions[0]

@@ -1,0 +1,56 @@
+"""Counts of what happened between this client and its servers, for the metrics of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine was made."""
+
+    requests: int = 0
+    """Requests of the caller."""
+    retries: int = 0
+    """Tries after the first one of a request, for whatever reason."""
+    redispatched_requests: int = 0
+    """Tries that went on from the tokens known after a worker was lost or had stopped a request unasked."""
+    resumed_requests: int = 0
+    """Tries that went on from tokens which an earlier one had sampled."""
+    connection_failures: int = 0
+    """Tries that ended without a whole HTTP reply."""
+    server_errors: int = 0
+    """Replies with a 5xx status, or errors within a stream."""
+    refused_requests: int = 0
+    """Replies with status 429."""
+    broken_replies: int = 0
+    """Replies that were not JSON to their end."""
+    rejected_replies: int = 0
+    """Whole replies that broke the contract, or said that the request can never be served."""
+    stale_replies: int = 0
+    """Replies sampled by weights older than the current version; thrown away."""
+    unasked_aborts: int = 0
+    """Tries that the server ended before their first token."""
+    timed_out_requests: int = 0
+    """Requests without an answer in time."""
+    dead_workers: int = 0
+    """Times that a worker was taken out."""
+    readmitted_workers: int = 0
+    """Times that one came back."""
+    failed_aborts: int = 0
+    """Aborts that a worker did not confirm."""
+    orphaned_requests: int = 0
+    """Tries given up while an engine may have been working on them, until that is told."""
+    orphaned_tokens: int = 0
+    """Most tokens that those may have cost: what they were asked for."""
+    closed_requests: int = 0
+    """Tries given up by closing their connection, at which the server stops when it notices."""
+    closed_tokens: int = 0
+    """Most tokens that those may still have cost: what they were asked for and had not returned."""
+    weight_updates: int = 0
+    """Versions published from here."""
+
+    def totals(self) -> Mapping[str, float]:
+        """Return all of them by name."""
+        return {name: float(value) for name, value in asdict(self).items()}

@@ -1,0 +1,266 @@
+"""From a flight to its completion: tries, what a failure means, and when to give up.
+
+Invariants: a request that the caller has aborted, or given up, is never sent again; what a try has sampled is kept when
+the try ends early, for whatever reason, and the next try goes on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import NamedTuple
+
+from rollfeed.completions import check_finish, check_tokens
+from rollfeed.engine.client.counters import Counters
+from rollfeed.engine.client.dialect import Dialect
+from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile, Worker
+from rollfeed.engine.client.replies import Answer, Reply, ServerRequest
+from rollfeed.engine.client.versions import with_later_borders
+from rollfeed.engine.client.weights import ServerWeights
+from rollfeed.engine.client.workers import Orphans, WorkerPool
+from rollfeed.engine.http import LARGEST_BODY_BYTES, Failure, Http, TryFailedError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.types import FinishKind, VersionSpan
+
+_FIRST_WAIT_SECONDS = 0.1
+_LONGEST_WAIT_SECONDS = 10.0
+_LARGE_BODY_BYTES = 1 << 18
+_BYTES_A_TOKEN, _BYTES_A_PROMPT_TOKEN, _BYTES_BESIDES = 4096, 32, 1 << 20
+"""More than any server writes: an event has a few hundred for its token."""
+_COUNTER_OF = {
+    Failure.CONNECTION: "connection_failures",
+    Failure.SERVER: "server_errors",
+    Failure.REFUSED: "refused_requests",
+    Failure.BROKEN: "broken_replies",
+    Failure.STALE: "stale_replies",
+    Failure.UNASKED_ABORT: "unasked_aborts",
+}
+
+
+class DispatchParts(NamedTuple):
+    """Everything that a dispatcher works with."""
+
+    http: Http
+    dialect: Dialect
+    pool: WorkerPool
+    orphans: Orphans
+    counters: Counters
+    admission: Turnstile
+    """Closed while weights change or the engine is paused."""
+    weights: ServerWeights
+    distrust: Callable[[Worker], Awaitable[None]]
+    """Called with whoever has answered from older weights."""
+    refused: Callable[[], None]
+    """Called when an engine says that there are too many requests."""
+    context_length: int
+    vocab_size: int
+
+
+class Dispatcher:
+    """Sends flights until they are answered."""
+
+    def __init__(self, parts: DispatchParts, *, max_tries: int) -> None:
+        self._parts = parts
+        self._max_tries = max_tries
+        self._jitter = Random()
+        self._numbers = itertools.count()
+        self._suffix = secrets.token_hex(4)
+        self.decoding = ThreadPoolExecutor(1, thread_name_prefix="rollfeed-decode")
+        """For what would hold up the event loop."""
+
+    def close(self) -> None:
+        """End the decoding thread."""
+        self.decoding.shutdown(wait=False)
+
+    async def answer(self, flight: Flight) -> None:
+        """Fill ``flight.parts`` until the last one ends the response.
+
+        Raises:
+            FlightAbortedError: If it was aborted between two tries; ``flight.parts`` is what it has.
+            EngineUnavailableError: If every try failed.
+            EngineProtocolError: If a try can never succeed.
+        """
+        while True:
+            worker = await self._next_worker(flight)
+            if flight.parts:
+                self._parts.counters.resumed_requests += 1
+            try:
+                reply = await self._try(flight, worker)
+            except TryFailedError as failure:
+                await self._back_off(flight, worker, failure)
+                continue
+            except EngineProtocolError:
+                self._parts.counters.rejected_replies += 1
+                raise
+            flight.keep(reply)
+            if reply.finish_reason.kind is not FinishKind.ABORT or flight.aborted or flight.remaining_tokens <= 0:
+                return
+            # Nobody here asked for the abort: the rest of the response is still wanted.
+            self._parts.counters.redispatched_requests += 1
+            if not (reply.is_exact and len(reply.token_ids)):
+                unasked = TryFailedError(Failure.UNASKED_ABORT, f"{worker.address}: aborted by the server")
+                await self._back_off(flight, worker, unasked)
+
+    async def _next_worker(self, flight: Flight) -> Worker:
+        while True:
+            await self._parts.admission.wait(flight)
+            worker = await self._parts.pool.choose(flight)
+            if worker.is_unsure:
+                try:
+                    await self._parts.weights.assure(worker)
+                except TryFailedError as failure:
+                    await self._back_off(flight, worker, failure)
+            elif self._parts.admission.is_open:
+                break
+        if flight.aborted:
+            raise FlightAbortedError
+        return worker
+
+    async def _try(self, flight: Flight, worker: Worker) -> Reply:
+        parts = self._parts
+        # A server aborts every request whose id begins with the one it is told: no id may begin with another.
+        flight.rid = f"{flight.request_id}.{self._suffix}{next(self._numbers):08x}"
+        flight.worker = worker
+        request = parts.dialect.request(flight, worker)
+        flight.answer = request.answer
+        worker.flights.add(flight)
+        sent_version, may_run, was_interrupted = parts.weights.current_version, True, False
+        try:
+            async with flight.interruptible():
+                content = await self._receive(flight, worker, request)
+            may_run = False
+        except TryFailedError as failure:
+            may_run = failure.may_run and not request.answer.has_finished
+            if not request.answer.has_finished:  # otherwise all is there, and only the end of the stream is not
+                self._keep_partial(flight, request.answer, sent_version)
+                raise
+            content = None
+        except EngineProtocolError:
+            may_run = False
+            raise
+        except TimeoutError:
+            was_interrupted = True
+        finally:
+            rid = flight.rid
+            worker.flights.discard(flight)
+            if may_run:
+                num_tokens = flight.remaining_tokens - request.answer.num_tokens
+                parts.orphans.leave(rid, worker, num_tokens=num_tokens)
+            flight.land()
+        if was_interrupted:
+            self._keep_partial(flight, request.answer, sent_version)
+            raise TryFailedError(Failure.LOST, f"{worker.address}: taken out while it was working")
+        try:
+            await self._take(request.answer, content)
+            return await self._checked(flight, rid, worker, request.answer.reply(), sent_version)
+        except EngineProtocolError as error:
+            raise EngineProtocolError(f"{worker.address}: {error}") from error
+
+    async def _receive(self, flight: Flight, worker: Worker, request: ServerRequest) -> bytes | bytearray | None:
+        params = flight.params
+        most_bytes = (
+            _BYTES_BESIDES + _BYTES_A_TOKEN * flight.remaining_tokens + _BYTES_A_PROMPT_TOKEN * len(flight.prompt_ids)
+        )
+        return await self._parts.http.generate(
+            worker.address,
+            request.path,
+            request.body,
+            # A mask has as many ids a token as the vocabulary at most.
+            most_bytes=LARGEST_BODY_BYTES if params.return_sampling_mask else most_bytes,
+            events=request.answer.take,
+            is_router=self._parts.pool.is_behind_router,
+        )
+
+    async def _take(self, answer: Answer, content: bytes | bytearray | None) -> None:
+        if content is None:
+            return
+        if len(content) > _LARGE_BODY_BYTES:
+            await asyncio.get_running_loop().run_in_executor(self.decoding, answer.take, content)
+        else:
+            answer.take(content)
+
+    def _keep_partial(self, flight: Flight, answer: Answer, sent_version: int) -> None:
+        """Keep what a try has sampled that ended early."""
+        if not answer.num_tokens:
+            return
+        reply = answer.reply()
+        if len(reply.token_ids):
+            self._check(flight, reply)
+            reply = reply._replace(version_spans=(VersionSpan(0, len(reply.token_ids), sent_version),))
+        flight.keep(reply)
+
+    async def _checked(self, flight: Flight, rid: str, worker: Worker, reply: Reply, sent_version: int) -> Reply:
+        num_tokens, parts = len(reply.token_ids), self._parts
+        if reply.request_id is not None and self._is_of_another(reply.request_id, rid):
+            raise EngineProtocolError(f"answers request {reply.request_id}, not {rid}")
+        self._check(flight, reply)
+        version = sent_version if reply.policy_version is None else reply.policy_version
+        if num_tokens and version < sent_version:
+            await parts.distrust(worker)
+            message = f"{worker.address}: answered from version {version}, {sent_version} is current"
+            raise TryFailedError(Failure.STALE, message)
+        newest = max((span.policy_version for span in reply.version_spans), default=version)
+        if num_tokens and newest > parts.weights.current_version:
+            await parts.weights.meet_newer(parts.pool.owners(worker), newest)
+        if num_tokens and not reply.version_spans:
+            # When the weights changed under a request, which token saw which is not known: call them old.
+            changed = parts.weights.current_version != sent_version or not parts.admission.is_open
+            version = sent_version if changed else version
+            reply = reply._replace(version_spans=(VersionSpan(0, num_tokens, version),))
+        elif len(reply.version_spans) > 1 and parts.dialect.counts_late(parts.pool.owners(worker)):
+            reply = reply._replace(version_spans=with_later_borders(reply.version_spans))
+        return reply
+
+    def _is_of_another(self, told: str, rid: str) -> bool:
+        """Whether a reply is told to be of another request of this client; servers may put something around an id."""
+        return rid not in told and (self._suffix in told or self._parts.dialect.repeats_ids)
+
+    def _check(self, flight: Flight, reply: Reply) -> None:
+        if not reply.is_exact:
+            return
+        num_sent = len(flight.prompt_ids) + flight.num_sampled
+        if len(reply.token_ids) and reply.prompt_tokens not in (None, num_sent) and not flight.images:
+            raise EngineProtocolError(f"answers {reply.prompt_tokens} prompt tokens, {num_sent} were sent")
+        check_tokens(reply.token_ids, reply.logprobs, vocab_size=self._parts.vocab_size)
+        check_finish(
+            reply.finish_reason,
+            num_prompt_tokens=num_sent,
+            num_tokens=len(reply.token_ids),
+            max_new_tokens=flight.remaining_tokens,
+            context_length=self._parts.context_length,
+        )
+
+    async def _back_off(self, flight: Flight, worker: Worker, failure: TryFailedError) -> None:
+        counters, kind = self._parts.counters, failure.failure
+        counter = _COUNTER_OF.get(kind)
+        if counter is not None:
+            setattr(counters, counter, getattr(counters, counter) + 1)
+        if kind is Failure.REFUSED:
+            flight.num_refusals += 1
+            self._parts.refused()
+        elif kind is not Failure.LOST:
+            flight.num_failures += 1
+            flight.avoided = worker
+            for owner in self._parts.pool.owners(worker):
+                owner.suspected.set()
+                owner.is_unsure = owner.is_unsure or (kind is Failure.CONNECTION and self._parts.dialect.is_alone)
+        if flight.aborted:
+            raise FlightAbortedError
+        if flight.num_failures >= self._max_tries:
+            raise EngineUnavailableError(
+                f"no answer after {flight.num_failures} failed tries; the last: {failure}"
+            ) from failure
+        counters.retries += 1
+        if kind is Failure.LOST or (kind is Failure.CONNECTION and failure.may_run):
+            counters.redispatched_requests += 1
+        if kind is not Failure.LOST:
+            await flight.sleep(self._wait_seconds(flight, failure))
+
+    def _wait_seconds(self, flight: Flight, failure: TryFailedError) -> float:
+        num_before = (flight.num_refusals if failure.failure is Failure.REFUSED else flight.num_failures) - 1
+        longest = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2.0 ** min(num_before, 16))
+        return max(failure.wait_seconds or 0.0, longest * self._jitter.uniform(0.5, 1.0))

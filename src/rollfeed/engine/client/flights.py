@@ -1,0 +1,187 @@
+"""One request on its way, the server that it is at, and the places where it waits.
+
+Invariant: a flight that is aborted leaves whatever it waits for at once, and boards nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.engine.client.replies import Answer, Reply
+from rollfeed.types import FinishReason, SamplingParams
+
+
+class FlightAbortedError(Exception):
+    """The flight was aborted while it waited on this side."""
+
+
+class Flight:
+    """A request from its arrival to its answer; it may take several tries."""
+
+    def __init__(
+        self, *, request_id: str, prompt_ids: NDArray[np.int32], params: SamplingParams, images: Sequence[str] = ()
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.images = images
+        self.parts: list[Reply] = []
+        """What earlier tries have sampled; the next one goes on behind it."""
+        self.approximate: Reply | None = None
+        """The last reply that is not exact; it cannot be gone on from."""
+        self.finish: FinishReason | None = None
+        """Of the last try."""
+        self.aborted = False
+        self.worker: Worker | None = None
+        """Where it is now, if that is known."""
+        self.rid = ""
+        """The id of the present try; empty between two."""
+        self.answer: Answer | None = None
+        """What the present try has sampled so far."""
+        self.avoided: Worker | None = None
+        """Where the last try failed."""
+        self.num_failures = 0
+        self.num_refusals = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._landed: asyncio.Event | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        """Response tokens so far."""
+        return sum(len(part.token_ids) for part in self.parts)
+
+    @property
+    def input_ids(self) -> NDArray[np.int32]:
+        """Prompt and response so far. ``(P + R,)``."""
+        if not self.parts:
+            return self.prompt_ids
+        return np.concatenate([self.prompt_ids, *(part.token_ids for part in self.parts)])
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that may still be sampled."""
+        return self.params.max_new_tokens - self.num_sampled
+
+    def keep(self, reply: Reply) -> None:
+        """Have what a try has sampled."""
+        self.finish = reply.finish_reason
+        if not reply.is_exact:
+            self.approximate = reply
+        elif len(reply.token_ids):
+            self.parts.append(reply)
+
+    def abort(self) -> None:
+        """Let the flight end with what it has: at once where it waits, with the next reply otherwise."""
+        self.aborted = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(FlightAbortedError())
+
+    def interrupt(self) -> None:
+        """Give up the present try; it raises TimeoutError where its scope ends."""
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    def interruptible(self) -> asyncio.Timeout:
+        """Return a scope that :meth:`interrupt` ends."""
+        self._scope = asyncio.timeout(None)
+        return self._scope
+
+    def land(self) -> None:
+        """Be between two tries."""
+        self.rid, self.worker, self.answer, self._scope = "", None, None, None
+        if self._landed is not None:
+            self._landed.set()
+            self._landed = None
+
+    async def landing(self) -> None:
+        """Return when the present try, if there is one, has ended."""
+        if self.rid:
+            self._landed = self._landed or asyncio.Event()
+            await self._landed.wait()
+
+    async def wait(self, waiter: asyncio.Future[None]) -> None:
+        """Wait for a future that belongs to this flight.
+
+        Raises:
+            FlightAbortedError: If the flight is, or becomes, aborted.
+        """
+        if self.aborted:
+            waiter.cancel()
+            raise FlightAbortedError
+        self._waiter = waiter
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long, or until the flight is aborted; then raises as :meth:`wait`."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _complete, waiter)
+        try:
+            await self.wait(waiter)
+        finally:
+            timer.cancel()
+
+
+class Worker:
+    """One server."""
+
+    def __init__(self, address: str, *, is_exact: bool = False) -> None:
+        self.address = address
+        self.is_exact = is_exact
+        """Whether it is known to begin no step before the last one has ended."""
+        self.is_live = True
+        """Healthy, at the current version, and given requests."""
+        self.is_unsure = False
+        """Whether it may have been started again, with other weights, since it last told its version."""
+        self.problem: str | None = None
+        """Why it cannot come back before new weights have been published."""
+        self.num_failed_probes = 0
+        self.flights: set[Flight] = set()
+        self.suspected = asyncio.Event()
+        """Set to have it probed now."""
+
+
+class Turnstile:
+    """Lets flights pass while it is open, and holds them while it is closed."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.is_open = is_open
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def set_open(self, is_open: bool) -> None:
+        """Open or close it; opening lets all that wait through."""
+        self.is_open = is_open
+        if is_open:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have all that wait look again."""
+        for waiter in self._waiters:
+            _complete(waiter)
+
+    async def wait(self, flight: Flight) -> None:
+        """Pass, now or when it opens; raises as :meth:`Flight.wait`."""
+        while not self.is_open:
+            await self.look_again(flight)
+
+    async def look_again(self, flight: Flight) -> None:
+        """Return when it has opened or somebody wakes; raises as :meth:`Flight.wait`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await flight.wait(waiter)
+        finally:
+            self._waiters.discard(waiter)
+
+
+def _complete(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,172 @@
+"""Watches the workers, off the path of requests: who is alive, at which version, and how busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window
+from rollfeed.engine.client.dialect import Dialect
+from rollfeed.engine.client.flights import Worker
+from rollfeed.engine.client.replies import Router, ServerLoad
+from rollfeed.engine.client.weights import ServerWeights
+from rollfeed.engine.client.workers import WorkerPool
+from rollfeed.engine.http import TryFailedError
+from rollfeed.errors import EngineError, EngineProtocolError
+
+_log = logging.getLogger(__name__)
+
+_MEASURING_SECONDS = 1.0
+_PATIENT_SECONDS = 4.0
+"""After which long responses are not waited for, and what the servers say of their last steps must do."""
+_PATIENT_WINDOWS = 4
+"""So many of those tell as much as one in which all requests come back."""
+_SUSPECTED_SHARE = 0.2
+"""Of the probing interval, while a worker's last probe failed."""
+
+
+class Monitor:
+    """Owns a task a worker, and one each for the router and the load; all end with :meth:`close`."""
+
+    def __init__(self, *, pool: WorkerPool, router: Router | None, dialect: Dialect, weights: ServerWeights) -> None:
+        self._pool = pool
+        self._router = router
+        self._dialect = dialect
+        self._weights = weights
+        self._settings = dialect.settings
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput) -> None:
+        """Begin; ``limit`` is steered when there is one.
+
+        Args:
+            limit: Fed with what the workers achieve.
+            permits: What the limit is applied to.
+            throughput: Told of what comes back.
+        """
+        for worker in self._pool.workers:
+            self._spawn(worker.address, self._watch(worker))
+        if self._router is not None:
+            self._spawn("router", self._follow_router(self._router))
+        if limit is not None:
+            self._spawn("load", self._steer(limit, permits, throughput))
+
+    async def close(self) -> None:
+        """End all tasks; an error that should not have happened in one of them is raised."""
+        for task in self._tasks.values():
+            task.cancel()
+        outcomes = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def distrust(self, worker: Worker) -> None:
+        """Somebody has answered from older weights: take out whoever has them."""
+        suspects = self._pool.owners(worker)
+        if suspects == (worker,):
+            await self._pool.take_out(worker, "it answered from older weights")
+        for suspect in suspects:
+            suspect.suspected.set()
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[name] = asyncio.create_task(work, name=f"watch {name}")
+
+    async def _watch(self, worker: Worker) -> None:
+        while True:
+            failing = worker.is_live and worker.num_failed_probes > 0
+            seconds = self._settings.probe_interval_seconds * (_SUSPECTED_SHARE if failing else 1.0)
+            try:
+                async with asyncio.timeout(seconds):
+                    await worker.suspected.wait()
+                # Many requests may fail at one moment: that is one reason to look, not many.
+                await asyncio.sleep(self._settings.probe_interval_seconds * _SUSPECTED_SHARE)
+            except TimeoutError:
+                pass
+            worker.suspected.clear()
+            num_holds = self._weights.num_holds
+            if worker.is_live and self._weights.is_holding:
+                continue  # a paused server does not answer
+            try:
+                await self._probe(worker)
+            except EngineError as error:
+                if not (worker.is_live and num_holds != self._weights.num_holds):
+                    await self._failed(worker, error)
+
+    async def _probe(self, worker: Worker) -> None:
+        timeout_seconds = self._settings.probe_timeout_seconds
+        before = self._weights.current_version
+        if not worker.is_live:
+            # It may have been taken out while it was paused, and would never answer.
+            await self._dialect.release(worker.address, timeout_seconds=timeout_seconds)
+        await self._dialect.health(worker.address, timeout_seconds=timeout_seconds)
+        version = await self._dialect.version(worker.address, timeout_seconds=timeout_seconds)
+        worker.num_failed_probes = 0
+        if self._weights.is_updating or before != self._weights.current_version:
+            return
+        if not worker.is_live:
+            await self._weights.readmit(worker)
+        elif version is not None and version < before:
+            await self._pool.take_out(worker, f"it serves version {version}, {before} is current")
+            worker.suspected.set()
+        elif version is not None and version > before:
+            with suppress(TryFailedError):  # not all have it yet
+                await self._weights.meet_newer([worker], version)
+
+    async def _failed(self, worker: Worker, error: EngineError) -> None:
+        worker.num_failed_probes += 1
+        if worker.is_live and worker.num_failed_probes >= self._settings.probes_until_dead:
+            await self._pool.take_out(worker, f"{worker.num_failed_probes} failed probes, the last: {error}")
+        elif not worker.is_live and isinstance(error, EngineProtocolError):
+            _log.warning("%s: stays out: %s", worker.address, error)
+
+    async def _follow_router(self, router: Router) -> None:
+        while True:
+            await asyncio.sleep(self._settings.probe_interval_seconds)
+            try:
+                listed = await router.workers()
+            except EngineError as error:
+                _log.warning("the router does not list its workers: %s", error)
+                continue
+            known = {worker.address: worker for worker in self._pool.workers}
+            for address in listed.keys() - known.keys():
+                # It has requests already; the first probe finds out whether it should.
+                self._spawn(address, self._watch(self._pool.add(address)))
+            for address in known.keys() - listed.keys():
+                if known[address].is_live:
+                    self._pool.forget(known[address])
+                    self._tasks.pop(address).cancel()
+
+    async def _steer(self, limit: AdaptiveLimit, permits: Permits, throughput: Throughput) -> None:
+        while True:
+            await asyncio.sleep(_MEASURING_SECONDS)
+            in_flight = len(self._pool.flights)
+            loads = await asyncio.gather(*(self._load(worker) for worker in self._pool.live))
+            rates = [load.tokens_per_second for load in loads if load is not None]
+            told = [rate for rate in rates if rate is not None]
+            rate, num_requests = throughput.take(in_flight), throughput.num_requests
+            if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == len(loads) > 0:
+                rate, num_requests = sum(told), in_flight // _PATIENT_WINDOWS
+            if rate is None:
+                continue  # the window goes on until enough requests have come back
+            limit.set_num_workers(len(self._pool.live))
+            limit.observe(
+                Window(
+                    tokens_per_second=rate,
+                    num_requests=num_requests,
+                    running=sum(load.running for load in loads if load is not None),
+                    waiting=sum(load.waiting for load in loads if load is not None),
+                    in_flight=in_flight,
+                )
+            )
+            throughput.restart(changed=limit.limit != permits.limit)
+            permits.set_limit(limit.limit)
+
+    async def _load(self, worker: Worker) -> ServerLoad | None:
+        try:
+            return await self._dialect.load(worker.address)
+        except EngineError:
+            return None  # its probes find out what is the matter

@@ -1,0 +1,113 @@
+"""Answers of servers, whatever they speak.
+
+Axis: R response tokens of one try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.types import FinishReason, SamplingMask, VersionSpan
+
+
+class Reply(NamedTuple):
+    """Tokens that one try has sampled, in checked arrays."""
+
+    token_ids: NDArray[np.int32]
+    """``(R,)``."""
+    logprobs: NDArray[np.float32]
+    """``(R,)``; NaN where the server tells none."""
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Empty unless the server tells the version of each token."""
+    policy_version: int | None = None
+    """Of the last token; None where the server does not say."""
+    prompt_tokens: int | None = None
+    """That the server saw; None where it does not say."""
+    cached_tokens: int = 0
+    request_id: str | None = None
+    """Whose reply it is, by the server's word."""
+    sampling_mask: SamplingMask | None = None
+    text: str | None = None
+    """Where tokens were made of it, since the server told none."""
+    is_exact: bool = True
+    """Whether the tokens and logprobs are those sampled, so that another try can go on from them."""
+
+
+class Answer(Protocol):
+    """A reply that is being received: as a whole, or event by event."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the server has said why it ended."""
+
+    def take(self, content: bytes | bytearray) -> None:
+        """Add an event, or all of a reply that is not streamed. From any thread.
+
+        Raises:
+            TryFailedError: If it is no JSON, or says that the server failed.
+            EngineProtocolError: If it is, and breaks the contract.
+        """
+
+    def reply(self) -> Reply:
+        """Return what has been sampled; with ABORT where the server has not said why it ended.
+
+        Raises:
+            EngineProtocolError: If what it says does not fit together.
+        """
+
+
+class ServerRequest(NamedTuple):
+    """One try in the form of a server."""
+
+    path: str
+    body: bytes
+    answer: Answer
+
+
+class Found(NamedTuple):
+    """A server that answers at an address."""
+
+    policy_version: int | None
+    """None where the server keeps no name for it."""
+    precision: str = "unknown"
+    takes_images: bool = False
+    is_exact: bool = True
+    """Whether it begins no step before the last one has ended, so that it tells versions exactly."""
+
+
+class ServerLoad(NamedTuple):
+    """Load of a server, by its own account."""
+
+    running: int
+    waiting: int
+    tokens_per_second: float | None = None
+    """None where the server does not say."""
+
+
+class Router(Protocol):
+    """Stands in front of servers and chooses one for each request."""
+
+    address: str
+
+    async def workers(self) -> Mapping[str, str]:
+        """Return the router's id of each server, by address.
+
+        Raises:
+            EngineUnavailableError: If the router does not answer.
+            EngineProtocolError: If it answers with something else.
+        """
+
+    async def add(self, worker_address: str) -> None:
+        """Let a server have requests; raises as :meth:`workers`."""
+
+    async def remove(self, worker_address: str) -> None:
+        """Keep requests from a server, if it is listed; raises as :meth:`workers`."""

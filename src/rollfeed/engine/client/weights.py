@@ -1,0 +1,241 @@
+"""New weights for every server, and pauses.
+
+Invariant: no request is sent between the moment an update begins and the moment every worker that
+may have requests has confirmed the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from rollfeed.engine.client.counters import Counters
+from rollfeed.engine.client.dialect import Dialect
+from rollfeed.engine.client.flights import Turnstile, Worker
+from rollfeed.engine.client.workers import Orphans, WorkerPool
+from rollfeed.engine.http import Failure, TryFailedError
+from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.types import WeightUpdate
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+
+
+class ServerWeights:
+    """Keeps all workers at one version."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        dialect: Dialect,
+        counters: Counters,
+        admission: Turnstile,
+        orphans: Orphans,
+        policy_version: int,
+    ) -> None:
+        self.current_version = policy_version
+        """What the next request meets."""
+        self.is_updating = False
+        self.is_paused = False
+        """By the caller; an update leaves the engines so."""
+        self.num_holds = 0
+        """Pauses and updates begun so far."""
+        self._pool = pool
+        self._dialect = dialect
+        self._counters = counters
+        self._admission = admission
+        self._orphans = orphans
+        self._published: WeightUpdate | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether servers may be paused, or busy with new weights: they say nothing of their health then."""
+        return self.is_paused or self.is_updating
+
+    async def pause(self) -> None:
+        """Hold every worker between two tokens; what runs where that cannot be done goes on afterwards.
+
+        Raises:
+            EngineError: If one does not confirm.
+        """
+        async with self._lock:
+            self._admission.set_open(False)
+            self.is_paused = True
+            self.num_holds += 1
+            for outcome in await self._at_all(self._pool.live, self._hold):
+                if outcome is not None:
+                    raise outcome
+
+    async def resume(self) -> None:
+        """Let every worker go on; one that does not confirm, perhaps because it died meanwhile, is taken out.
+
+        Raises:
+            EngineUnavailableError: If no worker is left.
+        """
+        async with self._lock:
+            workers = self._pool.live
+            outcomes = await self._at_all(workers, lambda worker: self._dialect.release(worker.address))
+            self.is_paused = False
+            self._admission.set_open(True)
+            for worker, outcome in zip(workers, outcomes, strict=True):
+                if outcome is not None:
+                    await self._pool.take_out(worker, f"it does not go on after a pause: {outcome}")
+                    if not self._pool.live:
+                        raise EngineUnavailableError(f"no worker goes on after a pause: {outcome}")
+
+    async def update(self, update: WeightUpdate) -> None:
+        """Have every live worker serve new weights; where none is live, those that answer.
+
+        A worker that fails is taken out, and comes back when it has them.
+
+        Raises:
+            EngineProtocolError: If all workers refuse the weights; they serve the old ones.
+            EngineUnavailableError: If no worker is left.
+        """
+        async with self._lock:
+            self.is_updating = True
+            self.num_holds += 1
+            self._admission.set_open(False)
+            try:
+                await self._update_all(update)
+            finally:
+                self.is_updating = False
+                self._admission.set_open(not self.is_paused)
+
+    async def readmit(self, worker: Worker) -> None:
+        """Bring a healthy worker to the current version and let it have requests.
+
+        Raises:
+            EngineError: If it does not get there.
+        """
+        async with self._lock:
+            if not worker.is_live:
+                await self._readmit(worker, must_reload=worker.problem is not None)
+
+    async def assure(self, worker: Worker) -> None:
+        """Ask a worker for its version that may have lost its weights; where it has, it is taken out and given them.
+
+        Raises:
+            TryFailedError: If it does not answer.
+        """
+        async with self._lock:
+            if not (worker.is_unsure and worker.is_live):
+                return
+            try:
+                told = await self._dialect.version(worker.address)
+            except EngineUnavailableError as error:
+                raise TryFailedError(Failure.CONNECTION, str(error)) from error
+            worker.is_unsure = False
+            if told is not None and told < self.current_version:
+                worker.suspected.set()
+                await self._pool.take_out(worker, f"serves version {told}, {self.current_version} is current")
+
+    async def meet_newer(self, workers: Sequence[Worker], version: int) -> None:
+        """Take over a version that a server names and nobody here has published, when all servers serve it.
+
+        Raises:
+            EngineProtocolError: If none of ``workers``, of which one has named it, does.
+            TryFailedError: If not all servers do yet.
+        """
+        async with self._lock:  # an update under way may be what it is of
+            if version <= self.current_version:
+                return
+            try:
+                asked = [await self._dialect.version(worker.address) for worker in workers]
+                told = [await self._dialect.version(worker.address) for worker in self._pool.live]
+            except EngineUnavailableError as error:
+                raise TryFailedError(Failure.CONNECTION, str(error)) from error
+            if not any(each is not None and each >= version for each in asked):
+                raise EngineProtocolError(
+                    f"tokens of version {version}, {self.current_version} is the newest published"
+                )
+            known = [each for each in told if each is not None]
+            if len(known) < len(told) or not known or min(known) < version:
+                raise TryFailedError(Failure.AHEAD, f"tokens of version {version}, which not all servers have yet")
+            _log.warning("all workers serve version %d, published by somebody else", min(known))
+            self.current_version, self._published = min(known), None
+
+    async def _update_all(self, update: WeightUpdate) -> None:
+        workers, version = self._pool.live, update.policy_version
+        if not workers:  # those that came back would be given older weights first
+            self.current_version, self._published = version, update
+            workers = self._pool.workers
+            outcomes = await self._at_all(workers, lambda worker: self._readmit(worker, must_reload=True))
+        else:
+            outcomes = await self._at_all(workers, lambda worker: self._update_one(worker, update))
+        failed = [(worker, each) for worker, each in zip(workers, outcomes, strict=True) if each is not None]
+        are_refused = len(failed) == len(workers) and all(isinstance(each, EngineProtocolError) for _, each in failed)
+        if self._pool.live and are_refused:
+            raise EngineProtocolError(f"weights not taken: {failed[0][1]}")
+        self.current_version, self._published = version, update
+        for worker, error in failed:
+            await self._pool.take_out(worker, f"weight update failed: {error}")
+            if self._dialect.is_alone:
+                self._pool.give_up(worker, str(error))
+        if not self._pool.live:
+            reason = failed[0][1] if failed else "none was alive"
+            raise EngineUnavailableError(f"no worker has version {version}: {reason}")
+        self._counters.weight_updates += 1
+
+    async def _update_one(self, worker: Worker, update: WeightUpdate) -> None:
+        try:
+            await self._dialect.update(worker, update, is_held=self.is_paused)
+        except asyncio.CancelledError:
+            worker.suspected.set()  # what it serves now is not known
+            await self._pool.take_out(worker, "an update of its weights was not waited for")
+            raise
+        self.current_version = max(self.current_version, update.policy_version)
+
+    async def _readmit(self, worker: Worker, *, must_reload: bool) -> None:
+        version, current = await self._dialect.version(worker.address), self.current_version
+        is_other = version != current if version is not None else self._published is not None
+        if is_other or must_reload:
+            told = f"{worker.address}: serves version {version}, {current} is current"
+            if self._published is None:
+                message = f"{told}, and no weights have been published from here"
+                if self._dialect.is_alone:
+                    self._pool.give_up(worker, message)
+                raise EngineUnavailableError(message)
+            _log.warning("%s: it is given them again", told)
+            await self._dialect.reload(worker, self._published)
+        if not self._dialect.aborts_by_closing:
+            known = tuple(self._orphans.outstanding)
+            await self._dialect.abort(worker.address, None)
+            self._orphans.clear(known, at=[worker])
+        await self._dialect.release(worker.address)
+        if self.is_paused:
+            await self._dialect.hold(worker.address)
+        await self._pool.readmit(worker)
+
+    async def _hold(self, worker: Worker) -> None:
+        if not await self._dialect.hold(worker.address):
+            await empty(worker, seconds=self._dialect.settings.control_timeout_seconds)
+
+    async def _at_all(
+        self, workers: Sequence[Worker], do: Callable[[Worker], Awaitable[None]]
+    ) -> list[EngineError | None]:
+        outcomes = await asyncio.gather(*(do(worker) for worker in workers), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
+                raise outcome
+        return [outcome if isinstance(outcome, EngineError) else None for outcome in outcomes]
+
+
+async def empty(worker: Worker, *, seconds: float) -> None:
+    """End every try at a worker here; the requests go on when they may.
+
+    Raises:
+        EngineUnavailableError: If one does not end in time.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            while worker.flights:
+                for flight in tuple(worker.flights):
+                    flight.interrupt()
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise EngineUnavailableError(f"{worker.address}: requests do not end") from None

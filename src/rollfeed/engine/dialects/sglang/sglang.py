@@ -1,0 +1,302 @@
+"""SGLang's routes.
+
+A prefix cache cannot be flushed under running requests: old servers (0.5.15) exit when an update tries
+it, newer ones (0.5.23) say that it failed and have changed the weights. So an update either empties the servers
+first (``abort``: what ran goes on afterwards from the tokens it has), or has them put back what runs and
+flushes when the weights are there (``retract``), or keeps the cache unless nothing runs (``in_place``). A pause
+of SGLang's mode ``abort`` is not used: it looks once a second whether it is done. A paused server ends no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from numpy import float64
+from numpy.typing import NDArray
+
+from rollfeed.config.api_key import ApiKey
+from rollfeed.config.engine import SGLangSettings, WeightUpdateMode
+from rollfeed.engine.client.dialect import Context
+from rollfeed.engine.client.flights import Flight, Worker
+from rollfeed.engine.client.replies import Found, ServerLoad, ServerRequest
+from rollfeed.engine.client.versions import version_number
+from rollfeed.engine.dialects.sglang.replies import SGLangAnswer
+from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
+from rollfeed.engine.dialects.sglang.scoring import score_texts
+from rollfeed.engine.http import error_message
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import ServerUpdate
+from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
+
+_log = logging.getLogger(__name__)
+
+_PATH = "/generate"
+_ABORT_SECONDS = 3.0
+"""For a server to confirm; the end of a step waits for it."""
+_POLL_SECONDS = 0.02
+_LANDING_SECONDS = 1.0
+"""For the partial replies of an emptied server."""
+_SEED_MASK = (1 << 31) - 1
+_SEED_STRIDE = 0x9E3779B1
+_ENCODER = msgspec.json.Encoder()
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+
+
+class SGLang:
+    """Fits :class:`rollfeed.engine.client.Dialect`.
+
+    Raises:
+        ConfigError: If the variable that should hold the key does not.
+    """
+
+    setting = "engine.sglang"
+    is_exact = True
+    untied_head = False
+    aborts_by_closing = False
+    repeats_ids = True
+    is_alone = False
+
+    def __init__(self, settings: SGLangSettings) -> None:
+        self.settings = settings
+        self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
+        is_retracted = settings.weight_update is WeightUpdateMode.RETRACT
+        self._holding = {"mode": "retract" if is_retracted else "in_place"}
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._http = context.http
+
+    async def find_router(self) -> SGLangRouter | None:
+        address = self.settings.router
+        if address is None:
+            return None
+        router = await find_router(address, http=self._http)
+        if router is None:
+            raise EngineProtocolError(
+                f"engine.sglang.router = {address}: answers neither /workers nor /list_workers as a router does; "
+                "if it is a server, list it under engine.sglang.workers"
+            )
+        return router
+
+    async def meet(self, address: str, *, is_behind_router: bool) -> Found:
+        await self.health(address, timeout_seconds=self.settings.probe_timeout_seconds)
+        if not is_behind_router and await find_router(address, http=self._http) is not None:
+            raise EngineProtocolError(
+                f"engine.sglang.workers: {address} is a router: give it as engine.sglang.router instead"
+            )
+        model, info = await self._model(address), await self._server_info(address)
+        await self._check_context(address)
+        return Found(
+            policy_version=_told_version(address, model),
+            precision=_precision(info),
+            takes_images=model.get("has_image_understanding") is True,
+            is_exact=info.get("disable_overlap_schedule") is True,
+        )
+
+    def check(self, params: SamplingParams) -> None:
+        del params
+
+    def request(self, flight: Flight, worker: Worker) -> ServerRequest:
+        del worker
+        answer = SGLangAnswer(max_new_tokens=flight.remaining_tokens, with_mask=flight.params.return_sampling_mask)
+        return ServerRequest(_PATH, _encoded(flight), answer)
+
+    async def health(self, address: str, *, timeout_seconds: float) -> None:
+        reply = await self._http.control("GET", f"{address}/health", timeout_seconds=timeout_seconds)
+        if reply.status != 200:
+            raise EngineUnavailableError(f"{address}/health: HTTP {reply.status}")
+
+    async def version(self, address: str, *, timeout_seconds: float | None = None) -> int:
+        return _told_version(address, await self._model(address, timeout_seconds=timeout_seconds))
+
+    async def load(self, address: str) -> ServerLoad | None:
+        reply = await self._http.control("GET", f"{address}/v1/loads?include=core")
+        loads = reply.json().get("loads") if reply.status == 200 else None
+        if not isinstance(loads, list) or not loads or not all(isinstance(each, dict) for each in loads):
+            return None
+        rates = [each.get("gen_throughput") for each in loads]
+        try:
+            return ServerLoad(
+                running=sum(int(each.get("num_running_reqs", 0)) for each in loads),
+                waiting=sum(int(each.get("num_waiting_reqs", 0)) for each in loads),
+                tokens_per_second=None if None in rates else float(sum(rates)),
+            )
+        except (TypeError, ValueError):
+            return None
+
+    async def score(self, address: str, texts: Sequence[NDArray[Any]], *, policy_version: int) -> NDArray[float64]:
+        seconds = self.settings.update_timeout_seconds
+        return await score_texts(
+            address, texts, policy_version=policy_version, http=self._http, timeout_seconds=seconds
+        )
+
+    async def abort(self, address: str, rid: str | None) -> None:
+        body: dict[str, Any] = {"abort_all": True} if rid is None else {"rid": rid}
+        await self._http.command(f"{address}/abort_request", body, timeout_seconds=_ABORT_SECONDS)
+
+    async def hold(self, address: str) -> bool:
+        await self._http.command(f"{address}/pause_generation", self._holding)
+        return True
+
+    async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
+        await self._http.command(f"{address}/continue_generation", {}, timeout_seconds=timeout_seconds)
+
+    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
+        if self.settings.weight_update is WeightUpdateMode.ABORT:
+            await self._update_emptied(worker, update, is_held=is_held)
+            return
+        if not is_held:
+            await self.hold(worker.address)
+        try:
+            await self._load(worker.address, update, empties=False)
+            # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
+            reply = await self._http.control("POST", f"{worker.address}/flush_cache")
+            if reply.status != 200 and self.settings.weight_update is WeightUpdateMode.RETRACT:
+                _log.warning("%s: goes on with keys and values of older weights: it does not flush", worker.address)
+        finally:
+            if not is_held:
+                await self.release(worker.address)
+
+    async def reload(self, worker: Worker, update: WeightUpdate) -> None:
+        await self._load(worker.address, update, empties=True)
+
+    def counts_late(self, workers: Sequence[Worker]) -> bool:
+        is_in_place = self.settings.weight_update is WeightUpdateMode.IN_PLACE
+        return is_in_place and not all(worker.is_exact for worker in workers)
+
+    async def _update_emptied(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
+        if is_held:
+            await self.release(worker.address)
+        try:
+            await self._until_idle(worker)
+            await self._load(worker.address, update, empties=True)
+        finally:
+            if is_held:
+                await self.hold(worker.address)
+
+    async def _load(self, address: str, update: WeightUpdate, *, empties: bool) -> None:
+        """Have a server load weights; with ``empties`` it ends what runs, and flushes its cache."""
+        version, seconds = update.policy_version, self.settings.update_timeout_seconds
+
+        async def command(path: str, body: Any) -> Mapping[str, Any]:
+            return (await self._http.command(address + path, body, timeout_seconds=seconds)).json()
+
+        if isinstance(update, FolderUpdate):
+            folder = {"model_path": str(update.folder), "weight_version": str(version)}
+            content = await command(
+                "/update_weights_from_disk", {**folder, "flush_cache": empties, "abort_all_requests": empties}
+            )
+            if content.get("success") is not True:
+                raise EngineProtocolError(f"{address}: {content.get('message', 'no success')}")
+        elif isinstance(update, ServerUpdate):
+            await update.load(address, command)
+        served = await self.version(address)
+        if served != version:
+            raise EngineProtocolError(f"{address}: serves version {served} after an update to {version}")
+
+    async def _until_idle(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        given_up_at = loop.time() + _LANDING_SECONDS
+        try:
+            async with asyncio.timeout(self.settings.update_timeout_seconds):
+                await self._http.command(f"{worker.address}/abort_request", {"abort_all": True})
+                while worker.flights or not await self._is_idle(worker.address):
+                    await asyncio.sleep(_POLL_SECONDS)
+                    # What was on its way then has arrived since.
+                    await self._http.command(f"{worker.address}/abort_request", {"abort_all": True})
+                    if loop.time() > given_up_at:
+                        for flight in tuple(worker.flights):
+                            flight.interrupt()
+        except TimeoutError:
+            raise EngineUnavailableError(f"{worker.address}: still works on aborted requests") from None
+
+    async def _is_idle(self, address: str) -> bool:
+        load = await self.load(address)
+        return load is None or load.running + load.waiting == 0
+
+    async def _model(self, address: str, *, timeout_seconds: float | None = None) -> Mapping[str, Any]:
+        """Return what a server says of its model."""
+        url = f"{address}/model_info"
+        reply = await self._http.control("GET", url, timeout_seconds=timeout_seconds)
+        if reply.status == 404:
+            url = f"{address}/get_model_info"  # its name on older servers
+            reply = await self._http.control("GET", url, timeout_seconds=timeout_seconds)
+        if reply.status >= 500:
+            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        content = reply.json()
+        if reply.status != 200 or "model_path" not in content:
+            raise EngineProtocolError(f"{url}: HTTP {reply.status} without a model_path: not an SGLang server")
+        return content
+
+    async def _server_info(self, address: str) -> Mapping[str, Any]:
+        for path in ("/server_info", "/get_server_info"):  # the second is its name on older servers
+            reply = await self._http.control("GET", address + path)
+            if reply.status == 200:
+                return reply.json()
+        return {}
+
+    async def _check_context(self, address: str) -> None:
+        listed = (await self._http.control("GET", f"{address}/v1/models")).json().get("data")
+        for each in listed if isinstance(listed, list) else ():
+            limit = each.get("max_model_len") if isinstance(each, dict) else None
+            if isinstance(limit, int) and self._context.context_length > limit:
+                raise EngineProtocolError(
+                    f"engine.context_length = {self._context.context_length}: {address} takes {limit} tokens; lower it"
+                )
+
+
+def _told_version(address: str, model: Mapping[str, Any]) -> int:
+    try:
+        return version_number(model.get("weight_version", "default"))
+    except EngineProtocolError as error:
+        raise EngineProtocolError(f"{address}: {error}") from None
+
+
+def _precision(told: Mapping[str, Any]) -> str:
+    for name in ("precision", "quantization", "dtype"):
+        value = told.get(name)
+        if isinstance(value, str):
+            return _PRECISIONS.get(value, value)
+    return "unknown"
+
+
+def _encoded(flight: Flight) -> bytes:
+    body: dict[str, Any] = {
+        "rid": flight.rid,
+        "input_ids": flight.input_ids.tolist(),
+        "sampling_params": _sampling_params(flight),
+        "return_logprob": True,
+        "stream": False,
+    }
+    if flight.params.return_sampling_mask:
+        body["return_sampling_mask"] = True
+    if flight.images:
+        body["image_data"] = list(flight.images)
+    return _ENCODER.encode(body)
+
+
+def _sampling_params(flight: Flight) -> dict[str, Any]:
+    params, num_sampled = flight.params, flight.num_sampled
+    given: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens - num_sampled,
+        "min_new_tokens": max(0, params.min_new_tokens - num_sampled),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "repetition_penalty": params.repetition_penalty,
+        "skip_special_tokens": params.skip_special_tokens,
+        "no_stop_trim": params.no_stop_trim,
+        "spaces_between_special_tokens": params.spaces_between_special_tokens,
+    }
+    if params.stop:
+        given["stop"] = list(params.stop)
+    if params.stop_token_ids:
+        given["stop_token_ids"] = list(params.stop_token_ids)
+    if params.seed is not None:
+        # Engines key their draws by seed and position in the reply: what goes on needs draws of its own.
+        given["sampling_seed"] = (params.seed + _SEED_STRIDE * num_sampled) & _SEED_MASK
+    return given

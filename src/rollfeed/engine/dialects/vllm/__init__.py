@@ -1,0 +1,5 @@
+"""vLLM, and other servers that speak OpenAI's completions."""
+
+from rollfeed.engine.dialects.vllm.vllm import VLLM
+
+__all__ = ["VLLM"]

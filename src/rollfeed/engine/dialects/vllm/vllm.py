@@ -1,0 +1,187 @@
+"""vLLM's routes, and what of them other OpenAI-style servers have.
+
+vLLM changes weights with ``VLLM_SERVER_DEV_MODE=1``: ``/pause``, ``/resume``, ``/reset_prefix_cache``, and
+``/collective_rpc``, by which every worker of it is told to reload its weights from a folder. Newer ones (0.32)
+keep a name for their version: ``/update_weight_version`` sets it, ``/weight_info`` tells it, and the replies of the
+route for tokens say which token saw which. By it a server is known that was started again, with its first weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from numpy import float64
+from numpy.typing import NDArray
+
+from rollfeed.config.api_key import ApiKey
+from rollfeed.config.engine import OpenAISettings, Purpose
+from rollfeed.engine.client.dialect import Context
+from rollfeed.engine.client.flights import Flight, Worker
+from rollfeed.engine.client.replies import Found, ServerLoad, ServerRequest
+from rollfeed.engine.client.versions import version_number
+from rollfeed.engine.client.weights import empty
+from rollfeed.engine.dialects.vllm.probing import ABSENT, Server, check_health, probe
+from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
+from rollfeed.engine.dialects.vllm.requests import encode_request
+from rollfeed.engine.dialects.vllm.scoring import score_texts
+from rollfeed.engine.http import error_message
+from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import ServerUpdate
+from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
+
+_HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
+_GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
+
+
+class VLLM:
+    """Fits :class:`rollfeed.engine.client.Dialect`.
+
+    To train on what servers sample, their replies must have the sampled token ids and their logprobs: each is asked for
+    a few tokens at the start. For evaluation text will do; it is tokenised here, and its logprobs are NaN.
+
+    Raises:
+        ConfigError: If the variable that should hold the key does not.
+    """
+
+    setting = "engine.openai"
+    untied_head = True
+    aborts_by_closing = True
+    repeats_ids = False
+    is_alone = True
+
+    def __init__(self, settings: OpenAISettings) -> None:
+        self.settings = settings
+        self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
+        self.is_exact = settings.purpose is Purpose.TRAINING
+        self._servers: dict[str, Server] = {}
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._http = context.http
+
+    async def find_router(self) -> None:
+        return None
+
+    async def meet(self, address: str, *, is_behind_router: bool) -> Found:
+        del is_behind_router
+        await self.health(address, timeout_seconds=self.settings.control_timeout_seconds)
+        server = await probe(address, settings=self.settings, context=self._context)
+        told = await self.version(address)
+        self._servers[address] = server._replace(names_versions=told is not None)
+        return Found(policy_version=server.policy_version if told is None else told)
+
+    def check(self, params: SamplingParams) -> None:
+        for address, server in self._servers.items():
+            hidden = server.logprobs_of.hides(params) if self.is_exact else None
+            if hidden is not None:
+                raise EngineProtocolError(
+                    f"{address}: its logprobs are of {server.logprobs_of.value} and do not show "
+                    f"{hidden} = {getattr(params, hidden)}: start vLLM with --logprobs-mode processed_logprobs"
+                )
+
+    def request(self, flight: Flight, worker: Worker) -> ServerRequest:
+        server = self._servers[worker.address]
+        body = encode_request(flight, route=server.route, model=server.model, stream=self.settings.stream)
+        answer = VLLMAnswer(
+            prompt_ids=flight.input_ids,
+            max_new_tokens=flight.remaining_tokens,
+            exact=self.is_exact,
+            lacks=server.lacks,
+            tokenizer=self._context.tokenizer,
+        )
+        return ServerRequest(server.route.path, body, answer)
+
+    async def health(self, address: str, *, timeout_seconds: float) -> None:
+        await check_health(address, http=self._http, timeout_seconds=timeout_seconds)
+
+    async def version(self, address: str, *, timeout_seconds: float | None = None) -> int | None:
+        url = f"{address}/weight_info"
+        reply = await self._http.control("GET", url, timeout_seconds=timeout_seconds)
+        if reply.status >= 500 and reply.status not in ABSENT:
+            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        told = reply.json().get("weight_version") if reply.status == 200 else None
+        if not isinstance(told, str):
+            return None
+        try:
+            return version_number(told)
+        except EngineProtocolError as error:
+            raise EngineProtocolError(f"{url}: {error}") from None
+
+    async def load(self, address: str) -> ServerLoad | None:
+        reply = await self._http.control("GET", f"{address}/metrics")
+        if reply.status != 200:
+            return None
+        told = {"running": 0.0, "waiting": 0.0}
+        found = _GAUGE.findall(reply.content.decode(errors="replace"))
+        for name, value in found:
+            told[name] += float(value)
+        return ServerLoad(int(told["running"]), int(told["waiting"])) if found else None
+
+    async def score(
+        self, address: str, texts: Sequence[NDArray[Any]], *, policy_version: int
+    ) -> NDArray[float64] | None:
+        del policy_version
+        seconds = self.settings.update_timeout_seconds
+        return await score_texts(address, self._servers[address], texts, http=self._http, timeout_seconds=seconds)
+
+    async def abort(self, address: str, rid: str | None) -> None:
+        """Do nothing: a closed connection says it."""
+
+    async def hold(self, address: str) -> bool:
+        return await self._offers(f"{address}/pause?mode=keep")
+
+    async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
+        await self._offers(f"{address}/resume", timeout_seconds=timeout_seconds)
+
+    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
+        address = worker.address
+        await empty(worker, seconds=self.settings.control_timeout_seconds)
+        if not await self._offers(f"{address}/pause?mode=abort"):
+            raise EngineProtocolError(f"{address}: has no routes to change weights by: {_HOW}")
+        try:
+            await self._load(address, update)
+        finally:
+            if not is_held:
+                await self._http.command(f"{address}/resume", None)
+
+    async def reload(self, worker: Worker, update: WeightUpdate) -> None:
+        await self.update(worker, update, is_held=False)
+
+    def counts_late(self, workers: Sequence[Worker]) -> bool:
+        del workers
+        return False
+
+    async def _load(self, address: str, update: WeightUpdate) -> None:
+        seconds, has_loaded = self.settings.update_timeout_seconds, False
+
+        async def command(path: str, body: Any) -> dict[str, Any]:
+            return (await self._http.command(address + path, body, timeout_seconds=seconds)).json()
+
+        try:
+            if isinstance(update, FolderUpdate):
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder)}}
+                await command("/collective_rpc", reload)
+            elif isinstance(update, ServerUpdate):
+                await update.load(address, command)
+            has_loaded = True
+            if self._servers[address].names_versions:
+                await command("/update_weight_version", {"new_version": str(update.policy_version)})
+            # Without the parameter a server answers 200 and keeps its cache while anybody's request uses it.
+            await command("/reset_prefix_cache?reset_running_requests=true", None)
+        except EngineError as error:
+            if has_loaded or not isinstance(error, EngineProtocolError):
+                raise EngineUnavailableError(
+                    f"{address}: its weights are not known since an update failed: {error}"
+                ) from error
+            raise
+
+    async def _offers(self, url: str, *, timeout_seconds: float | None = None) -> bool:
+        """POST to a route, and return whether there is one."""
+        reply = await self._http.control("POST", url, timeout_seconds=timeout_seconds)
+        if reply.status in ABSENT:
+            return False
+        if reply.status != 200:
+            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        return True
