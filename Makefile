@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check quick soak settings bench-trl vllm sglang
+.PHONY: install demo test check lint types rules quick soak settings bench-trl vllm sglang
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -71,12 +71,19 @@ demo: $(INSTALLED)
 test: install
 	$(PYTEST)
 
-check: install
+check: lint types rules
+
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/vulture
-	$(BIN)/python -m pytest -q tests/test_*.py tests/config tests/mutants -m "not soak"
+
+types: install
+	$(BIN)/mypy
+
+# What holds of the code as a whole: layers, names, settings, mutants that still apply.
+rules: install
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_names.py tests/test_exported_names.py tests/config tests/mutants
 
 quick: install
 	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))

@@ -1,9 +1,11 @@
 """What many tests need: a tiny real checkpoint (a Llama of 50,000 random weights); what processes are left."""
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,98 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     return folder
+
+
+class ForkedCommand:
+    """A command in a process of its own, forked from one that has imported PyTorch and all of ours already.
+
+    The import takes up to ten seconds of a processor, and many tests kill what they have started.
+    """
+
+    _COMMAND = """
+import os, sys
+os.dup2(output.fileno(), 1)
+os.dup2(output.fileno(), 2)
+os.chdir(folder)
+os.environ.clear()
+os.environ.update(environment)
+from rollfeed.cli.main import main
+sys.exit(main(words))
+"""
+
+    def __init__(self, forks: ForkServerContext, words: list[str]) -> None:
+        reader, writer = forks.Pipe(duplex=False)
+        given = {"output": writer, "folder": os.getcwd(), "environment": dict(os.environ), "words": words}
+        self._process = forks.Process(target=exec, args=(self._COMMAND, given))
+        self._process.start()
+        writer.close()
+        with reader:
+            self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def read(self) -> str:
+        """Return what it says until its end, which is waited for."""
+        said = self.stdout.read()
+        self.wait()
+        return said
+
+    def send_signal(self, number: int) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self._process.close()
+
+
+@pytest.fixture(scope="session")
+def fork_rollfeed() -> Callable[..., ForkedCommand]:
+    """Return a function that starts a command in its own process, and leaves it to the caller."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(
+        [
+            "rollfeed.engine.local",  # before torch
+            "rollfeed.app.training.loop",
+            "rollfeed.training.trainer",
+            "rollfeed.cli.train",
+            "rollfeed.cli.bench",
+            "rollfeed.report.picture",
+            "transformers.masking_utils",
+            "transformers.modeling_utils",
+            "torch._dynamo",
+        ]
+    )
+    return lambda *arguments: ForkedCommand(forks, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def start_rollfeed(fork_rollfeed: Callable[..., ForkedCommand]) -> Iterator[Callable[..., ForkedCommand]]:
+    """Return a function that starts a command in its own process; what still runs at the end is killed."""
+    started: list[ForkedCommand] = []
+
+    def start(*arguments: str | Path) -> ForkedCommand:
+        started.append(fork_rollfeed(*arguments))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.close()
 
 
 def descendants() -> set[int]:

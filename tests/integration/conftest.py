@@ -1,8 +1,5 @@
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +69,3 @@ def settings_file(tmp_path: Path, tiny_checkpoint: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-@pytest.fixture
-def start_rollfeed() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that starts a command in its own process; what still runs at the end is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str | Path) -> subprocess.Popen[str]:
-        command: Sequence[str] = [sys.executable, "-m", "rollfeed", *map(str, arguments)]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()

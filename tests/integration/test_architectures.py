@@ -28,10 +28,10 @@ def tried(model_types: list[str], folder: Path) -> list[dict[str, Any]]:
 
 
 def test_engine_and_trainer_agree_before_and_after_an_update(tmp_path: Path) -> None:
-    found = tried(["qwen3_moe", "gpt_neo", "apertus", "bert"], tmp_path)
-    assert [each["outcome"] for each in found] == ["agrees", "agrees", "agrees", "refused"], found
-    assert [each["shares"] for each in found[:3]] == [True, False, True]
-    assert "it is not causal" in found[3]["reason"]
+    found = tried(["qwen3_moe", "gpt_neo", "bert"], tmp_path)
+    assert [each["outcome"] for each in found] == ["agrees", "agrees", "refused"], found
+    assert [each["shares"] for each in found[:2]] == [True, False]
+    assert "it is not causal" in found[2]["reason"]
 
 
 @pytest.mark.soak

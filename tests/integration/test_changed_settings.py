@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +73,17 @@ RATE = "learning_rate = 1e-3"
 
 
 @pytest.fixture(scope="module")
-def killed_run(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def killed_run(
+    fork_rollfeed: Callable[..., Any], tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """The folder of a settings file and of `run`, whose process died in batch 3 of 5; its checkpoint is that of 1."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "dying_reward.py").write_text(REWARD)
     (folder / "die").touch()
     (folder / "train.toml").write_text(SETTINGS.format(checkpoint=tiny_checkpoint))
-    command = [sys.executable, "-m", "rollfeed", "train", folder / "train.toml", "--out", folder / "run"]
-    assert subprocess.run(command, capture_output=True).returncode == 9
+    training = fork_rollfeed("train", folder / "train.toml", "--out", folder / "run")
+    assert training.wait() == 9, training.read()
+    training.close()
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == ["step-000001"]
     yield folder
     shutil.rmtree(folder)
@@ -166,7 +167,7 @@ def test_what_is_changed_on_purpose_is_taken_kept_and_shown(rollfeed, start_roll
     assert rollfeed("check", file, "--out", run, *options).code == 0
     (folder / "die").touch()
     process = start_rollfeed("train", file, "--out", run, *options)
-    output = process.communicate()[0]
+    output = process.read()
     assert process.returncode == 9, output
     told = "from step 2: train.optimizer.learning_rate = 0.002, 0.001 before"
     assert f"{run}: {told}" in output

@@ -51,7 +51,7 @@ def test_a_killed_run_is_resumed_without_a_settings_file(
         if line.startswith("step 0"):
             break
     process.kill()
-    process.communicate()
+    process.wait()
     settings.unlink()
     steps = len(rollfeed("show", out, "--json").json["steps"])
     resumed = rollfeed("run", "--resume", out, "--set", f"rollout.num_rollout={max(3, steps)}", "--json")

@@ -15,7 +15,7 @@ def wait_for_steps(run: Path, count: int, process) -> None:
         metrics = run / "metrics.jsonl"
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= count:
             return
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.read()
         time.sleep(0.01)
     raise AssertionError("the run makes no progress")
 
@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_run_and_keeps_finished_steps(start_rollfeed, rollfeed,
     process = start_rollfeed("run", settings_file(num_rollout=100_000), "--out", out)
     wait_for_steps(out, 2, process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output = process.read()
     assert process.returncode == 130, output
     assert "Traceback" not in output
     shown = rollfeed("show", out, "--json").json
@@ -95,7 +95,7 @@ def test_an_unfinished_run_of_other_settings_is_refused_with_the_differing_keys(
     process = start_rollfeed("run", settings, "--out", out)
     wait_for_steps(out, 1, process)
     process.kill()
-    process.communicate()
+    process.wait()
     refused = rollfeed("run", settings, "--out", out, "--set", "rollout.n_samples_per_prompt=4")
     assert refused.code == 2
     assert "rollout.n_samples_per_prompt" in refused.err
@@ -125,7 +125,7 @@ def test_kill_9_at_random_instants_loses_no_finished_step(
         wait_for_steps(out, 1 + 5 * kill, process)
         time.sleep(instants.random() * 0.2)  # the instant is what is tested
         process.kill()
-        process.communicate()
+        process.wait()
         shown = rollfeed("show", out, "--json").json
         steps = [step["step"] for step in shown["steps"]]
         assert steps == list(range(len(steps)))

@@ -2,11 +2,10 @@
 
 import json
 import re
-import sys
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ import pytest
 SERVE = ("--port", "0", "--threads", "1", "--num-slots", "4", "--context-length", "384", "--kernels", "torch")
 
 
-def address_of(process: Popen[str]) -> str:
-    """Where a server listens; waits until it does."""
-    assert process.stdout is not None
+def address_of(process: Any) -> str:
+    """Return where a server listens; waits until it does."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -28,18 +26,16 @@ def address_of(process: Popen[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def servers(tiny_checkpoint: Path) -> Iterator[list[str]]:
-    command = [sys.executable, "-m", "rollfeed", "serve", "engine", "--model", str(tiny_checkpoint), *SERVE]
-    processes = [Popen(command, stdout=PIPE, stderr=STDOUT, text=True) for _ in range(2)]
+def servers(fork_rollfeed: Callable[..., Any], tiny_checkpoint: Path) -> Iterator[list[str]]:
+    processes = [fork_rollfeed("serve", "engine", "--model", tiny_checkpoint, *SERVE) for _ in range(2)]
     try:
         yield [address_of(process) for process in processes]
         for process in processes:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 0
     finally:
         for process in processes:
-            process.kill()
-            process.communicate()
+            process.close()
 
 
 def ask(address: str, path: str, body: Any = None) -> str:

@@ -18,6 +18,7 @@ from rollfeed.engine.dialects import SGLang
 from rollfeed.testing import CharTokenizer
 from rollfeed.testing.fake_sglang import start_fake_sglang
 from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate
+from rollfeed.weights import DiskTransport
 
 PARAMS = SamplingParams(max_new_tokens=100)
 PROMPT = np.arange(10, dtype=np.int32)
@@ -67,7 +68,9 @@ async def test_weights_aborts_and_a_lost_server_behind_the_real_router(tmp_path:
     async with start_fake_sglang(mode="time-model", num_workers=2, time_model=model) as fakes:
         with running_router(fakes.addresses, tmp_path / "log.txt") as address:
             settings = SGLangSettings(router=address, concurrency=32, probe_interval_seconds=0.3)
-            async with ServerEngine(SGLang(settings), context_length=4096, tokenizer=CharTokenizer()) as engine:
+            async with ServerEngine(
+                SGLang(settings), context_length=4096, tokenizer=CharTokenizer(), transport=DiskTransport(tmp_path)
+            ) as engine:
                 asked = ask(engine, "updated", 40)
                 # The one that ends first is all of version 0; the last ones have not begun.
                 await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

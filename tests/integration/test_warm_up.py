@@ -174,30 +174,18 @@ def test_the_divergence_is_from_the_model_after_the_warm_up(trained: Path) -> No
     assert all(0.0 < divergence < 0.3 for divergence in divergences[1:])
 
 
-def test_killed_in_the_warm_up_it_is_made_again(
+def test_a_warm_up_is_made_again_when_it_is_killed_and_not_when_the_training_after_it_is(
     rollfeed, start_rollfeed, trained: Path, kill_when, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     kill_when(out / "warm-up.jsonl", '"updates": 20,')
-    killed = start_rollfeed("train", trained / "train.toml", "--out", out)
-    assert killed.wait() == -signal.SIGKILL
+    assert start_rollfeed("train", trained / "train.toml", "--out", out).wait() == -signal.SIGKILL
     assert [line["updates"] for line in lines(out / "warm-up.jsonl")] == [0, 10, 20]
     assert not (out / "checkpoints").exists()
-    (trained / "kill_when.json").unlink()
-    result = rollfeed("train", trained / "train.toml", "--out", out)
-    assert result.code == 0, result.err
-    assert results(out) == results(trained / "run")
-
-
-def test_killed_after_the_warm_up_it_is_not_made_again(
-    rollfeed, start_rollfeed, trained: Path, kill_when, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
     warm_ups = []
     for moment in ("warm-up", "step-000001"):  # in the first evaluation; in the third batch
         kill_when(out / "checkpoints" / moment, "")
-        killed = start_rollfeed("train", trained / "train.toml", "--out", out)
-        assert killed.wait() == -signal.SIGKILL
+        assert start_rollfeed("train", trained / "train.toml", "--out", out).wait() == -signal.SIGKILL
         warm_ups.append((files(out / "checkpoints" / "warm-up"), (out / "warm-up.jsonl").stat().st_mtime_ns))
     assert len(lines(out / "train.jsonl")) == 2
     (trained / "kill_when.json").unlink()

@@ -12,7 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def free_ports() -> int:
             return port
 
 
-def serving(*arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return running("-m", "rollfeed", "serve", "engine", "--threads", "1", *arguments)
+@pytest.fixture
+def serving(start_rollfeed: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(start_rollfeed, "serve", "engine", "--threads", "1")
 
 
 @contextlib.contextmanager
@@ -59,9 +61,9 @@ def ask(port: int, path: str, body: Any = None) -> bytes:
         return bytes(response.read())
 
 
-def until_healthy(process: subprocess.Popen[str], port: int) -> None:
+def until_healthy(process: Any, port: int) -> None:
     while True:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None
         with contextlib.suppress(OSError):
             ask(port, "/health")
             return
@@ -69,43 +71,46 @@ def until_healthy(process: subprocess.Popen[str], port: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_it_serves_until_it_is_told_to_end(tiny_checkpoint: Path, free_ports: int, number: int, code: int) -> None:
-    with serving("--model", str(tiny_checkpoint), "--port", str(free_ports)) as process:
-        until_healthy(process, free_ports)
-        body = {"input_ids": [72, 101], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-        assert len(json.loads(ask(free_ports, "/generate", body))["output_ids"]) == 3
-        process.send_signal(number)
-        assert process.wait(timeout=30) == code
-        assert process.stderr is not None
-        assert process.stderr.read().strip() == f"serving tiny at http://127.0.0.1:{free_ports}"
+def test_it_serves_until_it_is_told_to_end(
+    serving: Callable[..., Any], tiny_checkpoint: Path, free_ports: int, number: int, code: int
+) -> None:
+    process = serving("--model", str(tiny_checkpoint), "--port", str(free_ports))
+    until_healthy(process, free_ports)
+    body = {"input_ids": [72, 101], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+    assert len(json.loads(ask(free_ports, "/generate", body))["output_ids"]) == 3
+    process.send_signal(number)
+    assert process.wait(timeout=30) == code
+    assert process.read().strip() == f"serving tiny at http://127.0.0.1:{free_ports}"
 
 
 def test_what_runs_is_answered_with_its_partial_output_when_the_server_ends(
-    tiny_checkpoint: Path, free_ports: int
+    serving: Callable[..., Any], tiny_checkpoint: Path, free_ports: int
 ) -> None:
-    with serving("--model", str(tiny_checkpoint), "--port", str(free_ports)) as process:
-        until_healthy(process, free_ports)
-        sampling = {"max_new_tokens": 1000, "ignore_eos": True}
-        body = json.dumps({"input_ids": [72], "sampling_params": sampling, "stream": True}).encode()
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{free_ports}/generate", body, timeout=60) as response:
-            response.readline()
-            process.send_signal(signal.SIGTERM)
-            *_, last, done, _ = response.read().decode().split("\n\n")
-        assert json.loads(last.strip().removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "abort"
-        assert done == "data: [DONE]"
-        assert process.wait(timeout=30) == 0
-
-
-def test_several_workers_serve_consecutive_ports_and_end_together(tiny_checkpoint: Path, free_ports: int) -> None:
-    with serving("--model", str(tiny_checkpoint), "--port", str(free_ports), "--workers", "2") as process:
-        for port in (free_ports, free_ports + 1):
-            until_healthy(process, port)
+    process = serving("--model", str(tiny_checkpoint), "--port", str(free_ports))
+    until_healthy(process, free_ports)
+    sampling = {"max_new_tokens": 1000, "ignore_eos": True}
+    body = json.dumps({"input_ids": [72], "sampling_params": sampling, "stream": True}).encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{free_ports}/generate", body, timeout=60) as response:
+        response.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
-        for port in (free_ports, free_ports + 1):
-            with pytest.raises(OSError, match="refused"):
-                ask(port, "/health")
+        *_, last, done, _ = response.read().decode().split("\n\n")
+    assert json.loads(last.strip().removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "abort"
+    assert done == "data: [DONE]"
+    assert process.wait(timeout=30) == 0
+
+
+def test_several_workers_serve_consecutive_ports_and_end_together(
+    serving: Callable[..., Any], tiny_checkpoint: Path, free_ports: int
+) -> None:
+    process = serving("--model", str(tiny_checkpoint), "--port", str(free_ports), "--workers", "2")
+    for port in (free_ports, free_ports + 1):
+        until_healthy(process, port)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    for port in (free_ports, free_ports + 1):
+        with pytest.raises(OSError, match="refused"):
+            ask(port, "/health")
 
 
 BROKEN_DEVICE = """
@@ -131,12 +136,11 @@ def test_a_server_whose_engine_fails_answers_and_ends(tiny_checkpoint: Path, fre
         )
 
 
-def test_a_taken_port_is_told_in_one_line(tiny_checkpoint: Path) -> None:
+def test_a_taken_port_is_told_in_one_line(serving: Callable[..., Any], tiny_checkpoint: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with serving("--model", str(tiny_checkpoint), "--port", str(port)) as process:
-            assert process.wait(timeout=60) == 2
-            assert process.stderr is not None
-            assert process.stderr.read().startswith(f"rollfeed: port = {port}: cannot listen on 127.0.0.1:{port}")
+        process = serving("--model", str(tiny_checkpoint), "--port", str(port))
+        assert process.wait(timeout=60) == 2
+        assert process.read().startswith(f"rollfeed: port = {port}: cannot listen on 127.0.0.1:{port}")
