@@ -1,4 +1,4 @@
-"""What is said of a user's function that raises, or returns something else than it promised, while a run goes on.
+"""Says of a user's function that it raised, or returned something else than it promised, while a run went on.
 
 It is one line: the setting, the function, what happened, and the file and line of the user's to look at.
 """

@@ -24,6 +24,7 @@ from rollfeed.types import (
     StepCommit,
     Verdict,
 )
+from rollfeed.weights import Publisher
 
 
 class DigitScorer(Scorer):
@@ -71,7 +72,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
             "sample_hook",
             "placement",
             "weights",
-            "proof",
+            "publisher",
             "buffer",
         )
         parts = {name: overrides.pop(name) for name in part_names if name in overrides}
@@ -98,6 +99,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
                 sample_hook=parts.pop("sample_hook", None),
             ),
             parts=RolloutParts(
+                publisher=parts.pop("publisher", None) or Publisher(engine, is_proving=False),
                 cut_batch=partial(cut_batch, age_rule=age_rule, reward_key=None, estimator=AdvantageSettings()),
                 **{**defaults, **parts},
             ),

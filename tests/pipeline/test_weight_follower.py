@@ -11,7 +11,7 @@ from rollfeed.errors import EngineProtocolError, RunFailedError
 from rollfeed.pipeline import WeightFollower
 from rollfeed.testing import ListSource
 from rollfeed.types import FolderUpdate, TensorUpdate
-from rollfeed.weights import EngineProof, WeightDirectory
+from rollfeed.weights import Publisher, WeightDirectory
 
 
 def publish(folder: Path, version: int, *, logprob: float | None = None) -> None:
@@ -25,11 +25,10 @@ def publish(folder: Path, version: int, *, logprob: float | None = None) -> None
     temporary.rename(folder / f"version-{version:06d}")
 
 
-def follower(folder: Path, engine, *, max_lag: int, timeout_seconds: float = 20.0, proof=None) -> WeightFollower:
+def follower(folder: Path, publisher, *, max_lag: int, timeout_seconds: float = 20.0) -> WeightFollower:
     return WeightFollower(
         WeightDirectory(folder, poll_seconds=0.01),
-        engine,
-        proof=proof,
+        publisher,
         max_lag=max_lag,
         poll_seconds=0.01,
         timeout_seconds=timeout_seconds,
@@ -46,7 +45,7 @@ SETTINGS = {"max_response_len": 1000, "n_samples_per_prompt": 2}
 async def test_a_step_is_made_with_the_weights_of_the_batches_before_it(make_rollouts, tick_engine, tmp_path) -> None:
     engine = tick_engine(lambda rollout_id: 3)
     async with make_rollouts(
-        engine, source=prompts(), weights=follower(tmp_path, engine, max_lag=0), **SETTINGS
+        engine, source=prompts(), weights=follower(tmp_path, Publisher(engine), max_lag=0), **SETTINGS
     ) as rollouts:
         for step in range(4):
             batch = await rollouts.generate_batch()
@@ -57,7 +56,7 @@ async def test_a_step_is_made_with_the_weights_of_the_batches_before_it(make_rol
 
 async def test_a_version_that_does_not_come_ends_the_run_and_says_so(make_rollouts, tick_engine, tmp_path) -> None:
     engine = tick_engine(lambda rollout_id: 3)
-    weights = follower(tmp_path, engine, max_lag=0, timeout_seconds=0.05)
+    weights = follower(tmp_path, Publisher(engine), max_lag=0, timeout_seconds=0.05)
     async with make_rollouts(engine, source=prompts(), weights=weights, **SETTINGS) as rollouts:
         await rollouts.generate_batch()
         with pytest.raises(RunFailedError, match="version 1"):
@@ -83,9 +82,9 @@ async def test_a_trainers_probes_prove_its_weights_and_show_in_the_metrics(
 ) -> None:
     engine = tick_engine(lambda rollout_id: 3)
     Saying(engine, {1: -1.0, 2: -1.1, 3: -1.3})
-    proof = EngineProof(engine)
-    weights = follower(tmp_path, engine, max_lag=0, proof=proof)
-    async with make_rollouts(engine, source=prompts(), weights=weights, proof=proof, **SETTINGS) as rollouts:
+    publisher = Publisher(engine)
+    weights = follower(tmp_path, publisher, max_lag=0)
+    async with make_rollouts(engine, source=prompts(), weights=weights, publisher=publisher, **SETTINGS) as rollouts:
         await rollouts.generate_batch()
         slopes = []
         for step, logprob in ((1, -1.0), (2, -1.1), (3, -1.3)):
@@ -101,9 +100,9 @@ async def test_weights_that_did_not_arrive_end_the_run_though_the_engine_says_th
 ) -> None:
     engine = tick_engine(lambda rollout_id: 3)
     Saying(engine, {1: -1.0, 2: -1.0})
-    proof = EngineProof(engine)
-    weights = follower(tmp_path, engine, max_lag=max_lag, proof=proof)
-    async with make_rollouts(engine, source=prompts(), weights=weights, proof=proof, **SETTINGS) as rollouts:
+    publisher = Publisher(engine)
+    weights = follower(tmp_path, publisher, max_lag=max_lag)
+    async with make_rollouts(engine, source=prompts(), weights=weights, publisher=publisher, **SETTINGS) as rollouts:
         await rollouts.generate_batch()
         publish(tmp_path, 1, logprob=-1.0)
         await rollouts.generate_batch()
@@ -115,9 +114,9 @@ async def test_weights_that_did_not_arrive_end_the_run_though_the_engine_says_th
 
 async def test_a_trainer_without_probes_is_told_of_once(make_rollouts, tick_engine, tmp_path, caplog) -> None:
     engine = tick_engine(lambda rollout_id: 3)
-    proof = EngineProof(engine)
-    weights = follower(tmp_path, engine, max_lag=0, proof=proof)
-    async with make_rollouts(engine, source=prompts(), weights=weights, proof=proof, **SETTINGS) as rollouts:
+    publisher = Publisher(engine)
+    weights = follower(tmp_path, publisher, max_lag=0)
+    async with make_rollouts(engine, source=prompts(), weights=weights, publisher=publisher, **SETTINGS) as rollouts:
         for step in range(3):
             await rollouts.generate_batch()
             publish(tmp_path, step + 1)
@@ -132,7 +131,7 @@ async def test_r44_staleness_stays_within_the_limit_with_an_outside_trainer_also
     commits = []
     for part in range(2 if resumed else 1):
         engine = tick_engine(lambda rollout_id: 2 + rollout_id * 7 % 40)
-        weights = follower(tmp_path, engine, max_lag=max_staleness)
+        weights = follower(tmp_path, Publisher(engine), max_lag=max_staleness)
         async with make_rollouts(
             engine,
             source=prompts(),
@@ -164,7 +163,7 @@ async def test_a_version_that_is_not_newer_is_never_published(tick_engine, tmp_p
             await super().apply(update)
 
     engine = Engine(lambda rollout_id: 3)
-    weights = follower(tmp_path, engine, max_lag=0)
+    weights = follower(tmp_path, Publisher(engine), max_lag=0)
     for version in (2, 5):
         publish(tmp_path, version)
         await weights.before_step(0)

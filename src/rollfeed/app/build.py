@@ -52,12 +52,12 @@ from rollfeed.rewards.graders.marker_watch import MarkerWatch
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.results import KeyedCut
 from rollfeed.types import Prompt, RunState, StepCommit
-from rollfeed.weights import EngineProof, WeightDirectory
+from rollfeed.weights import Publisher, WeightDirectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Functions:
-    """What answers, scores and chooses: the user's functions, or ours; checked, and nothing is started."""
+    """The functions that answer, score and choose, the user's or ours; checked, and nothing is started."""
 
     generate: GenerateFn
     rollout: RolloutFn
@@ -97,7 +97,7 @@ class PreparedRun:
 
     @property
     def num_batches(self) -> int:
-        """How many batches there will be, as far as it is known."""
+        """Return the number of batches that there will be, as far as it is known."""
         num_rollout = self.settings.rollout.num_rollout
         return num_rollout if self.data_limit is None else min(num_rollout, self.data_limit.most)
 
@@ -240,7 +240,7 @@ def _group_plan(
 
 
 def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill | None) -> RolloutParts:
-    proof = None if config.weights.proof.num_texts == 0 else EngineProof(engine)
+    publisher = Publisher(engine, is_proving=config.weights.proof.num_texts != 0)
     return RolloutParts(
         rollout_fn=made.rollout,
         group_filter=made.group_filter,
@@ -253,8 +253,8 @@ def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill 
             spill=spill,
         ),
         placement=_placement(config),
-        weights=_weight_follower(config, engine, proof),
-        proof=proof,
+        publisher=publisher,
+        weights=_weight_follower(config, publisher),
     )
 
 
@@ -319,14 +319,13 @@ def _placement(config: RolloutConfig) -> Placement:
     return Placement(LengthHistory(), long_first=chosen.long_first, round_size=round_size)
 
 
-def _weight_follower(config: RolloutConfig, engine: Engine, proof: EngineProof | None) -> WeightFollower | None:
+def _weight_follower(config: RolloutConfig, publisher: Publisher) -> WeightFollower | None:
     weights, rollout = config.weights, config.rollout
     if weights.directory is None:
         return None
     return WeightFollower(
         WeightDirectory(Path(weights.directory), poll_seconds=weights.poll_seconds),
-        engine,
-        proof=proof,
+        publisher,
         max_lag=(rollout.max_staleness or 0) if rollout.mode is RolloutMode.ASYNC else 0,
         poll_seconds=weights.poll_seconds,
         timeout_seconds=weights.timeout_seconds,

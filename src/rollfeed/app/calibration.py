@@ -1,4 +1,4 @@
-"""How hard an environment is for a model, level by level."""
+"""Measures how hard an environment is for a model, level by level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each section of the settings allows and the whole cannot do, as far as it is known before the run.
+"""Finds what each section of the settings allows and the whole cannot do, as far as it is known before the run.
 
 A ``reward_key`` that no reward has is refused in the first step where what scores is known only then.
 """

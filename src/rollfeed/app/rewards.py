@@ -49,7 +49,7 @@ _MEGABYTE = 1024**2
 
 
 class RewardServices:
-    """What graders and generate functions use that must be ended: entered and left with the run, started on first use.
+    """Processes and connections of graders and generate functions: entered and left with the run, started on first use.
 
     Args:
         settings: Of workers, programs and the reward server.

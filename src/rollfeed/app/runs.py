@@ -29,7 +29,7 @@ _TRACKER = "plugins.tracker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a finished run has done."""
+    """The counts of a finished run."""
 
     directory: Path
     num_steps: int

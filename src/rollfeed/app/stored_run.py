@@ -1,4 +1,4 @@
-"""What a run directory says of how its run was started."""
+"""Reads from a run directory how its run was started."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SAMPLE_BYTES = 2000
 
 
 class Spill(Protocol):
-    """Where groups wait that do not fit into memory; ``rollfeed.store.SpillFile`` is one."""
+    """A place for groups that do not fit into memory; ``rollfeed.store.SpillFile`` is one."""
 
     def put(self, group: Group) -> Any:
         """Keep a group and return what names it.
@@ -93,12 +93,12 @@ class Buffer:
 
     @property
     def num_spilled(self) -> int:
-        """How many groups are on the disk."""
+        """The number of groups on the disk."""
         return sum(entry.handle is not None for entry in self._entries)
 
     @property
     def entries(self) -> tuple[Group, ...]:
-        """What waits, by group index, as policies see it: outlines of what is on the disk."""
+        """The groups that wait, by group index, as policies see them: outlines of those on the disk."""
         return tuple(entry.group for entry in self._entries)
 
     def add(self, groups: Iterable[Group]) -> None:

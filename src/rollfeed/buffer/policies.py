@@ -1,4 +1,4 @@
-"""Which waiting prompts leave the buffer first.
+"""Policies: they choose the waiting prompts that leave the buffer first.
 
 The age of a prompt is that of the oldest token that an earlier execution left: this is what decides whether its
 group may be trained on. One without tokens has no age; all of its tokens are still to come.

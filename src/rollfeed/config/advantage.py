@@ -10,7 +10,7 @@ from rollfeed.config.section import Resume, Section
 
 
 class AdvantageEstimator(StrEnum):
-    """How the rewards of a batch become advantages."""
+    """The estimator that makes advantages of a batch's rewards."""
 
     GROUP_MEAN = "group_mean"
     LEAVE_ONE_OUT = "leave_one_out"
@@ -19,7 +19,7 @@ class AdvantageEstimator(StrEnum):
 
 
 class AdvantageSettings(Section, resume=Resume.ON_PURPOSE):
-    """What every sample of a batch is trained with; it is computed before the batch is stored, and stored."""
+    """The advantages of a batch; they are computed before it is stored, and stored."""
 
     estimator: AdvantageEstimator = Field(default=AdvantageEstimator.GROUP_MEAN, strict=False)
     """`group_mean`: reward minus the group's mean (GRPO, Dr. GRPO); `leave_one_out`: minus the mean of the others

@@ -56,7 +56,7 @@ class ApiKey:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What every request carries."""
+        """The headers of every request."""
         return {} if self.value is None else {"Authorization": f"Bearer {self.value}"}
 
     def refusal(self, status: int) -> str:

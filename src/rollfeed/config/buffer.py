@@ -10,7 +10,7 @@ from rollfeed.config.section import Free, Resume, Section
 
 
 class BufferPolicyName(StrEnum):
-    """Which waiting prompts leave first."""
+    """The order in which waiting prompts leave."""
 
     FIFO = "fifo"
     FRESHEST = "freshest"

@@ -17,7 +17,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 class Kernels(StrEnum):
-    """What computes on the CPU."""
+    """The code that computes on the CPU."""
 
     AUTO = "auto"
     NATIVE = "native"
@@ -25,7 +25,7 @@ class Kernels(StrEnum):
 
 
 class Precision(StrEnum):
-    """What the embedded engine computes in."""
+    """The number format that the embedded engine computes in."""
 
     AUTO = "auto"
     FP32 = "fp32"
@@ -34,7 +34,7 @@ class Precision(StrEnum):
 
 
 class WeightUpdateMode(StrEnum):
-    """What happens to running requests when weights change."""
+    """The fate of running requests when weights change."""
 
     ABORT = "abort"
     IN_PLACE = "in_place"
@@ -42,7 +42,7 @@ class WeightUpdateMode(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What the samples of a server are for."""
+    """The use of a server's samples."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"

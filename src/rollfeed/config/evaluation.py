@@ -12,7 +12,7 @@ _Key = Annotated[str, Field(min_length=1)]
 
 
 class EvalKeys(Section):
-    """What `[eval]` says for all sets, and a set for itself; a key that neither has is as in training."""
+    """Keys that `[eval]` has for all sets, and a set for itself; one that neither has is as in training."""
 
     n_samples_per_prompt: int | None = Field(default=None, ge=1, le=100_000)
     """Answers to each prompt; by default `rollout.n_samples_per_prompt`. pass@k and pass^k are given for k = 1, 2, 4

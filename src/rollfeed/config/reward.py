@@ -14,7 +14,7 @@ from rollfeed.protocols import IsolationLevel, RewardFn
 
 
 class RemoteForm(StrEnum):
-    """What a reward server is sent."""
+    """The body that a reward server is sent."""
 
     RESPONSE = "response"
     PREDICTIONS = "predictions"
@@ -81,7 +81,7 @@ class WorkerSettings(Section):
 
 
 class OverlongSettings(Section):
-    """What long responses lose of their reward before advantages are computed.
+    """The penalty of long responses, taken off their reward before advantages are computed.
 
     Soft Overlong Punishment of DAPO (arXiv:2503.14476, equation 13). Filters and metrics see rewards as they were, and
     batch files have both.

@@ -14,7 +14,7 @@ from rollfeed.config.section import Free, FreeUnlessDeterministic, Resume, Secti
 
 
 class RolloutMode(StrEnum):
-    """What becomes of work that is under way when a batch is complete."""
+    """The fate of work that is under way when a batch is complete."""
 
     SYNC = "sync"
     PARTIAL = "partial"
@@ -26,7 +26,7 @@ DEFAULT_STALENESS: Mapping[object, int] = MappingProxyType({RolloutMode.SYNC: 0,
 
 
 class StalenessPolicy(StrEnum):
-    """What happens to a finished group that is too old when a batch is cut."""
+    """The fate of a finished group that is too old when a batch is cut."""
 
     REQUEUE = "requeue"
     MASK = "mask"
@@ -34,21 +34,21 @@ class StalenessPolicy(StrEnum):
 
 
 class RefillCounts(StrEnum):
-    """Which groups count towards the number that is to be reached."""
+    """The groups that count towards the number that is to be reached."""
 
     KEPT_AND_IN_FLIGHT = "kept_and_in_flight"
     IN_FLIGHT = "in_flight"
 
 
 class SurplusPolicy(StrEnum):
-    """What happens to groups that finish after the batch is full."""
+    """The fate of groups that finish after the batch is full."""
 
     KEEP = "keep"
     DROP = "drop"
 
 
 class GroupFailurePolicy(StrEnum):
-    """What happens to a group when one of its rollouts fails."""
+    """The fate of a group when one of its rollouts fails."""
 
     DROP = "drop"
     RETRY = "retry"
@@ -56,7 +56,7 @@ class GroupFailurePolicy(StrEnum):
 
 
 class Refill(NamedTuple):
-    """When prompts are submitted, and how many at a time."""
+    """The moments at which prompts are submitted, and their number."""
 
     target: int
     """Submit while groups in flight + kept are below this."""

@@ -1,4 +1,4 @@
-"""What a run is built from."""
+"""A run's settings and functions, all that it is built from."""
 
 from __future__ import annotations
 

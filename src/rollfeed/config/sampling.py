@@ -42,7 +42,7 @@ class SamplingSettings(Section, resume=Resume.ANSWERS):
 
     @property
     def params(self) -> SamplingParams:
-        """What a request asks for; each rollout has a seed besides."""
+        """The parameters of every request; each rollout has a seed besides."""
         return SamplingParams(
             max_new_tokens=self.rollout_max_response_len,
             temperature=self.rollout_temperature,

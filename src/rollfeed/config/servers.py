@@ -9,7 +9,7 @@ from rollfeed.config.section import Resume, Section
 
 
 class ServerSettings(Section, resume=Resume.FREE):
-    """How patient to be with servers, and what they need to know."""
+    """Time limits and attempts with servers, and their key."""
 
     api_key_env: KeyVariable | None = None
     """Name of the environment variable that holds the key of all servers, and of what stands in front of them. The key
@@ -42,7 +42,7 @@ class ServerSettings(Section, resume=Resume.FREE):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the servers; empty behind a router."""
+        """The servers' addresses; empty behind a router."""
         raise NotImplementedError
 
     @property

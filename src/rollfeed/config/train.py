@@ -12,21 +12,21 @@ from rollfeed.config.section import Free, OnPurpose, Resume, Section
 
 
 class Objective(StrEnum):
-    """What ratios do to the gradient."""
+    """The objective: how ratios limit the gradient."""
 
     CLIP = "clip"
     CISPO = "cispo"
 
 
 class RatioLevel(StrEnum):
-    """What a ratio of probabilities is taken of."""
+    """The unit that has one ratio of probabilities."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
 
 
 class Normalisation(StrEnum):
-    """What the sum of the tokens' losses is divided by."""
+    """The divisor of the sum of the tokens' losses."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
@@ -34,14 +34,14 @@ class Normalisation(StrEnum):
 
 
 class OldLogprobs(StrEnum):
-    """Which policy the ratio compares with."""
+    """The policy that the ratio compares with."""
 
     TRAINER = "trainer"
     ROLLOUT = "rollout"
 
 
 class Correction(StrEnum):
-    """What becomes of a token that trainer and engine find unequally likely."""
+    """The treatment of a token that trainer and engine find unequally likely."""
 
     NONE = "none"
     TRUNCATE = "truncate"
@@ -49,7 +49,7 @@ class Correction(StrEnum):
 
 
 class KLEstimator(StrEnum):
-    """How the divergence from the reference is estimated from sampled tokens."""
+    """The estimator of the divergence from the reference, from sampled tokens."""
 
     K1 = "k1"
     K2 = "k2"
@@ -58,7 +58,7 @@ class KLEstimator(StrEnum):
 
 
 class LearningRateSchedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+    """The course of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -66,14 +66,14 @@ class LearningRateSchedule(StrEnum):
 
 
 class NonFinitePolicy(StrEnum):
-    """What happens when a loss or a gradient is not finite."""
+    """The consequence of a loss or gradient that is not finite."""
 
     STOP = "stop"
     SKIP = "skip"
 
 
 class TrainPrecision(StrEnum):
-    """What the forward and backward passes compute in."""
+    """The number format of the forward and backward passes."""
 
     AUTO = "auto"
     FP32 = "fp32"

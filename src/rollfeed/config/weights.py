@@ -12,7 +12,7 @@ from rollfeed.types.probe import MOST_TOKENS
 
 
 class WeightSource(StrEnum):
-    """Where new weights come from."""
+    """The source of new weights."""
 
     NONE = "none"
     DIRECTORY = "directory"
@@ -23,7 +23,7 @@ ON_CPU, ON_GPU = 12, 64
 
 
 class ProofSettings(Section):
-    """How it is proved after an update that an engine has the new weights: it and the publisher score the same texts.
+    """The proof, after an update, that an engine has the new weights: it and the publisher score the same texts.
 
     See docs/weights.md for what is found with how many.
     """

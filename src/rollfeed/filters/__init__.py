@@ -1,4 +1,4 @@
-"""Which groups teach something: the dynamic-sampling filters, by name and as classes."""
+"""Dynamic-sampling filters, by name and as classes: they keep the groups that teach something."""
 
 from rollfeed.filters.batch import build_batch_filter
 from rollfeed.filters.registry import build_filter, compose, filter_names, filter_parameters

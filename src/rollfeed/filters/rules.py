@@ -25,7 +25,7 @@ from rollfeed.types import REWARD_TOLERANCE, Correct, Drop, FilterDecision, Keep
 
 
 class Bound(NamedTuple):
-    """What a parameter must be, besides of its type."""
+    """A condition on a parameter, besides its type."""
 
     must_be: str
     holds: Callable[[Any], bool]

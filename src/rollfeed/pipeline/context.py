@@ -1,4 +1,4 @@
-"""What one step works with: what it has drawn, groups in flight, the abort at its end."""
+"""The context of one step: what it has drawn, groups in flight, the abort at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every drawn prompt is, and how the groups of a step ended.
+"""Books where every drawn prompt is, and how the groups of a step ended.
 
 Invariant: every prompt drawn ends exactly once: trained, dropped with a reason, failed or
 discarded by policy; until then it is in flight, surplus or requeued.

@@ -1,4 +1,4 @@
-"""Which prompts start first, by how long their answers were before.
+"""Orders prompts for their start by how long their answers were before.
 
 Two ways against the long tail of a step: start long answers first (``long_first``), or collect prompts with long
 answers until they fill a round of their own (``tail_batching``; RollPacker, arXiv:2509.21009), which keeps every

@@ -37,7 +37,7 @@ from rollfeed.protocols import (
     PromptBuffer,
     PromptSource,
     RolloutFn,
-    WeightProof,
+    WeightPublisher,
 )
 from rollfeed.types import (
     STALE,
@@ -64,7 +64,7 @@ FAILED_REASON = "failed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
-    """What makes a run's steps of its groups, chosen or default."""
+    """The functions and objects that make a run's steps of its groups."""
 
     rollout_fn: RolloutFn
     group_filter: GroupFilter
@@ -72,9 +72,9 @@ class RolloutParts:
     surplus_rule: AgeRule
     """Which groups that were kept by earlier steps may still be used."""
     buffer: PromptBuffer
+    publisher: WeightPublisher
     placement: Placement = field(default_factory=Placement)
     weights: WeightFollower | None = None
-    proof: WeightProof | None = None
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class Rollouts:
 
     @property
     def ledger(self) -> LedgerCounts:
-        """Where every prompt drawn so far is."""
+        """The number of prompts in every state, of all that were drawn so far."""
         return self._ledger.counts()
 
     async def update_weights(
@@ -178,13 +178,12 @@ class Rollouts:
 
         The engine has to say of the texts of ``probe`` what they say; raises EngineError where it does not.
         """
-        await self._engine.apply(TensorUpdate(tensors, policy_version=policy_version))
+        await self._parts.publisher.publish(TensorUpdate(tensors, policy_version=policy_version))
         await self.prove_weights(probe)
 
     async def prove_weights(self, probe: WeightProbe | None) -> None:
         """Compare the engine's weights with the publisher's, see docs/weights.md; raises as :meth:`update_weights`."""
-        if self._parts.proof is not None:
-            await self._parts.proof.prove(probe, policy_version=self._engine.policy_version)
+        await self._parts.publisher.prove(probe)
 
     async def generate_batch(self) -> TrainBatch:
         """Make, store and return the next batch.
@@ -337,7 +336,7 @@ class Rollouts:
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
-            **(self._parts.proof.metrics() if self._parts.proof is not None else {}),
+            **self._parts.publisher.metrics(),
             #: rollout/generated_tokens: tokens sampled in the step, trained on or not
             "rollout/generated_tokens": float(num_tokens),
             #: perf/step_seconds: seconds from the beginning of the step to its end

@@ -1,4 +1,4 @@
-"""How old the tokens of a batch may be, in policy versions, and what that asks of the scheduler.
+"""Bounds the age of a batch's tokens, in policy versions, and tells the scheduler what that asks of it.
 
 A group that is in flight or finished can wait for at most ``max_staleness`` further versions. It is assumed that
 every batch leads to one new version: then no group ever becomes too old, as long as a batch is cut only when those

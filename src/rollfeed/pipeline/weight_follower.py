@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from rollfeed.errors import EngineError
-from rollfeed.protocols import CheckpointSource, Engine, WeightProof
-from rollfeed.types import FolderUpdate, WeightProbe
+from rollfeed.protocols import CheckpointSource, WeightPublisher
+from rollfeed.types import FolderUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +23,14 @@ class WeightFollower:
     def __init__(
         self,
         source: CheckpointSource,
-        engine: Engine,
+        publisher: WeightPublisher,
         *,
-        proof: WeightProof | None,
         max_lag: int,
         poll_seconds: float,
         timeout_seconds: float,
     ) -> None:
         self._source = source
-        self._engine = engine
-        self._proof = proof
+        self._publisher = publisher
         self._max_lag = max_lag
         self._poll_seconds = poll_seconds
         self._timeout_seconds = timeout_seconds
@@ -49,7 +47,7 @@ class WeightFollower:
             EngineError: If the engine does not take it, or has other weights afterwards.
         """
         needed = step - self._max_lag
-        if needed > self._engine.policy_version:
+        if needed > self._publisher.policy_version:
             await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
         try:
             await self._publish_newest()
@@ -86,18 +84,15 @@ class WeightFollower:
 
     async def _publish(self, version: int, folder: Path) -> None:
         async with self._publishing:
-            if version > self._engine.policy_version:
-                probe = None if self._proof is None else await asyncio.to_thread(self._source.probe, folder)
-                await self._engine.apply(FolderUpdate(folder, policy_version=version))
-                if self._proof is not None:
-                    await self._prove(self._proof, probe, version)
+            if version > self._publisher.policy_version:
+                is_proving = self._publisher.is_proving
+                probe = await asyncio.to_thread(self._source.probe, folder) if is_proving else None
+                await self._publisher.publish(FolderUpdate(folder, policy_version=version))
+                # It has been loaded: trying again would find nothing to do.
+                self._unproved = None
+                try:
+                    await self._publisher.prove(probe)
+                except EngineError as error:
+                    self._unproved = error
+                    raise
                 _log.info("weights of version %d are in the engine", version)
-
-    async def _prove(self, proof: WeightProof, probe: WeightProbe | None, version: int) -> None:
-        # It has been loaded: trying again would find nothing to do.
-        self._unproved = None
-        try:
-            await proof.prove(probe, policy_version=version)
-        except EngineError as error:
-            self._unproved = error
-            raise

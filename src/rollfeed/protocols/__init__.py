@@ -1,4 +1,4 @@
-"""What the parts ask of each other, and where users plug in.
+"""The protocols: what the parts ask of each other, and where users plug in.
 
 Parts never import each other; each is handed objects that fit a protocol from here, and ``app``
 does the handing. The protocols a user may implement (named in ``[plugins]`` of a settings file, or
@@ -38,7 +38,7 @@ from rollfeed.protocols.steps import (
     RolloutFn,
     RunningGroup,
 )
-from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightProof, WeightTransport
+from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPublisher, WeightTransport
 
 __all__ = [
     "AdvantageFn",
@@ -81,7 +81,7 @@ __all__ = [
     "Tokenizer",
     "Tracker",
     "TurnJournal",
-    "WeightProof",
+    "WeightPublisher",
     "WeightTransport",
     "Workers",
 ]

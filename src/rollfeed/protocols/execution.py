@@ -29,7 +29,7 @@ class Workers(Protocol):
 
 
 class IsolationLevel(StrEnum):
-    """What keeps a program of a model from the machine, strongest first."""
+    """The barrier between a model's program and the machine, strongest first."""
 
     CONTAINER = "container"
     """A container engine's; as strong as that engine is set up."""
@@ -61,7 +61,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecLimits:
-    """What one program may use."""
+    """Limits of one program."""
 
     wall_seconds: float = 6.0
     cpu_seconds: float | None = None
@@ -79,7 +79,7 @@ class ExecLimits:
 
 
 class ExecOutcome(StrEnum):
-    """How a program ended."""
+    """The way in which a program ended."""
 
     EXITED = "exited"
     """By itself, well or not: see ``exit_code``."""
@@ -95,7 +95,7 @@ class ExecOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What a program did."""
+    """The output and the end of a program."""
 
     outcome: ExecOutcome
     exit_code: int | None
@@ -138,7 +138,7 @@ class SandboxProvider(Protocol):
 
     @property
     def isolation(self) -> Isolation:
-        """What keeps the programs from the machine."""
+        """The barrier between the programs and the machine."""
 
     def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """Return a new, empty sandbox to enter; leaving it deletes its files and ends its programs."""

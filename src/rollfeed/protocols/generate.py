@@ -58,7 +58,7 @@ class _NotThere:
 
 
 class TurnJournal:
-    """What rollouts have done in their turns, until their groups have ended; this one is in memory.
+    """Records what rollouts have done in their turns, until their groups have ended; this one is in memory.
 
     The one of a run directory keeps it on the disk, too.
     """
@@ -90,7 +90,7 @@ _NO_WORKERS: Any = _NotThere("workers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What a generate function may use. What starts processes does so when it is first used."""
+    """Things that a generate function may use. What starts processes does so when it is first used."""
 
     endpoint: Endpoint
     """The engine; once the step has been aborted, it answers every request with an empty completion that says ABORT."""

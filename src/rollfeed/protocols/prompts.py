@@ -1,4 +1,4 @@
-"""Where prompts come from, and what makes token ids of a question."""
+"""Sources of prompts, and tokenizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Learner(Protocol):
 
 
 class PromptSource(Learner, Protocol):
-    """Where prompts come from. *Extension point*; inherit from it, and the source learns nothing unless it says how.
+    """A source of prompts. *Extension point*; inherit from it, and the source learns nothing unless it says how.
 
     A source hands out prompts in an order that depends on its settings and its state only: its position, and what it
     has learned.

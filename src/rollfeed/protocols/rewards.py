@@ -1,4 +1,4 @@
-"""Who scores: graders, reward functions, and what the pipeline asks of them."""
+"""Scorers: graders, reward functions, and what the pipeline asks of them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from rollfeed.types import (
 
 
 class Endpoint(Protocol):
-    """What a generate function may use of an engine: tokens in, tokens out."""
+    """The part of an engine that a generate function may use: tokens in, tokens out."""
 
     @property
     def policy_version(self) -> int:

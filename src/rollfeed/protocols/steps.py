@@ -84,7 +84,7 @@ class RunningGroup:
 
 
 class RolloutContext(Protocol):
-    """What a whole rollout function may use to make a step."""
+    """Everything that a rollout function may use to make a step."""
 
     @property
     def step(self) -> int:

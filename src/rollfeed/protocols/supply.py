@@ -1,4 +1,4 @@
-"""Where new weights come from, and what proves them."""
+"""Sources of new weights, and their way into an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollfeed.types import TensorUpdate, WeightProbe, WeightUpdate
 
 
 class CheckpointSource(Protocol):
-    """Where complete checkpoints come from."""
+    """A source of complete checkpoints."""
 
     def newest(self) -> tuple[int, Path] | None:
         """Return the highest version that is complete, and its folder. Reads the disk."""
@@ -30,11 +30,26 @@ class CheckpointSource(Protocol):
         """
 
 
-class WeightProof(Protocol):
-    """Makes sure, after an update, that an engine has the weights that it was given."""
+class WeightPublisher(Protocol):
+    """Brings weights into an engine, and makes sure that it has what it was given."""
 
-    async def prove(self, probe: WeightProbe | None, *, policy_version: int) -> None:
-        """Compare what the engine says of a few texts with what the publisher's weights of a version say of them.
+    @property
+    def policy_version(self) -> int:
+        """The version that the engine has."""
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether :meth:`prove` compares anything; if not, probes need not be made."""
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """Have the engine take new weights; see :class:`Engine`.
+
+        Raises:
+            EngineError: If it does not.
+        """
+
+    async def prove(self, probe: WeightProbe | None) -> None:
+        """Compare what the engine says of a few texts with what the weights that were published last say of them.
 
         The first time it is what later ones are compared with. None says that nothing is known of the publisher.
 

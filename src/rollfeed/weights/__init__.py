@@ -4,6 +4,7 @@ from rollfeed.weights.checkpoints import PROBE_FILE, check_complete, read_probe,
 from rollfeed.weights.directory import Ignored, WeightDirectory
 from rollfeed.weights.proof import Comparison, Scores, compare
 from rollfeed.weights.proving import EngineProof
+from rollfeed.weights.publishing import Publisher
 from rollfeed.weights.transports import TRANSPORTS, DiskTransport
 from rollfeed.weights.writing import write_checkpoint
 
@@ -14,6 +15,7 @@ __all__ = [
     "DiskTransport",
     "EngineProof",
     "Ignored",
+    "Publisher",
     "Scores",
     "WeightDirectory",
     "check_complete",

@@ -75,7 +75,7 @@ class WeightDirectory:
 
     @property
     def num_ignored(self) -> Mapping[Ignored, int]:
-        """How many names have been ignored since the start, by reason; each counts once as long as it is there."""
+        """The number of names ignored since the start, by reason; each counts once as long as it is there."""
         with self._lock:
             return {reason: self._num_ignored[reason] for reason in Ignored}
 

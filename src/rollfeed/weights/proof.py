@@ -43,7 +43,7 @@ _LARGEST_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What an engine and the publisher say of the same tokens, at one version."""
+    """The log-probabilities of the same tokens by an engine and by the publisher, at one version."""
 
     policy_version: int
     engine_N: NDArray[np.float64]

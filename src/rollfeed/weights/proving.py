@@ -53,7 +53,7 @@ class _Server:
 
 
 class EngineProof:
-    """What :class:`rollfeed.protocols.WeightProof` asks for, of one engine."""
+    """Compares what one engine says of a few texts with what its publisher says; see docs/weights.md."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -65,6 +65,7 @@ class EngineProof:
         return self._metrics
 
     async def prove(self, probe: WeightProbe | None, *, policy_version: int) -> None:
+        """Compare; see :class:`rollfeed.protocols.WeightPublisher`."""
         if probe is None:
             self._tell("nothing is known of what they should say: put a probe beside them (docs/weights.md)")
             return

@@ -1,4 +1,4 @@
-"""What can be known of training before there is a batch, and why a batch has changed nothing."""
+"""Checks a training before there is a batch, and says why a batch has changed nothing."""
 
 from __future__ import annotations
 

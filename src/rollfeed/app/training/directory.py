@@ -1,4 +1,4 @@
-"""What a training has in a run directory: the trainer's states, its logs and the model; and whether it can go on there.
+"""A training's part of a run directory: the trainer's states, its logs and the model; and whether it can go on there.
 
 Invariant: what has its name is whole; a process that is killed leaves at most a folder with a temporary one.
 """

@@ -1,4 +1,4 @@
-"""What comes before the first batch: a model is taught the form of an answer, and how sure it may be.
+"""Teaches a model, before the first batch, the form of an answer and how sure it may be.
 
 Labels of the run's own prompts are taught, some of them wrong on purpose, until sampled answers are right often enough
 for reinforcement learning to go on from. The prompts come from the run's sources under a seed of their own, so those
@@ -34,7 +34,7 @@ _NAME = "warm-up"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUpProbe:
-    """How often sampled answers were right after so many updates."""
+    """The share of sampled answers that were right after so many updates."""
 
     num_updates: int
     loss: float | None

@@ -18,10 +18,10 @@ from rollfeed.completions import check_finish, check_tokens
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile, Worker
-from rollfeed.engine.client.replies import Answer, Reply, ServerRequest
+from rollfeed.engine.client.replies import IncomingReply, Reply, ServerRequest
 from rollfeed.engine.client.versions import with_later_borders
 from rollfeed.engine.client.weights import ServerWeights
-from rollfeed.engine.client.workers import Orphans, WorkerPool
+from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import LARGEST_BODY_BYTES, Failure, Http, TryFailedError
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.types import FinishKind, VersionSpan
@@ -46,7 +46,7 @@ class DispatchParts(NamedTuple):
 
     http: Http
     dialect: Dialect
-    pool: WorkerPool
+    pool: ServerPool
     orphans: Orphans
     counters: Counters
     admission: Turnstile
@@ -175,7 +175,7 @@ class Dispatcher:
             is_router=self._parts.pool.is_behind_router,
         )
 
-    async def _take(self, answer: Answer, content: bytes | bytearray | None) -> None:
+    async def _take(self, answer: IncomingReply, content: bytes | bytearray | None) -> None:
         if content is None:
             return
         if len(content) > _LARGE_BODY_BYTES:
@@ -183,7 +183,7 @@ class Dispatcher:
         else:
             answer.take(content)
 
-    def _keep_partial(self, flight: Flight, answer: Answer, sent_version: int) -> None:
+    def _keep_partial(self, flight: Flight, answer: IncomingReply, sent_version: int) -> None:
         """Keep what a try has sampled that ended early."""
         if not answer.num_tokens:
             return

@@ -19,7 +19,7 @@ from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile
 from rollfeed.engine.client.monitor import Monitor
 from rollfeed.engine.client.versions import joined_spans
 from rollfeed.engine.client.weights import ServerWeights
-from rollfeed.engine.client.workers import Orphans, WorkerPool
+from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Http
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, ServerUpdate, Tokenizer, WeightTransport
@@ -97,7 +97,7 @@ class ServerEngine(Engine):
             servers = await connect(dialect)
             self.precision = servers.precision
             self._takes_images = all(each.takes_images for each in servers.found.values())
-            self._pool = WorkerPool(router=servers.router, counters=self.counters)
+            self._pool = ServerPool(router=servers.router, counters=self.counters)
             for address, found in servers.found.items():
                 self._pool.add(address, is_exact=found.is_exact)
             self._orphans = Orphans(pool=self._pool, dialect=dialect, counters=self.counters)

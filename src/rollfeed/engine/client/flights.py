@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.client.replies import Answer, Reply
+from rollfeed.engine.client.replies import IncomingReply, Reply
 from rollfeed.types import FinishReason, SamplingParams
 
 
@@ -40,7 +40,7 @@ class Flight:
         """Where it is now, if that is known."""
         self.rid = ""
         """The id of the present try; empty between two."""
-        self.answer: Answer | None = None
+        self.answer: IncomingReply | None = None
         """What the present try has sampled so far."""
         self.avoided: Worker | None = None
         """Where the last try failed."""

@@ -13,7 +13,7 @@ from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Worker
 from rollfeed.engine.client.replies import Router, ServerLoad
 from rollfeed.engine.client.weights import ServerWeights
-from rollfeed.engine.client.workers import WorkerPool
+from rollfeed.engine.client.workers import ServerPool
 from rollfeed.engine.http import TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError
 
@@ -31,7 +31,7 @@ _SUSPECTED_SHARE = 0.2
 class Monitor:
     """Owns a task a worker, and one each for the router and the load; all end with :meth:`close`."""
 
-    def __init__(self, *, pool: WorkerPool, router: Router | None, dialect: Dialect, weights: ServerWeights) -> None:
+    def __init__(self, *, pool: ServerPool, router: Router | None, dialect: Dialect, weights: ServerWeights) -> None:
         self._pool = pool
         self._router = router
         self._dialect = dialect

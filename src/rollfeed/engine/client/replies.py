@@ -38,7 +38,7 @@ class Reply(NamedTuple):
     """Whether the tokens and logprobs are those sampled, so that another try can go on from them."""
 
 
-class Answer(Protocol):
+class IncomingReply(Protocol):
     """A reply that is being received: as a whole, or event by event."""
 
     @property
@@ -70,7 +70,7 @@ class ServerRequest(NamedTuple):
 
     path: str
     body: bytes
-    answer: Answer
+    answer: IncomingReply
 
 
 class Found(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Turnstile, Worker
-from rollfeed.engine.client.workers import Orphans, WorkerPool
+from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.types import WeightUpdate
@@ -29,7 +29,7 @@ class ServerWeights:
     def __init__(
         self,
         *,
-        pool: WorkerPool,
+        pool: ServerPool,
         dialect: Dialect,
         counters: Counters,
         admission: Turnstile,

@@ -25,7 +25,7 @@ _AFFINITY_SLACK = 8
 _ABORTS_AT_ONCE = 16
 
 
-class WorkerPool:
+class ServerPool:
     """Chooses where a request goes, and takes workers out and back in."""
 
     def __init__(self, *, router: Router | None, counters: Counters) -> None:
@@ -146,7 +146,7 @@ class Orphans:
     has requests again.
     """
 
-    def __init__(self, *, pool: WorkerPool, dialect: Dialect, counters: Counters) -> None:
+    def __init__(self, *, pool: ServerPool, dialect: Dialect, counters: Counters) -> None:
         self._pool = pool
         self._dialect = dialect
         self._counters = counters

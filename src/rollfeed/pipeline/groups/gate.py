@@ -34,7 +34,7 @@ class EngineGate:
 
     @property
     def limits(self) -> Limits:
-        """What the engine's tokens lie within; versions that were published once may still come."""
+        """The range of the engine's tokens; versions that were published once may still come."""
         engine = self._engine
         self._see_version()
         return Limits(

@@ -43,7 +43,7 @@ START_ROLLOUT_ID = "start_rollout_id"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """What every group of a run has in common."""
+    """The settings and functions that all groups of a run share."""
 
     settings: RolloutSettings
     seed: int
@@ -83,7 +83,7 @@ class GroupRunner:
 
     @property
     def journal(self) -> TurnJournal:
-        """What rollouts of several turns have done."""
+        """The journal of rollouts of several turns."""
         return self._plan.services.journal
 
     async def run(self, running: RunningGroup, *, step: int, on_generated: Callable[[], None] | None = None) -> Group:

@@ -7,12 +7,12 @@ from fractions import Fraction
 
 from rollfeed.rewards.equality.complexity import check_complexity
 from rollfeed.rewards.equality.exact import exact_value
-from rollfeed.rewards.equality.tree import Apply, Constant, Group, Node, Relation, Symbol, walk
+from rollfeed.rewards.equality.tree import Apply, Constant, Node, Relation, Symbol, Values, walk
 
 MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _INFINITY = Constant("infinity")
 _MINUS_INFINITY = Apply("negate", (_INFINITY,))
-_REALS = Group("(", ")", (_MINUS_INFINITY, _INFINITY))
+_REALS = Values("(", ")", (_MINUS_INFINITY, _INFINITY))
 _MAX_HOLES = 8
 
 
@@ -29,17 +29,17 @@ def as_region(relation: Relation) -> Node | None:
     if len(operators) == 1 and isinstance(sides[0], Symbol) and not names(sides[1]):
         match operators[0]:
             case ">" | ">=":
-                return Group("[" if operators[0] == ">=" else "(", ")", (sides[1], _INFINITY))
+                return Values("[" if operators[0] == ">=" else "(", ")", (sides[1], _INFINITY))
             case "<" | "<=":
-                return Group("(", "]" if operators[0] == "<=" else ")", (_MINUS_INFINITY, sides[1]))
+                return Values("(", "]" if operators[0] == "<=" else ")", (_MINUS_INFINITY, sides[1]))
             case "!=":
-                return Apply("difference", (_REALS, Group("{", "}", (sides[1],))))
+                return Apply("difference", (_REALS, Values("{", "}", (sides[1],))))
     if len(operators) == 2 and isinstance(sides[1], Symbol) and not names(sides[0]) and not names(sides[2]):
         if set(operators) <= {">", ">="}:
             sides, operators = sides[::-1], tuple(MIRRORED[each] for each in reversed(operators))
         if set(operators) <= {"<", "<="}:
             opening = "[" if operators[0] == "<=" else "("
-            return Group(opening, "]" if operators[1] == "<=" else ")", (sides[0], sides[2]))
+            return Values(opening, "]" if operators[1] == "<=" else ")", (sides[0], sides[2]))
     return None
 
 
@@ -52,7 +52,7 @@ def joined(members: Sequence[Node], *, all_hold: bool) -> Node | None:
     regions = [as_region(member) if isinstance(member, Relation) else member for member in members]
     if len(variables) != 1 or len(members) < 2 or not all(is_interval(region) for region in regions):
         return None
-    intervals = [region for region in regions if isinstance(region, Group)]
+    intervals = [region for region in regions if isinstance(region, Values)]
     if not all_hold:
         tree: Node = intervals[0]
         for interval in intervals[1:]:
@@ -62,12 +62,12 @@ def joined(members: Sequence[Node], *, all_hold: bool) -> Node | None:
     below = [each for each in intervals if each.members[0] == _MINUS_INFINITY]
     if len(intervals) != 2 or len(above) != 1 or len(below) != 1:
         return None
-    return Group(above[0].opening, below[0].closing, (above[0].members[0], below[0].members[1]))
+    return Values(above[0].opening, below[0].closing, (above[0].members[0], below[0].members[1]))
 
 
 def is_interval(node: Node | None) -> bool:
     """Whether a tree may be an interval; a pair looks the same."""
-    return isinstance(node, Group) and len(node.members) == 2 and node.opening in ("(", "[")
+    return isinstance(node, Values) and len(node.members) == 2 and node.opening in ("(", "[")
 
 
 def without_holes(node: Node) -> Node:
@@ -75,7 +75,7 @@ def without_holes(node: Node) -> Node:
     match node:
         case Apply(function="union", arguments=(left, right)):
             return Apply("union", (without_holes(left), without_holes(right)))
-        case Apply(function="difference", arguments=(Group() as region, Group(opening="{", members=holes))):
+        case Apply(function="difference", arguments=(Values() as region, Values(opening="{", members=holes))):
             points = [_point(hole) for hole in holes]
             known = sorted(point for point in points if point is not None)
             if not is_interval(region) or len(known) != len(points) or len(points) > _MAX_HOLES:
@@ -85,21 +85,21 @@ def without_holes(node: Node) -> Node:
             return node
 
 
-def _punctured(interval: Group, written: dict[Fraction | None, Node], points: Sequence[Fraction]) -> Node:
-    parts: list[Group] = [interval]
+def _punctured(interval: Values, written: dict[Fraction | None, Node], points: Sequence[Fraction]) -> Node:
+    parts: list[Values] = [interval]
     for point in points:
         last = parts.pop()
         low, high = (_point(end) for end in last.members)
         if (low is not None and point < low) or (high is not None and point > high):
             parts.append(last)
         elif point == low:
-            parts.append(Group("(", last.closing, last.members))
+            parts.append(Values("(", last.closing, last.members))
         elif point == high:
-            parts.append(Group(last.opening, ")", last.members))
+            parts.append(Values(last.opening, ")", last.members))
         else:
             hole = written[point]
-            parts.append(Group(last.opening, ")", (last.members[0], hole)))
-            parts.append(Group("(", last.closing, (hole, last.members[1])))
+            parts.append(Values(last.opening, ")", (last.members[0], hole)))
+            parts.append(Values("(", last.closing, (hole, last.members[1])))
     tree: Node = parts[0]
     for part in parts[1:]:
         tree = Apply("union", (tree, part))

@@ -16,7 +16,6 @@ from rollfeed.rewards.equality.tree import (
     Apply,
     Based,
     Equality,
-    Group,
     Matrix,
     Node,
     Number,
@@ -24,6 +23,7 @@ from rollfeed.rewards.equality.tree import (
     Relation,
     Symbol,
     TooComplexError,
+    Values,
     walk,
 )
 
@@ -56,42 +56,42 @@ def compare_structures(left: Node, right: Node, scalars: CompareScalars) -> Equa
         return _compare_relations(a, b, scalars)
     a, b = without_holes(_meaning(a, b)), without_holes(_meaning(b, a))
     match a, b:
-        case (Group(opening="", members=parts), Group(opening="(", closing=")", members=values)) | (
-            Group(opening="(", closing=")", members=values),
-            Group(opening="", members=parts),
+        case (Values(opening="", members=parts), Values(opening="(", closing=")", members=values)) | (
+            Values(opening="(", closing=")", members=values),
+            Values(opening="", members=parts),
         ) if _assigned(parts) is not None:
-            return _compare_groups(Group("(", ")", _assigned(parts) or ()), Group("(", ")", values), scalars)
-        case Group(), Group():
+            return _compare_groups(Values("(", ")", _assigned(parts) or ()), Values("(", ")", values), scalars)
+        case Values(), Values():
             return _compare_groups(a, b, scalars)
-        case (Group(opening="{", members=(member,)), other) | (other, Group(opening="{", members=(member,))):
+        case (Values(opening="{", members=(member,)), other) | (other, Values(opening="{", members=(member,))):
             return compare_structures(member, other, scalars)
         case Matrix(), Matrix():
             return _compare_rows(a.rows, b.rows, scalars)
-        case (Matrix(), Group()) | (Group(), Matrix()):
+        case (Matrix(), Values()) | (Values(), Matrix()):
             return _compare_rows(_rows(a), _rows(b), scalars)
         case Based(), Based():
             return Equality.EQUAL if a == b else Equality.DIFFERENT
-        case (Relation(), _) | (_, Relation()) | (Group(), _) | (_, Group()) | (Matrix(), _) | (_, Matrix()):
+        case (Relation(), _) | (_, Relation()) | (Values(), _) | (_, Values()) | (Matrix(), _) | (_, Matrix()):
             return Equality.DIFFERENT
         case Apply(function="ratio"), Apply(function="ratio"):
             return _all_equal(_ratio_terms(a), _ratio_terms(b), scalars)
         case Apply(), Apply() if a.function == b.function and a.function in ("union", "intersection", "difference"):
             return _compare_unions(a, b, scalars)
-    if any(isinstance(part, Group | Matrix | Based | Relation) or _is_set_operation(part) for part in _both(a, b)):
+    if any(isinstance(part, Values | Matrix | Based | Relation) or _is_set_operation(part) for part in _both(a, b)):
         return _compare_compounds(a, b, scalars)
     return scalars(a, b)
 
 
 def simplified(node: Node) -> Node:
     """Return the value that an answer stands for: without ``x =``, with both signs of ``±`` written out."""
-    if isinstance(node, Group) and not node.opening:
+    if isinstance(node, Values) and not node.opening:
         region = joined(node.members, all_hold=node.closing == "and")
         if region is not None:
             return region
         flat: list[Node] = []
         for member in map(simplified, _without_shared_name(node.members)):
-            flat += member.members if isinstance(member, Group) and not member.opening else [member]
-        return Group("", "", tuple(flat))
+            flat += member.members if isinstance(member, Values) and not member.opening else [member]
+        return Values("", "", tuple(flat))
     if isinstance(node, Relation):
         return _simplified_relation(node)
     return _scaled(_signs_written_out(node))
@@ -103,7 +103,7 @@ def _scaled(node: Node) -> Node:
         case Apply(function="negate", arguments=(Matrix(rows=rows),)):
             return Matrix(tuple(tuple(Apply("negate", (cell,)) for cell in row) for row in rows))
         case Apply(function="multiply", arguments=(*factors, Matrix(rows=rows))) if not any(
-            isinstance(part, Matrix | Group) for factor in factors for part in walk(factor)
+            isinstance(part, Matrix | Values) for factor in factors for part in walk(factor)
         ):
             return Matrix(tuple(tuple(Apply("multiply", (*factors, cell)) for cell in row) for row in rows))
         case _:
@@ -116,7 +116,7 @@ def _simplified_relation(relation: Relation) -> Node:
         if isinstance(value, Symbol) and not _is_name(relation.sides[0]):
             return relation
         written = _signs_written_out(value)
-        if isinstance(written, Group) and not written.opening:
+        if isinstance(written, Values) and not written.opening:
             return written
         return Relation(("=",), (relation.sides[0], written)) if _is_name(relation.sides[0]) else written
     if relation.operators == ("=",) and _is_name(value) and not names(relation.sides[0]):
@@ -131,7 +131,7 @@ def _meaning(node: Node, other: Node) -> Node:
     if isinstance(node, Relation) and not isinstance(other, Relation):
         if node.operators == ("=",) and _is_name(node.sides[0]):
             return node.sides[1]
-        if node.operators == ("=",) and not names(node.sides[0]) and not isinstance(node.sides[0], Group):
+        if node.operators == ("=",) and not names(node.sides[0]) and not isinstance(node.sides[0], Values):
             return node if _contradicts(*node.sides) else node.sides[1]  # 2 + 3 = 5
         return as_region(node) or node
     return node
@@ -166,7 +166,7 @@ def _is_name(node: Node) -> bool:
             return True
         case Apply(function="divide", arguments=(above, below)):
             return _is_differential(above) and _is_differential(below)
-        case Group(opening="(", members=members):
+        case Values(opening="(", members=members):
             return all(isinstance(member, Symbol) for member in members)
         case _:
             return False
@@ -212,7 +212,7 @@ def _signs_written_out(node: Node) -> Node:
         return node
     if num_signs > _MAX_SIGNS:
         raise TooComplexError(f"more than {_MAX_SIGNS} double signs")
-    return Group("", "", (_with_sign(node, upper=True), _with_sign(node, upper=False)))
+    return Values("", "", (_with_sign(node, upper=True), _with_sign(node, upper=False)))
 
 
 def _with_sign(node: Node, *, upper: bool) -> Node:
@@ -222,8 +222,8 @@ def _with_sign(node: Node, *, upper: bool) -> Node:
             return value if (node.function == "pm") is upper else Apply("negate", (value,))
         case Apply():
             return Apply(node.function, tuple(_with_sign(part, upper=upper) for part in node.arguments))
-        case Group():
-            return Group(node.opening, node.closing, tuple(_with_sign(part, upper=upper) for part in node.members))
+        case Values():
+            return Values(node.opening, node.closing, tuple(_with_sign(part, upper=upper) for part in node.members))
         case Quantity():
             return Quantity(_with_sign(node.value, upper=upper), node.unit)
         case _:
@@ -247,7 +247,7 @@ def _all_equal(left: Sequence[Node], right: Sequence[Node], scalars: CompareScal
     return verdict
 
 
-def _compare_groups(a: Group, b: Group, scalars: CompareScalars) -> Equality:
+def _compare_groups(a: Values, b: Values, scalars: CompareScalars) -> Equality:
     unordered = ("", "{")
     if a.opening in unordered and b.opening in unordered:
         return _compare_unordered(a.members, b.members, scalars, repeats=a.opening == b.opening == "")
@@ -292,9 +292,9 @@ def _rows(node: Node) -> Sequence[Sequence[Node]]:
     """Return the rows of a matrix, or of a list of lists."""
     if isinstance(node, Matrix):
         return node.rows
-    if not isinstance(node, Group) or node.opening not in ("[", "("):
+    if not isinstance(node, Values) or node.opening not in ("[", "("):
         return []
-    return [row.members for row in node.members if isinstance(row, Group) and row.opening in ("[", "(")]
+    return [row.members for row in node.members if isinstance(row, Values) and row.opening in ("[", "(")]
 
 
 def _ratio_terms(node: Node) -> list[Node]:
@@ -355,7 +355,7 @@ def _compare_equations(a: Relation, b: Relation, scalars: CompareScalars) -> Equ
         return same
     if _is_graph(a.sides[0], b.sides[0]) and names(a.sides[1]):
         return compare_structures(a.sides[1], b.sides[1], scalars)  # y = 2x and f(x) = 2x
-    if any(isinstance(part, Group | Matrix | Based | Relation) for part in _both(a, b) if part not in (a, b)):
+    if any(isinstance(part, Values | Matrix | Based | Relation) for part in _both(a, b) if part not in (a, b)):
         return same
     zero = [Apply("add", (each.sides[0], Apply("negate", (each.sides[1],)))) for each in (a, b)]
     verdict = scalars.up_to_a_factor(*zero)

@@ -59,7 +59,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Values:
     """Several values: a bare list, a tuple or interval, or a set."""
 
     opening: str
@@ -100,13 +100,13 @@ class Based:
     base: int
 
 
-Node: TypeAlias = Number | Symbol | Constant | Apply | Group | Matrix | Relation | Quantity | Based
+Node: TypeAlias = Number | Symbol | Constant | Apply | Values | Matrix | Relation | Quantity | Based
 
 
 def children(node: Node) -> tuple[Node, ...]:
     """Return the parts of a node, in the order written."""
     match node:
-        case Apply(arguments=parts) | Group(members=parts) | Relation(sides=parts):
+        case Apply(arguments=parts) | Values(members=parts) | Relation(sides=parts):
             return parts
         case Matrix(rows=rows):
             return tuple(cell for row in rows for cell in row)

@@ -7,7 +7,16 @@ from fractions import Fraction
 
 from rollfeed.rewards.equality.notation.lexer import FUNCTIONS, GREEK, Token
 from rollfeed.rewards.equality.notation.literals import MAX_DEPTH, LiteralParser, literal
-from rollfeed.rewards.equality.tree import Apply, Constant, Group, Node, NotMathError, Number, Quantity, TooComplexError
+from rollfeed.rewards.equality.tree import (
+    Apply,
+    Constant,
+    Node,
+    NotMathError,
+    Number,
+    Quantity,
+    TooComplexError,
+    Values,
+)
 
 _MAX_POSTFIXES = 6
 _CONSTANT_NAMES = {"pi": "pi", "infty": "infinity"}
@@ -248,7 +257,7 @@ class ExpressionParser(LiteralParser):
         if self.peek_kind() in ("(", "[", "{", "|"):
             is_bar = self.peek_kind() == "|"
             inner = self._atom()
-            return inner.members if not is_bar and isinstance(inner, Group) else (inner,)
+            return inner.members if not is_bar and isinstance(inner, Values) else (inner,)
         factors = [self._power()]
         while self.peek().kind in ("number", "letters") or self.peek_kind() in ("frac", "sqrt", "pi", *GREEK):
             factors.append(self._power())

@@ -13,7 +13,6 @@ from rollfeed.rewards.equality.notation.lexer import COMMA_GROUPED, tokenize
 from rollfeed.rewards.equality.notation.literals import MAX_DEPTH
 from rollfeed.rewards.equality.tree import (
     Apply,
-    Group,
     Matrix,
     Node,
     NotMathError,
@@ -21,6 +20,7 @@ from rollfeed.rewards.equality.tree import (
     Quantity,
     Relation,
     TooComplexError,
+    Values,
 )
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "le": "<=", "ge": ">=", "ne": "!=",
@@ -120,7 +120,7 @@ class Parser(ExpressionParser):
             if self.at_end():
                 break
             members.append(self.relation())
-        return members[0] if len(members) == 1 else Group("", closing, tuple(members))
+        return members[0] if len(members) == 1 else Values("", closing, tuple(members))
 
     def relation(self) -> Node:
         token = self.peek()
@@ -149,7 +149,7 @@ class Parser(ExpressionParser):
         opening = self.advance()
         with self.deeper():
             if opening.kind == "set{" and self.take("set}"):
-                return Group("{", "}", ())
+                return Values("{", "}", ())
             if opening.kind == "set{" and self._takes_set_builder():
                 inner = self.list_of_values()
                 self.expect("set}")
@@ -158,12 +158,12 @@ class Parser(ExpressionParser):
             closing = self.take(*_CLOSING[opening.kind])
             if closing is None:
                 raise NotMathError(f"{opening.text!r} is not closed")
-        bare_list = isinstance(inner, Group) and not inner.opening
-        members = inner.members if isinstance(inner, Group) and bare_list else (inner,)
+        bare_list = isinstance(inner, Values) and not inner.opening
+        members = inner.members if isinstance(inner, Values) and bare_list else (inner,)
         if opening.kind == "set{":
-            return Group("{", "}", members)
+            return Values("{", "}", members)
         if isinstance(inner, Relation) or bare_list:
-            return Group(opening.kind, closing.kind, members)
+            return Values(opening.kind, closing.kind, members)
         return inner if closing.kind == _CLOSING[opening.kind][0] else self.fail("a half open interval has two ends")
 
     def _takes_set_builder(self) -> bool:
@@ -185,8 +185,8 @@ class Parser(ExpressionParser):
                 raise NotMathError("empty braces")
             inner = self.list_of_values()
             self.expect("}")
-        if isinstance(inner, Group) and not inner.opening:
-            return Group("{", "}", inner.members)
+        if isinstance(inner, Values) and not inner.opening:
+            return Values("{", "}", inner.members)
         return inner
 
     def matrix(self) -> Node:
