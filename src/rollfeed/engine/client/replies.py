@@ -6,12 +6,17 @@ Axis: R response tokens of one try.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.engine.http import Failure, TryFailedError
+from rollfeed.errors import EngineProtocolError
 from rollfeed.types import FinishReason, SamplingMask, VersionSpan
+
+T = TypeVar("T")
 
 
 class Reply(NamedTuple):
@@ -63,6 +68,21 @@ class IncomingReply(Protocol):
         Raises:
             EngineProtocolError: If what it says does not fit together.
         """
+
+
+def decoded(decoder: msgspec.json.Decoder[T], content: bytes | bytearray, *, place: str) -> T:
+    """Return the record in a reply's bytes; an error names the place.
+
+    Raises:
+        TryFailedError: If they are no JSON to their end.
+        EngineProtocolError: If it is not of the record's form.
+    """
+    try:
+        return decoder.decode(content)
+    except msgspec.ValidationError as error:
+        raise EngineProtocolError(f"{place}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TryFailedError(Failure.BROKEN, f"{place}: {error}") from error
 
 
 class ServerRequest(NamedTuple):

@@ -49,6 +49,14 @@ def version_number(name: str | int) -> int:
     return int(match[1])
 
 
+def version_told_by(place: str, name: str | int) -> int:
+    """Return :func:`version_number` of what a server says at a place, which an error names."""
+    try:
+        return version_number(name)
+    except VersionNameError as error:
+        raise EngineProtocolError(f"{place}: {error}") from None
+
+
 def read_spans(told: Sequence[NamedSpan], num_tokens: int) -> tuple[VersionSpan, ...]:
     """Return who sampled which of a reply's tokens; nothing where there are none.
 

@@ -7,7 +7,7 @@ Proxy variables of the environment are ignored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -63,6 +63,11 @@ class ControlReply(NamedTuple):
 
     status: int
     content: bytes | bytearray
+
+    @property
+    def error(self) -> str:
+        """Its status and what its body says, as one line, where it is not what was asked for."""
+        return f"HTTP {self.status}: {error_message(self.content)}"
 
     def json(self) -> dict[str, Any]:
         """Return the JSON object in it; an empty one where there is none."""
@@ -175,10 +180,16 @@ class Http:
         """
         reply = await self.control("POST", url, body, timeout_seconds=timeout_seconds)
         if reply.status >= 500:
-            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineUnavailableError(f"{url}: {reply.error}")
         if reply.status != 200:
-            raise EngineProtocolError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineProtocolError(f"{url}: {reply.error}")
         return reply
+
+    async def ask(
+        self, address: str, path: str, body: Any, *, timeout_seconds: float | None = None
+    ) -> Mapping[str, Any]:
+        """POST a command to a path of a server and return the object of its answer; raises as :meth:`command`."""
+        return (await self.command(address + path, body, timeout_seconds=timeout_seconds)).json()
 
 
 def error_message(content: bytes | bytearray) -> str:

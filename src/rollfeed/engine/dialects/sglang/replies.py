@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.client.replies import Reply
+from rollfeed.engine.client.replies import Reply, decoded
 from rollfeed.engine.client.versions import NamedSpan, read_spans, version_number
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineProtocolError
@@ -100,12 +100,7 @@ def decode_reply(content: bytes | bytearray, *, max_new_tokens: int, with_mask: 
         TryFailedError: If the bytes are no JSON, or the server says that it failed itself.
         EngineProtocolError: If they are, and break the contract.
     """
-    try:
-        body = _DECODER.decode(content)
-    except msgspec.ValidationError as error:
-        raise EngineProtocolError(f"reply to /generate: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TryFailedError(Failure.BROKEN, f"reply to /generate: {error}") from error
+    body = decoded(_DECODER, content, place="reply to /generate")
     meta = body.meta_info
     finish_reason = _finish_reason(meta.finish_reason)
     if meta.output_token_logprobs is None:

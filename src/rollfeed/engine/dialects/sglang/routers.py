@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from rollfeed.engine.http import ControlReply, Http, error_message
+from rollfeed.engine.http import ControlReply, Http
 from rollfeed.errors import EngineProtocolError
 
 _NEW, _OLD = "/workers", "/list_workers"
@@ -32,7 +32,7 @@ class SGLangRouter:
         reply = await self._http.control("GET", url)
         found = _listed(reply)
         if found is None:
-            raise EngineProtocolError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineProtocolError(f"{url}: {reply.error}")
         return found
 
     async def add(self, worker_address: str) -> None:
@@ -55,7 +55,7 @@ class SGLangRouter:
     async def _change(self, method: str, path: str, body: Any = None) -> None:
         reply = await self._http.control(method, self.address + path, body)
         if not 200 <= reply.status < 300:
-            raise EngineProtocolError(f"{self.address}{path}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineProtocolError(f"{self.address}{path}: {reply.error}")
 
 
 async def find_router(address: str, *, http: Http) -> SGLangRouter | None:

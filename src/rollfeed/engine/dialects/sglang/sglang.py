@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,11 +24,10 @@ from rollfeed.config.engine import SGLangSettings, WeightUpdateMode
 from rollfeed.engine.client.dialect import Context
 from rollfeed.engine.client.flights import Flight, Worker
 from rollfeed.engine.client.replies import Found, ServerLoad, ServerRequest
-from rollfeed.engine.client.versions import version_number
+from rollfeed.engine.client.versions import version_told_by
 from rollfeed.engine.dialects.sglang.replies import SGLangAnswer
 from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
 from rollfeed.engine.dialects.sglang.scoring import score_texts
-from rollfeed.engine.http import error_message
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
@@ -91,7 +91,7 @@ class SGLang:
         model, info = await self._model(address), await self._server_info(address)
         await self._check_context(address)
         return Found(
-            policy_version=_told_version(address, model),
+            policy_version=version_told_by(address, model.get("weight_version", "default")),
             precision=_precision(info),
             takes_images=model.get("has_image_understanding") is True,
             is_exact=info.get("disable_overlap_schedule") is True,
@@ -111,7 +111,8 @@ class SGLang:
             raise EngineUnavailableError(f"{address}/health: HTTP {reply.status}")
 
     async def version(self, address: str, *, timeout_seconds: float | None = None) -> int:
-        return _told_version(address, await self._model(address, timeout_seconds=timeout_seconds))
+        model = await self._model(address, timeout_seconds=timeout_seconds)
+        return version_told_by(address, model.get("weight_version", "default"))
 
     async def load(self, address: str) -> ServerLoad | None:
         reply = await self._http.control("GET", f"{address}/v1/loads?include=core")
@@ -180,11 +181,8 @@ class SGLang:
 
     async def _load(self, address: str, update: WeightUpdate, *, empties: bool) -> None:
         """Have a server load weights; with ``empties`` it ends what runs, and flushes its cache."""
-        version, seconds = update.policy_version, self.settings.update_timeout_seconds
-
-        async def command(path: str, body: Any) -> Mapping[str, Any]:
-            return (await self._http.command(address + path, body, timeout_seconds=seconds)).json()
-
+        version = update.policy_version
+        command = partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
         if isinstance(update, FolderUpdate):
             folder = {"model_path": str(update.folder), "weight_version": str(version)}
             content = await command(
@@ -226,7 +224,7 @@ class SGLang:
             url = f"{address}/get_model_info"  # its name on older servers
             reply = await self._http.control("GET", url, timeout_seconds=timeout_seconds)
         if reply.status >= 500:
-            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineUnavailableError(f"{url}: {reply.error}")
         content = reply.json()
         if reply.status != 200 or "model_path" not in content:
             raise EngineProtocolError(f"{url}: HTTP {reply.status} without a model_path: not an SGLang server")
@@ -247,13 +245,6 @@ class SGLang:
                 raise EngineProtocolError(
                     f"engine.context_length = {self._context.context_length}: {address} takes {limit} tokens; lower it"
                 )
-
-
-def _told_version(address: str, model: Mapping[str, Any]) -> int:
-    try:
-        return version_number(model.get("weight_version", "default"))
-    except EngineProtocolError as error:
-        raise EngineProtocolError(f"{address}: {error}") from None
 
 
 def _precision(told: Mapping[str, Any]) -> str:

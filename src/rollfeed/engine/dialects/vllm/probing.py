@@ -18,7 +18,7 @@ from rollfeed.engine.client.replies import Reply
 from rollfeed.engine.client.versions import VersionNameError
 from rollfeed.engine.dialects.vllm.replies import IDS, LOGPROBS, VLLMAnswer
 from rollfeed.engine.dialects.vllm.requests import Route, encode_request
-from rollfeed.engine.http import Http, TryFailedError, error_message
+from rollfeed.engine.http import Http, TryFailedError
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.types import SamplingParams
 
@@ -103,7 +103,7 @@ async def _find_model(address: str, model: str | None, context: Context) -> str:
     url = f"{address}/v1/models"
     reply = await context.http.control("GET", url)
     if reply.status >= 500:
-        raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        raise EngineUnavailableError(f"{url}: {reply.error}")
     if reply.status in ABSENT and model is not None:
         return model
     told = reply.json().get("data")

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.client.replies import Reply
+from rollfeed.engine.client.replies import Reply, decoded
 from rollfeed.engine.client.versions import NamedSpan, read_spans
 from rollfeed.engine.http import Failure, TryFailedError, error_message
 from rollfeed.errors import EngineProtocolError
@@ -135,12 +135,7 @@ class VLLMAnswer:
             TryFailedError: If it is no JSON, or says that the server failed.
             EngineProtocolError: If it is, and breaks the contract.
         """
-        try:
-            piece = _DECODER.decode(content)
-        except msgspec.ValidationError as error:
-            raise EngineProtocolError(f"reply: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TryFailedError(Failure.BROKEN, f"reply: {error}") from error
+        piece = decoded(_DECODER, content, place="reply")
         if bytes(piece.error) != b"null":
             raise _failure(bytes(piece.error))
         self._usage = piece.usage or self._usage

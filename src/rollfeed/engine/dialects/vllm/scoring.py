@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rollfeed.engine.dialects.vllm.probing import Server
 from rollfeed.engine.dialects.vllm.requests import Route
-from rollfeed.engine.http import Http, error_message
+from rollfeed.engine.http import Http
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 
 _PARAMETERS = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
@@ -69,7 +69,7 @@ async def _score(
     url = f"{address}{server.route.path}"
     reply = await http.control("POST", url, _body(server, token_ids), timeout_seconds=timeout_seconds)
     if reply.status >= 500:
-        raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+        raise EngineUnavailableError(f"{url}: {reply.error}")
     if reply.status != 200:
         return None
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from numpy import float64
@@ -20,13 +21,12 @@ from rollfeed.config.engine import OpenAISettings, Purpose
 from rollfeed.engine.client.dialect import Context
 from rollfeed.engine.client.flights import Flight, Worker
 from rollfeed.engine.client.replies import Found, ServerLoad, ServerRequest
-from rollfeed.engine.client.versions import version_number
+from rollfeed.engine.client.versions import version_told_by
 from rollfeed.engine.client.weights import empty
 from rollfeed.engine.dialects.vllm.probing import ABSENT, Server, check_health, probe
 from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
 from rollfeed.engine.dialects.vllm.requests import encode_request
 from rollfeed.engine.dialects.vllm.scoring import score_texts
-from rollfeed.engine.http import error_message
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
@@ -100,14 +100,9 @@ class VLLM:
         url = f"{address}/weight_info"
         reply = await self._http.control("GET", url, timeout_seconds=timeout_seconds)
         if reply.status >= 500 and reply.status not in ABSENT:
-            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineUnavailableError(f"{url}: {reply.error}")
         told = reply.json().get("weight_version") if reply.status == 200 else None
-        if not isinstance(told, str):
-            return None
-        try:
-            return version_number(told)
-        except EngineProtocolError as error:
-            raise EngineProtocolError(f"{url}: {error}") from None
+        return version_told_by(url, told) if isinstance(told, str) else None
 
     async def load(self, address: str) -> ServerLoad | None:
         reply = await self._http.control("GET", f"{address}/metrics")
@@ -154,11 +149,8 @@ class VLLM:
         return False
 
     async def _load(self, address: str, update: WeightUpdate) -> None:
-        seconds, has_loaded = self.settings.update_timeout_seconds, False
-
-        async def command(path: str, body: Any) -> dict[str, Any]:
-            return (await self._http.command(address + path, body, timeout_seconds=seconds)).json()
-
+        command = partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
+        has_loaded = False
         try:
             if isinstance(update, FolderUpdate):
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder)}}
@@ -183,5 +175,5 @@ class VLLM:
         if reply.status in ABSENT:
             return False
         if reply.status != 200:
-            raise EngineUnavailableError(f"{url}: HTTP {reply.status}: {error_message(reply.content)}")
+            raise EngineUnavailableError(f"{url}: {reply.error}")
         return True
