@@ -94,16 +94,12 @@ sys.exit(main(words))
             self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
         self.pid = self._process.pid
 
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
     def poll(self) -> int | None:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int | None:
         self._process.join(timeout)
-        return self._process.exitcode
+        return self.poll()
 
     def read(self) -> str:
         """Return what it says until its end, which is waited for."""

@@ -168,7 +168,7 @@ def test_what_is_changed_on_purpose_is_taken_kept_and_shown(rollfeed, start_roll
     (folder / "die").touch()
     process = start_rollfeed("train", file, "--out", run, *options)
     output = process.read()
-    assert process.returncode == 9, output
+    assert process.wait() == 9, output
     told = "from step 2: train.optimizer.learning_rate = 0.002, 0.001 before"
     assert f"{run}: {told}" in output
     # Killed before a checkpoint was written: what was made with it is made again, with what is asked for now.

@@ -83,7 +83,7 @@ def test_r41_an_evaluation_that_was_cut_short_is_made_again_and_counts_once(
         (tmp_path / "die").write_text(str(last))
         process = start_rollfeed("train", settings, "--out", broken, *OPTIONS)
         output = process.read()
-        assert process.returncode == 9, output
+        assert process.wait() == 9, output
         assert scored.read_text().count("\n") == last
     (tmp_path / "die").unlink()
     counted = lines(scored)[:num_first]

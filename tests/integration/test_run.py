@@ -80,7 +80,7 @@ def test_ctrl_c_stops_the_run_and_keeps_finished_steps(start_rollfeed, rollfeed,
     wait_for_steps(out, 2, process)
     process.send_signal(signal.SIGINT)
     output = process.read()
-    assert process.returncode == 130, output
+    assert process.wait() == 130, output
     assert "Traceback" not in output
     shown = rollfeed("show", out, "--json").json
     assert len(shown["steps"]) >= 2
