@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollfeed.answers import (
@@ -266,14 +267,14 @@ def test_work_grows_linearly_with_the_text(function: Callable[[str], Any], piece
 ALPHABET = [*PIECES, *"5 \n\\$*_`.~", "\ud83d", "\u0301", "\u00bd", "\uff16", "\u2212", "\x00", "\U0001f600"]
 
 
-@given(st.binary(max_size=60))
-@settings(max_examples=10_000, deadline=None)
-def test_extractor_never_raises(choices: bytes) -> None:
-    response = "".join(ALPHABET[choice % len(ALPHABET)] for choice in choices)
-    answer = find_answer(response)
-    assert answer is None or answer.text.strip()
-    find_box(response)
-    find_code(response)
+def test_extractor_never_raises() -> None:
+    generator = random.Random(0)
+    for _ in range(10_000):
+        response = "".join(generator.choices(ALPHABET, k=generator.randrange(60)))
+        answer = find_answer(response)
+        assert answer is None or answer.text.strip(), response
+        find_box(response)
+        find_code(response)
 
 
 @given(st.text() | st.text(alphabet='0123456789.,-/ \n{}\\"<>=:eEanswer^$'))

@@ -66,20 +66,6 @@ def batch_of(group: Group) -> TrainBatch:
     return TrainBatch(step=0, policy_version=0, groups=(group,), advantages_S=advantages, metrics={})
 
 
-def test_one_cell_has_its_figures_at_the_top() -> None:
-    pytest.importorskip("httpx")
-    told: list[str] = []
-    result = bench_client(tokens=[40], in_flight=[5], workload=WORKLOAD, progress=told.append)
-    assert result["cpu_seconds_per_million_tokens"] > 0
-    assert result["reference_cpu_seconds_per_million_tokens"] > 0
-    assert result["samples_per_second"] > 0
-    assert result["reference_samples_per_second"] > 0
-    assert result["peak_memory_mb"] > 0
-    assert result["bytes_per_token"] == 4 * (3 * 40 + 150) / 40
-    assert result["seed"] == 0
-    assert len(told) == 1
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A folder with what is asked of slime, which answers each sample with the tokens that the server sends."""
@@ -90,12 +76,19 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_checkout_of_slime_is_measured_beside_its_stand_in(checkout: Path) -> None:
+def test_one_cell_has_its_figures_and_those_of_slime_at_the_top(checkout: Path) -> None:
     pytest.importorskip("httpx")
+    told: list[str] = []
     slime = SlimeCheckout(folder=checkout)
-    result = bench_client(tokens=[40], in_flight=[5], workload=WORKLOAD, progress=lambda line: None, slime=slime)
+    result = bench_client(tokens=[40], in_flight=[5], workload=WORKLOAD, progress=told.append, slime=slime)
+    for client in ("", "reference_", "slime_"):
+        assert result[f"{client}cpu_seconds_per_million_tokens"] > 0
+        assert result[f"{client}samples_per_second"] > 0
+    assert result["peak_memory_mb"] > 0
+    assert result["bytes_per_token"] == 4 * (3 * 40 + 150) / 40
+    assert result["seed"] == 0
+    assert len(told) == 1
     theirs = result["slime_cpu_seconds_per_million_tokens"]
-    assert theirs > 0
     assert result["slime_ratio"] == theirs / result["cpu_seconds_per_million_tokens"]
     assert result["reference_over_slime"] == result["reference_cpu_seconds_per_million_tokens"] / theirs
     assert result["slime"].keys() == {"files_sha256"}

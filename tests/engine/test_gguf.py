@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import struct
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,16 +256,10 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_processes_at_once_end_with_one_whole_folder(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", make_model())
-    source = (
-        "import sys, pathlib, rollfeed.engine as e;"
-        "print(e.resolve_checkpoint(sys.argv[1], cache_directory=pathlib.Path(sys.argv[2])))"
-    )
-    command = [sys.executable, "-c", source, str(tmp_path / "tiny.gguf"), str(tmp_path / "cache")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    folders = {process.communicate(timeout=120)[0].strip() for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
-    assert folders == {str(path) for path in (tmp_path / "cache").iterdir()}
+    resolve = partial(resolve_checkpoint, cache_directory=tmp_path / "cache")
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver")) as processes:
+        folders = set(processes.map(resolve, [str(tmp_path / "tiny.gguf")] * 2))
+    assert folders == set((tmp_path / "cache").iterdir())
     assert len(folders) == 1
 
 

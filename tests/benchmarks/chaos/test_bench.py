@@ -48,6 +48,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         bench_chaos(Chaos(num_kills=1), keep=tmp_path, progress=lambda line: None)
 
 
+@pytest.mark.soak
 def test_a_run_whose_commit_is_broken_and_whose_engine_dies_comes_to_the_same_end(leaves_no_process: None) -> None:
     told: list[str] = []
     result = bench_chaos(Chaos(num_kills=2, deterministic=True), progress=told.append)

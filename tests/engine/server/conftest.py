@@ -65,7 +65,7 @@ class Client:
 Serving = Callable[..., AbstractAsyncContextManager[Client]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serving(tiny_checkpoint: Path) -> Serving:
     """Serve the tiny model, or another one."""
 

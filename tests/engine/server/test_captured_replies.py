@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 DATA = Path(__file__).parent / "data"
 CAPTURED: dict[str, Any] = json.loads((DATA / "sglang_wire.json").read_text())
@@ -15,7 +18,14 @@ CAPTURED["newer_greedy"] = json.loads((DATA / "sglang_wire_0523.json").read_text
 MEASURED = {"id", "weight_version", "cached_tokens", "cached_tokens_details", "e2e_latency"}
 LOGPROBS = {"input_token_logprobs", "output_token_logprobs"}
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(serving: Any, smollm2: Path) -> AsyncIterator[Any]:
+    """A client of one server for all of these tests."""
+    async with serving(checkpoint=smollm2) as client:
+        yield client
 
 
 def shape(value: Any) -> Any:
@@ -28,10 +38,9 @@ def shape(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*CALLS, "newer_greedy"])
-async def test_replies_have_the_structure_and_the_determined_values(serving: Any, smollm2: Path, name: str) -> None:
+async def test_replies_have_the_structure_and_the_determined_values(client: Any, name: str) -> None:
     request, captured = CAPTURED[name]["request"], CAPTURED[name]["reply"]
-    async with serving(checkpoint=smollm2) as client:
-        reply = await client.post("/generate", request)
+    reply = await client.post("/generate", request)
     ours, theirs = reply["meta_info"], captured["meta_info"]
     num_tokens = len(reply["output_ids"])
     assert ours["weight_versions"] == [{"version": "default", "start": 0, "end": num_tokens}]
@@ -58,40 +67,35 @@ async def test_replies_have_the_structure_and_the_determined_values(serving: Any
             assert own[0] == pytest.approx(other[0], abs=0.4)
 
 
-async def test_cached_prefixes_are_told_as_captured(serving: Any, smollm2: Path) -> None:
+async def test_cached_prefixes_are_told_as_captured(client: Any) -> None:
     captured = CAPTURED["generate_greedy"]
-    async with serving(checkpoint=smollm2) as client:
-        await client.post("/generate", captured["request"])
-        reply = await client.post("/generate", captured["request"])
+    await client.post("/generate", captured["request"])
+    reply = await client.post("/generate", captured["request"])
     details = captured["reply"]["meta_info"]["cached_tokens_details"]
     assert reply["meta_info"]["cached_tokens_details"] == details
 
 
-async def test_an_aborted_reply_has_the_captured_structure(serving: Any, smollm2: Path) -> None:
+async def test_an_aborted_reply_has_the_captured_structure(client: Any) -> None:
     captured = CAPTURED["aborted_meta_without_arrays"]
     body = {
-        "input_ids": [504, 3575, 282, 4649, 314],
+        "input_ids": [3575, 282, 4649, 314],  # nothing of it is cached
         "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
         "return_logprob": True,
         "rid": "r",
     }
-    async with serving(checkpoint=smollm2) as client:
-        import asyncio
-
-        asked = asyncio.ensure_future(client.post("/generate", body))
-        await client.until(lambda load: load["num_used_tokens"] > 7)
-        await client.post("/abort_request", {"rid": "r"})
-        meta = (await asked)["meta_info"]
+    asked = asyncio.ensure_future(client.post("/generate", body))
+    await client.until(lambda load: load["num_used_tokens"] > 7)
+    await client.post("/abort_request", {"rid": "r"})
+    meta = (await asked)["meta_info"]
     assert meta.pop("weight_versions") == [{"version": "default", "start": 0, "end": meta["completion_tokens"]}]
     assert meta["finish_reason"] == captured["finish_reason"]
     assert shape({key: value for key, value in meta.items() if key not in LOGPROBS}) == shape(captured)
 
 
-async def test_errors_loads_and_model_info_have_the_captured_structure(serving: Any, smollm2: Path) -> None:
-    async with serving(checkpoint=smollm2) as client:
-        error = await client.post("/generate", {"input_ids": [5] * 9000}, status=400)
-        loads = await client.get("/v1/loads?include=core")
-        model = await client.get("/model_info")
+async def test_errors_loads_and_model_info_have_the_captured_structure(client: Any) -> None:
+    error = await client.post("/generate", {"input_ids": [5] * 9000}, status=400)
+    loads = await client.get("/v1/loads?include=core")
+    model = await client.get("/model_info")
     expected = CAPTURED["error_400"]["error"]["message"].replace("8192", "256")
     assert error == {"error": {"message": expected}}
     assert shape(loads) == shape(CAPTURED["loads"])
