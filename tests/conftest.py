@@ -68,20 +68,22 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ForkedCommand:
-    """A command in a process of its own, forked from one that has imported PyTorch and all of ours already.
+    """A command in a process and group of its own, forked from one that has imported PyTorch and all of ours already.
 
     The import takes up to ten seconds of a processor, and many tests kill what they have started.
     """
 
     _COMMAND = """
 import os, sys
+os.setsid()
 os.dup2(output.fileno(), 1)
 os.dup2(output.fileno(), 2)
 os.chdir(folder)
 os.environ.clear()
 os.environ.update(environment)
-from rollfeed.cli.main import main
-sys.exit(main(words))
+from rollfeed.cli.main import entry_point
+sys.argv = ["rollfeed", *words]
+entry_point()
 """
 
     def __init__(self, forks: ForkServerContext, words: list[str]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,37 +32,6 @@ entry_point()
 """
 
 
-def interrupted(command: list[str], *, when: str, folder: Path, times: int = 1) -> tuple[int, list[str]]:
-    """Interrupt a command when it has said ``when``; return its exit code, and what it says from then on."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    try:
-        with process.stdout:
-            said = []
-            for line in process.stdout:
-                said.append(line)
-                if when in line:
-                    break
-            else:
-                pytest.fail(f"{when!r} was not said: {said}")
-            for _ in range(times):
-                os.killpg(process.pid, signal.SIGINT)
-            rest = process.stdout.read().splitlines()
-            return process.wait(timeout=60), rest
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 @pytest.mark.parametrize(
     ("command", "when", "last"),
     [
@@ -78,22 +48,31 @@ def interrupted(command: list[str], *, when: str, folder: Path, times: int = 1) 
 )
 def test_ctrl_c_leaves_one_line_at_most(
     settings_file: Callable[..., Path],
+    start_rollfeed: Callable[..., Any],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     command: str,
     when: str,
     last: str | None,
 ) -> None:
     extra = EVAL if command.startswith("eval") else "[train]\nmicro_batch_tokens = 512\n"
     places = {"settings": settings_file(extra, num_rollout=10_000), "out": tmp_path / "out"}
-    words = [sys.executable, "-m", "rollfeed", *command.format(**places).split()]
-    code, rest = interrupted(words, when=when, folder=tmp_path, times=3 if command.startswith("run") else 1)
-    assert code == 130
+    monkeypatch.chdir(tmp_path)
+    process = start_rollfeed(*command.format(**places).split())
+    said = []
+    while not said or when not in said[-1]:
+        said.append(process.stdout.readline())
+        assert said[-1], said
+    for _ in range(3 if command.startswith("run") else 1):
+        os.killpg(process.pid, signal.SIGINT)
+    rest = process.read().splitlines()
+    assert process.wait() == 130
     if last is None:  # servers end so when they are told to
         assert rest == []
         return
     assert rest[-1] == last.format(**places)
-    said = [line for line in rest if line.startswith("rollfeed:") or "Traceback" in line or "Error" in line]
-    assert said == [rest[-1]]
+    told = [line for line in rest if line.startswith("rollfeed:") or "Traceback" in line or "Error" in line]
+    assert told == [rest[-1]]
 
 
 def test_ctrl_c_while_commands_are_still_imported_is_one_line(tmp_path: Path) -> None:
