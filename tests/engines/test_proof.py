@@ -85,12 +85,8 @@ async def test_vllm_passes_and_a_tied_head_that_it_keeps_is_found_at_once(
 ) -> None:
     with vllm_server(model.checkpoint, tmp_path) as server:
         settings = OpenAISettings(base_url=server.address, request_timeout_seconds=600.0)
-        engine = ServerEngine(
-            VLLM(settings),
-            context_length=1000,
-            tokenizer=model.tokenizer,
-            transport=DiskTransport(checkpoint=model.checkpoint, untied_head=True),
-        )
+        transport = DiskTransport(checkpoint=model.checkpoint, untied_head=True)
+        engine = ServerEngine(VLLM(settings), context_length=1000, tokenizer=model.tokenizer, transport=transport)
         proof = EngineProof(engine)
         async with engine:
             await publisher.publish(engine, proof, 0)
@@ -100,7 +96,7 @@ async def test_vllm_passes_and_a_tied_head_that_it_keeps_is_found_at_once(
                 print(dict(proof.metrics()))
             assert proof.metrics()["weights/proof_slope"] == pytest.approx(1.0, abs=0.01)
             # As a folder is whose head is the embeddings' alone.
-            engine._folders._untied_head = False
+            transport._untied_head = False
             publisher.step(100 * STEP)
             with pytest.raises(EngineProtocolError, match="version 3 is not what it has") as caught:
                 await publisher.publish(engine, proof, 3)
