@@ -18,6 +18,7 @@ LAYERS = [
     "model_files",
     "protocols",
     "completions",
+    "conversations",
     "config",
     "<part>",
     "app",

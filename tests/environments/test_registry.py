@@ -28,6 +28,7 @@ def test_built_in_environments_are_there() -> None:
         "core/constrained_words",
         "core/copy_text",
         "core/count_symbol",
+        "core/guess_number",
         "core/reverse_text",
     )
 

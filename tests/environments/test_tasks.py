@@ -14,7 +14,7 @@ from rollfeed.environments import EnvironmentSource, make_task, with_parameters
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS, AddNumbers, ReverseText
 from rollfeed.environments.tasks import HELD_OUT_SHARE, held_out_rule, problem_hash
 from rollfeed.errors import ConfigError, RunFailedError
-from rollfeed.protocols import PromptRenderer
+from rollfeed.protocols import MULTI_TURN, PromptRenderer
 from rollfeed.types import Correct, Verdict
 
 
@@ -154,7 +154,8 @@ def make_source(make_renderer: Callable[..., PromptRenderer]) -> MakeSource:
 
 
 def asked(prompts: list[Any]) -> set[str]:
-    return {prompt.text for prompt in prompts}
+    hidden = [prompt.metadata["params"] if prompt.metadata.get(MULTI_TURN) else None for prompt in prompts]
+    return {f"{prompt.text}{params}" for prompt, params in zip(prompts, hidden, strict=True)}
 
 
 @pytest.mark.parametrize("environment", BUILTIN_ENVIRONMENTS, ids=lambda each: each.environment_id)

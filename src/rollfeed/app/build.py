@@ -18,7 +18,7 @@ from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
-from rollfeed.generate import single_turn
+from rollfeed.generate import by_environment
 from rollfeed.pipeline import (
     GroupPlan,
     LengthHistory,
@@ -157,7 +157,7 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
     services = RewardServices(config.reward, rm_types=[config.reward.rm_type])
     scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
     return Functions(
-        generate=load(own.generate, GenerateFn, key="plugins.generate") or single_turn,
+        generate=load(own.generate, GenerateFn, key="plugins.generate") or by_environment,
         rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
         sample_hook=load(own.sample_hook, SampleHook, key="plugins.sample_hook"),
         group_filter=compose(_group_filters(config, folders)),

@@ -34,7 +34,7 @@ from rollfeed.evaluation import (
     policy_versions,
     summarise,
 )
-from rollfeed.generate import single_turn
+from rollfeed.generate import by_environment
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
@@ -249,7 +249,7 @@ def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, An
 def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | None]:
     """Return what answers, and what sees the answers."""
     own, load = prepared.config.plugins, partial(plugins.load_plugin, folders=prepared.folders)
-    generate = load(own.generate, GenerateFn, key="plugins.generate") or single_turn
+    generate = load(own.generate, GenerateFn, key="plugins.generate") or by_environment
     return generate, load(own.sample_hook, SampleHook, key="plugins.sample_hook")
 
 

@@ -20,7 +20,7 @@ from rollfeed.config.plugins import import_path_of
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.errors import ConfigError
-from rollfeed.generate import single_turn
+from rollfeed.generate import by_environment
 from rollfeed.protocols import (
     BatchedRewardFn,
     Endpoint,
@@ -118,7 +118,7 @@ class RewardServices:
         return Services(
             endpoint=endpoint,
             tokenizer=tokenizer,
-            default=single_turn,
+            default=by_environment,
             environments=self.environments,
             sandboxes=self.sandboxes,
             workers=self.workers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource, RowCheck, load_prompts
-from rollfeed.protocols import PromptSource, Tokenizer
+from rollfeed.protocols import MULTI_TURN, PromptSource, Tokenizer
 from rollfeed.rewards.code.problem import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
@@ -275,7 +276,8 @@ def overlaps(source: PromptSource, eval_sets: Iterable[EvalSet], settings: Setti
 
 
 def _question(prompt: Prompt) -> str:
-    return question_of(prompt.text, prompt.messages or ())
+    hidden = json.dumps(prompt.metadata["params"], sort_keys=True) if prompt.metadata.get(MULTI_TURN) else ""
+    return question_of(prompt.text, prompt.messages or ()) + hidden
 
 
 def _training_prompts(source: MixtureSource, settings: Settings) -> Iterator[Prompt]:

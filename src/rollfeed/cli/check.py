@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -13,8 +14,10 @@ from rollfeed.app.training.checks import check_trained_model, check_trained_prom
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
 from rollfeed.config import RunSpec, Settings
 from rollfeed.config.settings import flatten
-from rollfeed.errors import RunDirectoryError
+from rollfeed.conversations import audit_template
+from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.evaluation import EvalSet
+from rollfeed.evaluation.overlap import Overlap
 from rollfeed.model_files import has_weights
 from rollfeed.prompts import DataLimit
 from rollfeed.protocols import PromptSource
@@ -59,10 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     model, limit = checked.model, checked.limit
     eval_sets = app.prepare_run_evaluation(spec, model).sets if settings.eval.has_sets else ()
     found = () if checked.source is None else app.overlaps(checked.source, eval_sets, settings)
-    rollout = settings.rollout
+    rollout, template = settings.rollout, _template_text(model)
     plan = {
         "ok": True,
         "model": str(model.checkpoint),
+        "chat_template": template,
         "sources": sources,
         "eval_sets": [each.name for each in eval_sets],
         "eval_prompts": {each.name: _eval_counts(each) for each in eval_sets},
@@ -80,12 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{arguments.file}: all right")
     print(f"model    {settings.model.checkpoint} ({model.checkpoint})")
-    if sources:
-        print(f"prompts  {', '.join(sources)}")
-    if eval_sets:
-        print(f"eval     {', '.join(map(_eval_text, eval_sets))}")
-    for each in found:
-        print(f"overlap  {each.describe()}")
+    if template is not None:
+        print(f"template {template}")
+    _print_prompts(sources, eval_sets, found)
     if sources:
         print(
             f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
@@ -100,12 +101,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _template_text(model: app.Model) -> str | None:
+    """Return what the chat template keeps of a conversation; None where there is no template."""
+    if not model.tokenizer.has_chat_template:
+        return None
+    try:
+        return audit_template(model.tokenizer).describe()
+    except ConfigError as error:
+        return f"takes no second question: {error}"
+
+
 def _training(settings: Settings) -> dict[str, Any]:
     """Return what decides the loss, a method's keys and single ones resolved."""
     function = settings.plugins.advantage
     advantage = settings.advantage.model_dump(mode="json") if function is None else {"function": function}
     train = settings.train
     return {"method": train.method, "advantage": advantage, "loss": train.loss.model_dump(mode="json")}
+
+
+def _print_prompts(sources: Sequence[str], eval_sets: Sequence[EvalSet], found: Sequence[Overlap]) -> None:
+    if sources:
+        print(f"prompts  {', '.join(sources)}")
+    if eval_sets:
+        print(f"eval     {', '.join(map(_eval_text, eval_sets))}")
+    for each in found:
+        print(f"overlap  {each.describe()}")
 
 
 def _print_training(settings: Settings, *, has_weights: bool) -> None:

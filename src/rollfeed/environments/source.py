@@ -10,7 +10,14 @@ from rollfeed.environments.grading import RM_TYPE
 from rollfeed.environments.tasks import TRAIN, check_level, held_out_rule, make_task
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.faults import describe
-from rollfeed.protocols import Environment, PromptRenderer, PromptSource, Task
+from rollfeed.protocols import (
+    MULTI_TURN,
+    Environment,
+    MultiTurnEnvironment,
+    PromptRenderer,
+    PromptSource,
+    Task,
+)
 from rollfeed.types import Prompt
 
 _MAX_FAILURES = 100
@@ -171,10 +178,10 @@ class EnvironmentSource(PromptSource):
                 num_unusable += 1
                 cause = f"problem {index}: {describe(error)}"
                 continue
-            is_known = seen is not None and task.question in seen
+            is_known = seen is not None and task.identity in seen
             if seen is not None:
-                seen.add(task.question)
-            if is_known or not (self._rule is None or self._rule.is_of(task.question, self._split)):
+                seen.add(task.identity)
+            if is_known or not (self._rule is None or self._rule.is_of(task.identity, self._split)):
                 num_passed_over += 1
                 continue
             prompt = self._render(task, index)
@@ -207,5 +214,6 @@ class EnvironmentSource(PromptSource):
                 "level": task.level,
                 "seed": task.seed,
                 "params": task.params,
+                **({MULTI_TURN: True} if isinstance(self._environment, MultiTurnEnvironment) else {}),
             },
         )

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Protocol, runtime_checkable
 
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import Environment, Task
+from rollfeed.protocols import Environment, MultiTurnEnvironment, Task
 from rollfeed.seeds import derive_seed
 from rollfeed.types.text import well_formed, well_formed_json
 
@@ -79,14 +79,16 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
     seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
     made_by = environment.for_split(split) if isinstance(environment, HasSplits) else environment
     question, params, answer = made_by.make(level, Random(seed))
+    params = stored(params)
     return Task(
         environment=environment.environment_id,
         version=environment.version,
         level=level,
         seed=seed,
         question=well_formed(question),
-        params=stored(params),
+        params=params,
         answer=None if answer is None else well_formed(answer),
+        hidden=json.dumps(params, sort_keys=True) if isinstance(environment, MultiTurnEnvironment) else "",
     )
 
 
@@ -114,14 +116,14 @@ class HeldOutRule:
 
     threshold: int
 
-    def is_of(self, question: str, split: str) -> bool:
+    def is_of(self, identity: str, split: str) -> bool:
         """Whether a problem is of a split."""
-        return (problem_hash(question) < self.threshold) is (split != TRAIN)
+        return (problem_hash(identity) < self.threshold) is (split != TRAIN)
 
 
-def problem_hash(question: str) -> int:
-    """Return 64 bits that depend on what a problem asks."""
-    return derive_seed("problem", question)
+def problem_hash(identity: str) -> int:
+    """Return 64 bits that depend on what a problem asks, and hides."""
+    return derive_seed("problem", identity)
 
 
 def held_out_rule(environment: Environment, level: int) -> HeldOutRule | None:
@@ -140,7 +142,7 @@ def held_out_rule(environment: Environment, level: int) -> HeldOutRule | None:
             task = make_task(environment, level=level, index=index, run_seed=0, split="census")
         except Exception:  # of another package perhaps; the source that meets it tells
             continue
-        hashes.add(problem_hash(task.question))
+        hashes.add(problem_hash(task.identity))
         if min(hashes) < share.threshold <= max(hashes):
             return share
     if not hashes:

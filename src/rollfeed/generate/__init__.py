@@ -2,6 +2,7 @@
 
 from rollfeed.generate.builder import SampleBuilder
 from rollfeed.generate.episode import Episode
+from rollfeed.generate.multi_turn import by_environment, multi_turn
 from rollfeed.generate.single_turn import single_turn
 
-__all__ = ["Episode", "SampleBuilder", "single_turn"]
+__all__ = ["Episode", "SampleBuilder", "by_environment", "multi_turn", "single_turn"]

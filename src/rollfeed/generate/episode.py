@@ -15,10 +15,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollfeed.errors import RunFailedError
 from rollfeed.generate.builder import STATUS_OF, SampleBuilder
 from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.seeds import derive_seed
 from rollfeed.types import Answered, Called, Completion, FinishKind, Sample, Sampled, Turn
 from rollfeed.types.text import well_formed
 
@@ -78,8 +80,11 @@ class Episode:
 
     def tell(self, text: str) -> None:
         """Append what the model is told before its next turn; it is not trained on."""
-        ids = self._services.tokenizer.encode(text, add_special_tokens=False)
-        self.builder.append_inserted(ids, policy_version=self._policy_version)
+        self.insert(self._services.tokenizer.encode(text, add_special_tokens=False))
+
+    def insert(self, token_ids: NDArray[np.int32]) -> None:
+        """Append tokens ``(N,)`` that the model is sent before its next turn; they are not trained on."""
+        self.builder.append_inserted(token_ids, policy_version=self._policy_version)
 
     def end(self, last: Completion, *, response: str | None = None) -> list[Sample]:
         """Return the rollout's sample, which ends as its last turn did; the text of the response is that turn's."""
@@ -116,8 +121,13 @@ class Episode:
 
     async def _generate(self) -> Completion:
         request, budget = self._request, self.builder.remaining_budget
+        params, behind = request.params, self.builder.response_length
         params = replace(
-            request.params, max_new_tokens=budget, min_new_tokens=min(budget, request.params.min_new_tokens)
+            params,
+            max_new_tokens=budget,
+            min_new_tokens=min(budget, params.min_new_tokens),
+            # With one seed, equal numbers would choose the first tokens of all turns.
+            seed=derive_seed(params.seed, "turn", behind) if behind and params.seed is not None else params.seed,
         )
         return await self._services.endpoint.generate(
             self.builder.token_ids,

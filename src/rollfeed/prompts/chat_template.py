@@ -86,8 +86,9 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
         arguments: Mapping[str, Any] | None,
         num_images: int,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text, the assistant's opening included.
+        """Return the text, the assistant's opening included unless it is not wanted.
 
         Raises:
             ConfigError: If there is no template, the messages are none, or it refuses them.
@@ -101,7 +102,11 @@ class ChatTemplate:
             schemas = read_tools(tools) if tools else None
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        render = partial(self._apply, schemas, {**self._arguments, **(arguments or {})})
+        render = partial(
+            self._apply,
+            schemas,
+            {**self._arguments, **(arguments or {}), "add_generation_prompt": add_generation_prompt},
+        )
         try:
             return well_formed(render(self._fitted(read, render, has_tools=schemas is not None)))
         except ConfigError:
@@ -114,11 +119,7 @@ class ChatTemplate:
 
     def _apply(self, tools: Sequence[Any] | None, arguments: Mapping[str, Any], messages: _Messages) -> str:
         def rendered() -> str:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=True, **arguments
-                )
-            )
+            return str(self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **arguments))
 
         if not self.asks_for_the_date:
             return rendered()

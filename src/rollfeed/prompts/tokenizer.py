@@ -153,6 +153,21 @@ class LocalTokenizer:
         begins_with_it = bool(prefix) and ids[: len(prefix)] == prefix
         return np.asarray(ids if begins_with_it else prefix + ids, dtype=np.int32)
 
+    def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return token ids ``(P,)`` of rendered text, and where each begins and ends in it, in characters ``(P, 2)``.
+
+        Raises:
+            ConfigError: If the tokenizer is not one of the tokenizers library, which alone tells.
+        """
+        if not self._tokenizer.is_fast:
+            raise ConfigError("the model's tokenizer does not tell where its tokens are: it needs a tokenizer.json")
+        with self._lock:
+            encoded = self._tokenizer(
+                well_formed(text), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+        offsets = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
+        return np.asarray(encoded["input_ids"], np.int32), offsets
+
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
         """Return text; bytes that are not complete UTF-8 become U+FFFD."""
         ids = np.asarray(token_ids, np.int64).tolist()
@@ -169,8 +184,9 @@ class LocalTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         num_images: int = 0,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Return the chat template's text, the assistant's opening included.
+        """Return the chat template's text, the assistant's opening included unless it is not wanted.
 
         Messages and tools may be as people have them; see :mod:`rollfeed.prompts.messages`.
 
@@ -178,7 +194,13 @@ class LocalTokenizer:
             ConfigError: If there is no chat template, or it refuses the messages.
         """
         with self._lock:
-            return self._chat_template.render(messages, tools=tools, arguments=template_kwargs, num_images=num_images)
+            return self._chat_template.render(
+                messages,
+                tools=tools,
+                arguments=template_kwargs,
+                num_images=num_images,
+                add_generation_prompt=add_generation_prompt,
+            )
 
 
 def _what_comes_before(tokenizer: Any) -> list[int]:

@@ -5,6 +5,7 @@ does the handing. The protocols a user may implement (named in ``[plugins]`` of 
 passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
 """
 
+from rollfeed.protocols.episodes import MULTI_TURN, EnvironmentStep, MultiTurnEnvironment
 from rollfeed.protocols.execution import (
     ExecLimits,
     ExecOutcome,
@@ -41,6 +42,7 @@ from rollfeed.protocols.steps import (
 from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPublisher, WeightTransport
 
 __all__ = [
+    "MULTI_TURN",
     "AdvantageFn",
     "AgeRule",
     "BatchCutter",
@@ -51,6 +53,7 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Environment",
+    "EnvironmentStep",
     "Environments",
     "ExecLimits",
     "ExecOutcome",
@@ -62,6 +65,7 @@ __all__ = [
     "Isolation",
     "IsolationLevel",
     "Learner",
+    "MultiTurnEnvironment",
     "PromptBuffer",
     "PromptRenderer",
     "PromptSource",

@@ -54,6 +54,13 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Return token ids. Rendered chat text takes ``add_special_tokens=False``."""
 
+    def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return token ids ``(P,)`` of rendered text, and where each begins and ends in it, in characters ``(P, 2)``.
+
+        Raises:
+            ConfigError: If the tokenizer cannot tell.
+        """
+
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
         """Return text; bytes that are not complete UTF-8 become U+FFFD."""
 
@@ -64,14 +71,16 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         num_images: int = 0,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Return the chat template's text, the assistant's opening included.
+        """Return the chat template's text, the assistant's opening included unless it is not wanted.
 
         Args:
             messages: As people have them: contents as text or parts, arguments of calls as objects or JSON text.
             tools: Definitions of tools, where there are any.
             template_kwargs: Variables of the template, before those that the tokenizer was made with.
             num_images: Images that come with the messages; parts of other kinds than text are refused beyond them.
+            add_generation_prompt: Whether the text ends with the opening of an assistant's turn.
 
         Raises:
             ConfigError: If there is no chat template, or it refuses the messages.

@@ -133,6 +133,13 @@ class Task:
     """JSON values that describe the instance; what ``verify`` needs."""
     answer: str | None = None
     """One right answer, where the environment knows one."""
+    hidden: str = ""
+    """What tells it from others that ask the same question, in text."""
+
+    @property
+    def identity(self) -> str:
+        """The text that makes it another problem than others."""
+        return self.question + self.hidden
 
 
 class Environment(Protocol):

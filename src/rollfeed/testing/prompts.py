@@ -26,6 +26,11 @@ class CharTokenizer:
         del add_special_tokens  # there are none to add
         return np.array([ord(character) for character in text], np.int32)
 
+    def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return one id a character."""
+        starts = np.arange(len(text))
+        return self.encode(text, add_special_tokens=False), np.stack([starts, starts + 1], axis=1)
+
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
         """Return the characters; the end of the turn is left out when special tokens are."""
         ids = np.asarray(token_ids, "<i4")
@@ -39,10 +44,12 @@ class CharTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         num_images: int = 0,
+        add_generation_prompt: bool = True,
     ) -> str:
         """Return one line a message, and the assistant's opening."""
         del tools, template_kwargs, num_images
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+        lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return lines + ("assistant: " if add_generation_prompt else "")
 
 
 class ListSource(PromptSource):

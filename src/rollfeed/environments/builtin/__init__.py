@@ -9,6 +9,7 @@ from rollfeed.environments.builtin.compare_max import CompareMax
 from rollfeed.environments.builtin.constrained_words import ConstrainedWords
 from rollfeed.environments.builtin.copy_text import CopyText
 from rollfeed.environments.builtin.count_symbol import CountSymbol
+from rollfeed.environments.builtin.guess_number import GuessNumber
 from rollfeed.environments.builtin.reverse_text import ReverseText
 from rollfeed.protocols import Environment
 
@@ -18,5 +19,6 @@ BUILTIN_ENVIRONMENTS: tuple[Environment, ...] = (
     ConstrainedWords(),
     CopyText(),
     CountSymbol(),
+    GuessNumber(),
     ReverseText(),
 )

@@ -1,0 +1,17 @@
+"""Conversations of several turns: what follows a sampled turn, which tokens are learned, and what a template keeps."""
+
+from rollfeed.conversations.audit import TemplateAudit, audit_template
+from rollfeed.conversations.chat import Chat, Span, Suffix
+from rollfeed.conversations.conversation import Conversation
+from rollfeed.conversations.learned import LossMaskType, conversation_tokens
+
+__all__ = [
+    "Chat",
+    "Conversation",
+    "LossMaskType",
+    "Span",
+    "Suffix",
+    "TemplateAudit",
+    "audit_template",
+    "conversation_tokens",
+]

@@ -1,0 +1,86 @@
+"""Conversations to be learned as they stand: their tokens, and which of them the assistant says.
+
+Invariant: the tokens are those of one full render of the chat template, whatever is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.conversations.chat import Chat, Span
+from rollfeed.errors import ConfigError, DataError
+from rollfeed.protocols import Tokenizer
+from rollfeed.types import Message
+
+STEP_LOSS_MASK = "step_loss_mask"
+"""Key of an assistant's message: where it is 0, the turn is not learned."""
+
+
+class LossMaskType(StrEnum):
+    """Chooses the assistant's turns that are learned; names as of slime, but for the first."""
+
+    GENERIC = "generic"
+    """All, with any template that goes on showing turns as they were said."""
+    QWEN = "qwen"
+    QWEN3 = "qwen3"
+    """All, as they are shown at the end: without the thoughts that are left out of earlier ones."""
+    DISTILL_QWEN = "distill_qwen"
+    """The last."""
+
+
+def conversation_tokens(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    mask_type: LossMaskType = LossMaskType.GENERIC,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return a conversation's token ids ``(N,)``, and 1.0 where the assistant says them and they are learned ``(N,)``.
+
+    A turn is learned with the token that ends it. What the template puts before it, an opened thought included, is not,
+    nor is a token that begins before the turn or ends behind it.
+
+    Raises:
+        ConfigError: If the template refuses the messages, a turn cannot be told from what is around it, or one is shown
+            otherwise than it was said and the mask type does not allow for that.
+        DataError: If nothing is learned.
+    """
+    chat = Chat(tokenizer, tools=tools)
+    text, turns = chat.turns(messages)
+    learned = [index for index in turns if messages[index].get(STEP_LOSS_MASK, 1)]
+    if mask_type is LossMaskType.DISTILL_QWEN:
+        learned = [index for index in learned if index == max(turns)]
+    if mask_type is LossMaskType.GENERIC:
+        for index in learned:
+            _check_as_said(chat, messages[: index + 1], text, turns[index])
+    token_ids, offsets = tokenizer.encode_with_offsets(text)
+    mask = np.zeros(len(token_ids), np.float32)
+    starts, ends = offsets.T
+    for span in (turns[index] for index in learned):
+        first, behind = (int(place) for place in np.searchsorted(starts, span))
+        if behind > first and ends[behind - 1] > span.end:
+            behind -= 1
+        mask[first:behind] = 1.0
+        if span.start < span.end and behind < len(token_ids) and int(token_ids[behind]) in tokenizer.eos_token_ids:
+            mask[behind] = 1.0
+    if not mask.any():
+        raise DataError("the conversation has no turn of the assistant that is learned")
+    return token_ids, mask
+
+
+def _check_as_said(chat: Chat, said: Sequence[Message], text: str, span: Span) -> None:
+    """Raise ConfigError unless a turn, and all before it, stand in a text as when it was said."""
+    asked = chat.render(said[:-1], add_generation_prompt=True)
+    shown, turns = chat.turns(said)
+    own = turns[len(said) - 1]
+    if not text.startswith(asked) or text[span.start : span.end] != shown[own.start : own.end]:
+        raise ConfigError(
+            f"message {len(said) - 1}: the chat template goes on showing the turn otherwise than it was said: choose "
+            f"mask type {LossMaskType.QWEN3} to learn it as it is shown then, or {LossMaskType.DISTILL_QWEN} for the "
+            "last turn only"
+        )

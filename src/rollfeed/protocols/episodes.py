@@ -1,0 +1,51 @@
+"""Environments that answer back: one protocol for problems of one turn and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from rollfeed.protocols.rollouts import Environment
+from rollfeed.types import Message, Verdict
+
+MULTI_TURN = "multi_turn"
+"""Key of a prompt's metadata that is true where its environment answers back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStep:
+    """The environment's answer to one turn of the policy.
+
+    Raises:
+        ValueError: If it neither says anything nor ends the episode, or does both.
+    """
+
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values from which the episode goes on, perhaps in another process."""
+    messages: tuple[Message, ...] = ()
+    """What the policy is told next."""
+    verdict: Verdict | None = None
+    """What the episode was worth; it ends."""
+
+    def __post_init__(self) -> None:
+        if bool(self.messages) is (self.verdict is not None):
+            raise ValueError("a step of an environment has messages, or a verdict where the episode ends")
+
+
+@runtime_checkable
+class MultiTurnEnvironment(Environment, Protocol):
+    """An environment whose problems take several turns. *Extension point* (registered by id).
+
+    The policy is asked the question of the problem, and each of its turns is a step. All methods are pure: an episode
+    that a killed process has begun is gone through again from what is stored of its turns.
+    """
+
+    def start(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the state in which the policy is asked the question: JSON values."""
+
+    def step(self, state: Mapping[str, Any], response: str) -> EnvironmentStep:
+        """Answer a turn of the policy, given as the text of that turn."""
+
+    def give_up(self, state: Mapping[str, Any]) -> Verdict:
+        """Return what an episode is worth that ends at a limit of tokens."""

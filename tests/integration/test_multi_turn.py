@@ -1,0 +1,83 @@
+"""Episodes of several turns in whole runs, with the embedded engine and a tiny model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+SETTINGS = """
+seed = 3
+[model]
+checkpoint = "tiny"
+[model.tiny]
+characters = "0123456789-?<>"
+hidden_size = 32
+num_layers = 2
+num_heads = 2
+[[prompts.environments]]
+id = "core/guess_number"
+level = 1
+apply_chat_template = false
+parameters = { style = "compact" }
+[rollout]
+num_rollout = 30
+rollout_batch_size = 4
+n_samples_per_prompt = 4
+deterministic = true
+[sampling]
+rollout_max_response_len = 24
+[engine]
+context_length = 48
+num_slots = 32
+threads = 1
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "game.toml").write_text(SETTINGS)
+    return tmp_path / "game.toml"
+
+
+def test_a_run_of_episodes_that_is_killed_ends_as_the_unbroken_one(
+    rollfeed, start_rollfeed, settings: Path, tmp_path: Path
+) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    ran = rollfeed("run", settings, "--out", unbroken, "--json")
+    assert ran.code == 0, ran.err
+    for _ in range(2):
+        process = start_rollfeed("run", settings, "--out", broken)
+        while not list((broken / "batches").glob("step-*")) and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert rollfeed("run", settings, "--out", broken, "--json").json["ledger"]["trained"] == 30 * 4
+    for path in sorted((unbroken / "batches").glob("step-*")):
+        assert (broken / "batches" / path.name).read_bytes() == path.read_bytes()
+    assert not (broken / "turns.log").exists()
+
+
+def test_what_the_environment_says_is_not_trained_on(rollfeed, settings: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    ran = rollfeed("run", settings, "--out", tmp_path / "run", "--set", "rollout.num_rollout=4")
+    assert ran.code == 0, ran.err
+    rows = [
+        row
+        for path in sorted((tmp_path / "run" / "batches").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    assert len(rows) == 4 * 4 * 4
+    inserted = [row for row in rows if 0.0 in row["loss_mask"]]
+    assert inserted
+    for row in inserted:
+        assert all(
+            logprob == 0.0 for logprob, weight in zip(row["logprobs"], row["loss_mask"], strict=True) if not weight
+        )
+        assert 0.0 <= row["reward"] <= 1.0
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
