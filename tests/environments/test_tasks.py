@@ -154,8 +154,9 @@ def make_source(make_renderer: Callable[..., PromptRenderer]) -> MakeSource:
 
 
 def asked(prompts: list[Any]) -> set[str]:
-    hidden = [prompt.metadata["params"] if prompt.metadata.get(MULTI_TURN) else None for prompt in prompts]
-    return {f"{prompt.text}{params}" for prompt, params in zip(prompts, hidden, strict=True)}
+    return {
+        prompt.text + (str(prompt.metadata["params"]) if MULTI_TURN in prompt.metadata else "") for prompt in prompts
+    }
 
 
 @pytest.mark.parametrize("environment", BUILTIN_ENVIRONMENTS, ids=lambda each: each.environment_id)
