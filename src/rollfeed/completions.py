@@ -49,12 +49,20 @@ def check_tokens(
     Raises:
         EngineProtocolError: If an id is not of the vocabulary, or a log-probability is none.
     """
+    _check_ids(token_ids, vocab_size=vocab_size)
+    _check_logprobs(logprobs, is_exact=is_exact)
+
+
+def _check_ids(token_ids: NDArray[np.integer], *, vocab_size: int) -> None:
     if not len(token_ids):
         return
     lowest, highest = int(token_ids.min()), int(token_ids.max())
     if lowest < 0 or highest >= vocab_size:
         raise EngineProtocolError(f"its token ids go from {lowest} to {highest}, out of a vocabulary of {vocab_size}")
-    if not is_exact and np.isnan(logprobs).all():
+
+
+def _check_logprobs(logprobs: NDArray[np.floating], *, is_exact: bool) -> None:
+    if not len(logprobs) or (not is_exact and np.isnan(logprobs).all()):
         return
     least, most = float(logprobs.min()), float(logprobs.max())
     if not _LOWEST_LOGPROB <= least <= most <= _LARGEST_LOGPROB:  # not so either where one is NaN
@@ -148,12 +156,12 @@ def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits) -> 
     if sample.prompt_length < len(prompt_ids):
         raise EngineProtocolError("its response begins inside the prompt")
     mask = sample.loss_mask
-    if len(mask) and not 0.0 <= float(mask.min()) <= float(mask.max()) <= 1.0:
-        raise EngineProtocolError(f"its loss mask goes from {mask.min():g} to {mask.max():g}, out of 0 to 1")
-    ids = sample.response_token_ids
-    check_tokens(ids, np.zeros(len(ids)), vocab_size=limits.vocab_size)
-    trained = mask > 0.0
-    check_tokens(ids[trained], sample.logprobs[trained], is_exact=limits.is_exact)
+    least, most = (float(mask.min()), float(mask.max())) if len(mask) else (1.0, 1.0)
+    if not 0.0 <= least <= most <= 1.0:
+        raise EngineProtocolError(f"its loss mask goes from {least:g} to {most:g}, out of 0 to 1")
+    _check_ids(sample.response_token_ids, vocab_size=limits.vocab_size)
+    trained = sample.logprobs if least > 0.0 else sample.logprobs[mask > 0.0]
+    _check_logprobs(trained, is_exact=limits.is_exact)
     check_versions(sample.version_spans, newest_version=limits.newest_version)
 
 

@@ -314,6 +314,7 @@ def test_check_of_a_file_that_is_only_evaluated(rollfeed, folder: Path) -> None:
     assert (checked.json["sources"], checked.json["eval_sets"], checked.json["num_rollout"]) == ([], ["questions"], 0)
     text = rollfeed("check", folder / "only.toml", "--set", "eval.datasets.0.rm_type=random").out
     assert text.splitlines()[2:] == [
+        "template turns end with <|im_end|>; earlier turns stay as they were said",
         "eval     questions (1 prompt)",
         "steps    none: without prompts there is only rollfeed eval",
     ]
