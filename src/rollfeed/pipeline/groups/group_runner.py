@@ -230,8 +230,10 @@ class GroupRunner:
             earlier.append(request.partial.version_spans)
         # What another process has sampled may be of versions that have not been published in this one.
         newest = max([limits.newest_version, *(span.policy_version for spans in earlier for span in spans)])
+        if newest != limits.newest_version:
+            limits = replace(limits, newest_version=newest)
         try:
-            check_sample(freeze(sample), request, limits=replace(limits, newest_version=newest))
+            check_sample(freeze(sample), request, limits=limits)
         except EngineProtocolError as error:
             raise complaint(setting, function, f"returned a sample that cannot be used: {error}") from None
 
