@@ -12,12 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from tests.conversations.zoo.families import FAMILIES, load
 
+from rollfeed.conversations import Conversation
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.environments.builtin.guess_number import GuessNumber
 from rollfeed.errors import PluginError
 from rollfeed.generate import by_environment, multi_turn
 from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import MULTI_TURN, EnvironmentStep, RolloutRequest, Services
+from rollfeed.protocols import MULTI_TURN, EnvironmentStep, RolloutRequest, Services, TurnJournal
 from rollfeed.types import (
     Completion,
     CompletionTimings,
@@ -102,7 +103,14 @@ def turn_of(name: str, text: str, random: Random, *, ending: str | None = None) 
 
 
 async def play(
-    name: str, endpoint: Echo, *, says: list[str], num_turns: int, budget: int = 4000, context: int = 8000
+    name: str,
+    endpoint: Echo,
+    *,
+    says: list[str],
+    num_turns: int,
+    budget: int = 4000,
+    context: int = 8000,
+    journal: TurnJournal | None = None,
 ) -> list[Sample]:
     tokenizer = load(name)
     text, ids = ChatRenderer(tokenizer, rollout_max_prompt_len=None).render(QUESTION, apply_chat_template=True)
@@ -128,7 +136,11 @@ async def play(
         max_context_length=context,
     )
     services = Services(
-        endpoint=endpoint, tokenizer=tokenizer, default=by_environment, environments=EnvironmentRegistry([Talk()])
+        endpoint=endpoint,
+        tokenizer=tokenizer,
+        default=by_environment,
+        environments=EnvironmentRegistry([Talk()]),
+        journal=journal or TurnJournal(),
     )
     return list(await by_environment(request, services=services))
 
@@ -200,6 +212,25 @@ async def test_r08_r19_an_aborted_turn_leaves_an_aborted_sample_without_a_reward
         assert (sample.status, sample.reward) == (SampleStatus.ABORTED, None)
         assert len(sample.logprobs) == len(sample.loss_mask) == sample.response_length
         assert sample.loss_mask.sum() == len(turn) + len(part)
+
+
+async def test_a_turn_that_was_resumed_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, heard = turn_of("chatml", "yes", Random(0)), []
+    follow_up = Conversation.follow_up
+
+    def listen(self: Conversation, said: NDArray[np.int32], messages: Any) -> NDArray[np.int32]:
+        heard.append(said.tolist())
+        return follow_up(self, said, messages)
+
+    monkeypatch.setattr(Conversation, "follow_up", listen)
+    journal = TurnJournal()
+    aborted = Echo([turn[:2]], [FinishKind.ABORT])
+    (sample,) = await play("chatml", aborted, says=["?"], num_turns=2, journal=journal)
+    assert sample.status is SampleStatus.ABORTED
+    resumed = Echo([turn[2:], turn])
+    (sample,) = await play("chatml", resumed, says=["?"], num_turns=2, journal=journal)
+    assert sample.status is SampleStatus.COMPLETED
+    assert heard == [turn.tolist()]
 
 
 async def test_without_a_template_contents_are_appended_as_they_are() -> None:

@@ -24,8 +24,6 @@ class Conversation:
         self._tokenizer = tokenizer
         self._messages: list[Message] = list(prompt.messages or ())
         self._chat = None if prompt.messages is None else Chat(tokenizer, tools=prompt.tools)
-        self.num_rewritten = 0
-        """Turns that the chat template would show otherwise than they were sampled; they stay as they were sampled."""
 
     def follow_up(self, said: NDArray[np.int32], messages: Sequence[Message]) -> NDArray[np.int32]:
         """Return the token ids ``(N,)`` from the end of a sampled turn to the opening of the next.
@@ -45,7 +43,6 @@ class Conversation:
         text = self._tokenizer.decode(said[:-1] if has_ended else said, skip_special_tokens=False)
         suffix = self._chat.suffix(self._messages, text, [{"role": "assistant", "content": text}], messages)
         self._messages += [suffix.message, *messages]
-        self.num_rewritten += not suffix.extends
         token_ids = self._encode(suffix.text)
         return token_ids[1:] if has_ended and token_ids[:1] == said[-1:] else token_ids
 

@@ -36,6 +36,7 @@ async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence
     episode, conversation = Episode(request, services), Conversation(prompt, services.tokenizer)
     state = environment.start(prompt.metadata["params"])
     while True:
+        begun = len(episode.builder.token_ids)
         turn = await episode.sample()
         if turn.finish_reason.kind is FinishKind.ABORT:
             return episode.end(turn)
@@ -44,7 +45,9 @@ async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence
         step = environment.step(state, turn.text)
         if step.verdict is not None:
             return _scored(episode, turn, step.verdict, status=SampleStatus.COMPLETED)
-        state, told = step.state, conversation.follow_up(turn.token_ids, step.messages)
+        # Of a turn that was resumed, the completion has the last piece only.
+        said = episode.builder.token_ids[begun:]
+        state, told = step.state, conversation.follow_up(said, step.messages)
         if len(told) >= episode.builder.remaining_budget:
             return _scored(episode, turn, environment.give_up(state), status=SampleStatus.TRUNCATED)
         episode.insert(told)

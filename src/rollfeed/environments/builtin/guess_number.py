@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from random import Random
 from typing import Any
 
@@ -69,10 +70,7 @@ class GuessNumber:
 
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
         """Grade a response as a first guess."""
-        guess = find_claimed_number(response)
-        if guess is None:
-            return no_answer("number")
-        return graded(str(guess), is_right=guess == params["number"], partial=0.0)
+        return _graded(params, find_claimed_number(response))
 
     def start(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the problem, with the number of guesses so far."""
@@ -81,17 +79,23 @@ class GuessNumber:
     def step(self, state: Mapping[str, Any], response: str) -> EnvironmentStep:
         """Say whether the number is higher or lower than the one that was guessed."""
         state = {**state, "num_guesses": state["num_guesses"] + 1}
-        verdict = self.verify(state, response)
+        guess = find_claimed_number(response)
+        verdict = _graded(state, guess)
         if verdict.correct is Correct.YES:
             others = (state["num_guesses"] - 1) / state["max_turns"]
             return EnvironmentStep(verdict=replace(verdict, reward=1.0 - others))
         if state["num_guesses"] == state["max_turns"]:
             return EnvironmentStep(verdict=self.give_up(state))
         words = (">", "<", "?") if state["style"] == "compact" else ("Higher.", "Lower.", "Answer with a number.")
-        guess = find_claimed_number(response)
         told = words[2] if guess is None else words[0] if guess < state["number"] else words[1]
         return EnvironmentStep(state=state, messages=({"role": "user", "content": told},))
 
     def give_up(self, state: Mapping[str, Any]) -> Verdict:
         """Return reward 0."""
         return Verdict(reward=0.0, correct=Correct.NO, detail=f"{state['number']} was not guessed")
+
+
+def _graded(params: Mapping[str, Any], guess: Fraction | None) -> Verdict:
+    if guess is None:
+        return no_answer("number")
+    return graded(str(guess), is_right=guess == params["number"], partial=0.0)
