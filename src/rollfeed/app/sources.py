@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from rollfeed.environments import (
     EnvironmentRegistry,
     EnvironmentSource,
     environment_problem,
+    hidden_text,
     rlve_problem,
     with_parameters,
 )
@@ -276,7 +276,7 @@ def overlaps(source: PromptSource, eval_sets: Iterable[EvalSet], settings: Setti
 
 
 def _question(prompt: Prompt) -> str:
-    hidden = json.dumps(prompt.metadata["params"], sort_keys=True) if prompt.metadata.get(MULTI_TURN) else ""
+    hidden = hidden_text(prompt.metadata["params"]) if prompt.metadata.get(MULTI_TURN) else ""
     return question_of(prompt.text, prompt.messages or ()) + hidden
 
 

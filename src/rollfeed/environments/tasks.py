@@ -88,8 +88,13 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
         question=well_formed(question),
         params=params,
         answer=None if answer is None else well_formed(answer),
-        hidden=json.dumps(params, sort_keys=True) if isinstance(environment, MultiTurnEnvironment) else "",
+        hidden=hidden_text(params) if isinstance(environment, MultiTurnEnvironment) else "",
     )
+
+
+def hidden_text(params: Mapping[str, Any]) -> str:
+    """Return what tells a problem from others that ask the same question."""
+    return json.dumps(params, sort_keys=True)
 
 
 def stored(params: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Services:
 
 
 class GenerateFn(Protocol):
-    """Answers a prompt once. *Extension point*; the default is ``generate.single_turn``."""
+    """Answers a prompt once. *Extension point*; the default is ``generate.by_environment``."""
 
     async def __call__(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
         """Return the samples of the rollout, at least one.
