@@ -21,6 +21,7 @@ _LARGEST_LOGPROB = 1e-3
 """What rounding makes of a probability of 1."""
 _LOWEST_LOGPROB = -1000.0
 """float32 has no probability below the exponential of -104, so that nothing is sampled there."""
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _CONTEXT_SLACK = 8
 """Tokens that an engine may leave free at the end of its context."""
 
@@ -54,10 +55,9 @@ def check_tokens(
 
 
 def _check_ids(token_ids: NDArray[np.integer], *, vocab_size: int) -> None:
-    if not len(token_ids):
-        return
-    lowest, highest = int(token_ids.min()), int(token_ids.max())
-    if lowest < 0 or highest >= vocab_size:
+    # As unsigned numbers the negative ones are the largest, so that one pass finds either.
+    if len(token_ids) and token_ids.view(_UNSIGNED[token_ids.itemsize]).max() >= vocab_size:
+        lowest, highest = int(token_ids.min()), int(token_ids.max())
         raise EngineProtocolError(f"its token ids go from {lowest} to {highest}, out of a vocabulary of {vocab_size}")
 
 

@@ -120,7 +120,8 @@ class SampleBuilder:
         self._token_ids.append(np.asarray(token_ids, np.int32))
         self._loss_mask.append(np.asarray(loss_mask, np.float32))
         self._logprobs.append(np.asarray(logprobs, np.float32))
-        self._sampling_masks.append(sampling_mask or SamplingMask.without(len(token_ids)))
+        if self._request.params.return_sampling_mask:
+            self._sampling_masks.append(sampling_mask or SamplingMask.without(len(token_ids)))
         for span in spans:
             self._add_span(self.response_length + span.start, self.response_length + span.end, span.policy_version)
         self.response_length += len(token_ids)

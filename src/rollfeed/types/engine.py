@@ -49,21 +49,21 @@ class SamplingParams:
     """Return the tokens that each one was drawn from, and log-probabilities among these."""
 
     def __post_init__(self) -> None:
-        checks: list[tuple[bool, str]] = [
-            (self.max_new_tokens >= 0, f"max_new_tokens = {self.max_new_tokens}: must be at least 0"),
-            (0.0 <= self.temperature < math.inf, f"temperature = {self.temperature}: must be finite and at least 0"),
-            (0.0 < self.top_p <= 1.0, f"top_p = {self.top_p}: must be above 0 and at most 1"),
-            (self.top_k == -1 or self.top_k >= 1, f"top_k = {self.top_k}: must be at least 1, or -1"),
-            (self.min_new_tokens >= 0, f"min_new_tokens = {self.min_new_tokens}: must be at least 0"),
-            (
-                0.0 < self.repetition_penalty < math.inf,
-                f"repetition_penalty = {self.repetition_penalty}: must be finite and above 0",
-            ),
-            (all(self.stop), "stop: an empty string would stop everything"),
-        ]
-        for holds, message in checks:
-            if not holds:
-                raise ValueError(message)
+        # Made once per rollout: nothing is written out before something is wrong.
+        if not self.max_new_tokens >= 0:
+            raise ValueError(f"max_new_tokens = {self.max_new_tokens}: must be at least 0")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature}: must be finite and at least 0")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p = {self.top_p}: must be above 0 and at most 1")
+        if not (self.top_k == -1 or self.top_k >= 1):
+            raise ValueError(f"top_k = {self.top_k}: must be at least 1, or -1")
+        if not self.min_new_tokens >= 0:
+            raise ValueError(f"min_new_tokens = {self.min_new_tokens}: must be at least 0")
+        if not 0.0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty = {self.repetition_penalty}: must be finite and above 0")
+        if not all(self.stop):
+            raise ValueError("stop: an empty string would stop everything")
 
 
 class FinishKind(StrEnum):

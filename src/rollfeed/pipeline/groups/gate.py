@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,12 @@ class EngineGate:
         self._engine = engine
         self._permits = asyncio.Semaphore(max_requests_in_flight or 2 * engine.max_running_requests)
         self._closed = False
-        self._newest_version = 0
+        self._limits = Limits(
+            vocab_size=engine.vocab_size,
+            context_length=engine.context_length,
+            newest_version=engine.policy_version,
+            is_exact=engine.is_exact,
+        )
         self.num_at_engine = 0
 
     @property
@@ -35,14 +41,8 @@ class EngineGate:
     @property
     def limits(self) -> Limits:
         """The range of the engine's tokens; versions that were published once may still come."""
-        engine = self._engine
         self._see_version()
-        return Limits(
-            vocab_size=engine.vocab_size,
-            context_length=engine.context_length,
-            newest_version=self._newest_version,
-            is_exact=engine.is_exact,
-        )
+        return self._limits
 
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
@@ -71,7 +71,9 @@ class EngineGate:
         self._closed = False
 
     def _see_version(self) -> None:
-        self._newest_version = max(self._newest_version, self._engine.policy_version)
+        version = self._engine.policy_version
+        if version > self._limits.newest_version:
+            self._limits = replace(self._limits, newest_version=version)
 
     async def abort_all(self) -> None:
         """Abort what is at the engine."""

@@ -1,4 +1,4 @@
-"""From the bytes of a ``/generate`` reply to checked arrays.
+"""From the bytes of a ``/generate`` reply to arrays that agree with all that it says of them.
 
 Axis: R response tokens of one reply.
 
@@ -19,8 +19,6 @@ from rollfeed.engine.client.versions import NamedSpan, read_spans, version_numbe
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineProtocolError
 from rollfeed.types import FinishKind, FinishReason, SamplingMask
-
-_LARGEST_ID = 2**31 - 1
 
 
 class _Token(msgspec.Struct, array_like=True, gc=False):
@@ -59,7 +57,6 @@ class _Body(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_ENCODER = msgspec.json.Encoder()
 _PACKER = msgspec.msgpack.Encoder()
 _PACKED_BYTES = 19
 """Of a list of two float64 in MessagePack: one for the list, and for each one of type and eight of value."""
@@ -91,7 +88,7 @@ class SGLangAnswer:
 
 
 def decode_reply(content: bytes | bytearray, *, max_new_tokens: int, with_mask: bool = False) -> Reply:
-    """Return the arrays of a reply, all of it checked.
+    """Return the arrays of a reply, which all that it says agrees with; their range is the client's to check.
 
     With ``with_mask`` the log-probabilities are those among what each token was drawn from; ``output_token_logprobs``
     are of the whole vocabulary.
@@ -108,7 +105,7 @@ def decode_reply(content: bytes | bytearray, *, max_new_tokens: int, with_mask: 
             raise EngineProtocolError("reply to /generate: tokens without output_token_logprobs")
         return _reply(meta, finish_reason, np.empty(0, np.int32), np.empty(0, np.float32))
     told_ids, logprobs = _tokens(meta.output_token_logprobs)
-    token_ids = _checked_ids(body, told_ids, logprobs, max_new_tokens=max_new_tokens).astype(np.int32)
+    token_ids = _checked_ids(body, told_ids, logprobs, max_new_tokens=max_new_tokens)
     matched = finish_reason.matched
     if isinstance(matched, int) and (not len(token_ids) or token_ids[-1] != matched):
         raise EngineProtocolError(
@@ -210,16 +207,14 @@ def _ids(output_ids: msgspec.Raw) -> NDArray[np.int64]:
 
 def _checked_ids(
     body: _Body, told_ids: NDArray[np.float64], logprobs: NDArray[np.float32], *, max_new_tokens: int
-) -> NDArray[np.int64]:
-    """Return the ids of a reply: its ``output_ids``, which are those beside its log-probabilities."""
-    with np.errstate(invalid="ignore"):
-        token_ids = told_ids.astype(np.int64)
-    # Comparing what they are written as is faster than reading the list.
-    is_same, raw = _ENCODER.encode(token_ids.tolist()) == bytes(body.output_ids), body.output_ids
-    listed = token_ids if is_same or bytes(raw) == b"null" else _ids(raw)
+) -> NDArray[np.int32]:
+    """Return the ids of a reply: those beside its log-probabilities, which its ``output_ids`` must be."""
+    with np.errstate(invalid="ignore"):  # what int32 cannot hold is not equal to what was told
+        token_ids = told_ids.astype(np.int32)
+    listed = None if bytes(body.output_ids) == b"null" else _ids(body.output_ids)
     meta, num_tokens = body.meta_info, len(logprobs)
     for told, what in (
-        (len(listed), "output_ids"),
+        (num_tokens if listed is None else len(listed), "output_ids"),
         (meta.completion_tokens, "completion_tokens"),
         (meta.output_token_logprobs_length, "output_token_logprobs_length"),
     ):
@@ -227,8 +222,9 @@ def _checked_ids(
             raise EngineProtocolError(f"reply to /generate: {num_tokens} logprobs, but {told} by its {what}")
     if num_tokens > max_new_tokens:
         raise EngineProtocolError(f"reply to /generate: {num_tokens} tokens, {max_new_tokens} were asked for")
-    if num_tokens and (listed.min() < 0 or listed.max() > _LARGEST_ID or not np.isfinite(logprobs).all()):
-        raise EngineProtocolError("reply to /generate: token ids out of range, or logprobs that are not finite")
-    if not np.array_equal(listed, told_ids):
+    # A comparison of bytes takes a third of the time of one of numbers.
+    if token_ids.astype(np.float64).tobytes() != told_ids.tobytes():
+        raise EngineProtocolError("reply to /generate: token ids out of range, or no integers")
+    if listed is not None and token_ids.astype(np.int64).tobytes() != listed.tobytes():
         raise EngineProtocolError("reply to /generate: its output_ids are not the ids beside its logprobs")
-    return listed
+    return token_ids
