@@ -143,6 +143,16 @@ def test_a_sample_of_its_request_is_taken(changes: dict[str, Any]) -> None:
     check_sample(sample(**changes), REQUEST, limits=LIMITS)
 
 
+def test_one_of_several_samples_has_a_context_of_its_own() -> None:
+    for ids in ([9, 4, 7, 8], [7, 8]):
+        fork = sample(token_ids=np.array(ids, np.int32))
+        check_sample(fork, REQUEST, limits=LIMITS, is_alone=False)
+        with pytest.raises(EngineProtocolError, match="do not begin with the prompt's"):
+            check_sample(fork, REQUEST, limits=LIMITS)
+    with pytest.raises(EngineProtocolError, match="its token ids go from 7 to 100"):
+        check_sample(sample(token_ids=np.array([100, 7, 8], np.int32)), REQUEST, limits=LIMITS, is_alone=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

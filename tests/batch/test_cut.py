@@ -40,7 +40,7 @@ def test_every_number_of_a_batch() -> None:
             correct=Correct.UNDEFINED,
             version_spans=(VersionSpan(0, 1, 1), VersionSpan(1, 4, 3)),
             loss_mask=np.array([0.0, 1.0, 1.0, 0.5], np.float32),
-            metadata={"start_rollout_id": 2},
+            metadata={"start_rollout_id": 2, "rewritten_turns": 3},
         ),
     )
     group = replace(make_group([0.0, 1.0, 1.0, 4.0]), rollouts=rollouts)
@@ -62,6 +62,7 @@ def test_every_number_of_a_batch() -> None:
         "rollout/staleness_mean": (6 * 4 + 1) / 7,  # an empty response has no age
         "rollout/several_versions_ratio": 1 / 8,
         "rollout/resumed_ratio": 1 / 8,
+        "rollout/rewritten_turns": 3.0,
         "rollout/correct_ratio": 2 / 3,
     }
 

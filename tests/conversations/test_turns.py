@@ -138,7 +138,7 @@ def test_what_follows_a_turn_is_what_a_full_render_has_there(name: str, num_conv
             said = said_by(family, message, thought=thought)
             after = follow_up(message, random)
             forms = [{"role": "assistant", "content": said}, message]
-            suffix = template.suffix(messages, said, forms, after)
+            suffix = template.suffix(messages, sent + said, forms, after)
             messages = [*messages, suffix.message, *after]
             num_turns += 1
             num_extended += suffix.extends
@@ -161,8 +161,8 @@ TWO_RESULTS = [
 def test_r02_results_in_a_row_are_one_suffix_and_r03_one_turn_of_the_user(name: str) -> None:
     tokenizer, chat = load(name), Chat(load(name))
     said = said_by(FAMILIES[name], TWO_RESULTS[1])
-    suffix = chat.suffix(TWO_RESULTS[:1], said, [TWO_RESULTS[1]], TWO_RESULTS[2:4])
     sent = chat.render(TWO_RESULTS[:1], add_generation_prompt=True)
+    suffix = chat.suffix(TWO_RESULTS[:1], sent + said, [TWO_RESULTS[1]], TWO_RESULTS[2:4])
     whole = chat.render(TWO_RESULTS[:4], add_generation_prompt=True)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in (sent, said, suffix.text, whole)]
     assert np.concatenate(ids[:3]).tolist() == ids[3].tolist()
@@ -259,5 +259,6 @@ def test_what_follows_a_call_that_was_written_in_another_way() -> None:
     said = '[TOOL_CALLS][{"name":"add","arguments":{}}]'
     message = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
     forms = [{"role": "assistant", "content": said}, message]
-    suffix = chat.suffix(TWO_RESULTS[:1], said, forms, [{"role": "tool", "content": "3"}])
+    shown = chat.render(TWO_RESULTS[:1], add_generation_prompt=True) + said
+    suffix = chat.suffix(TWO_RESULTS[:1], shown, forms, [{"role": "tool", "content": "3"}])
     assert (suffix.text, suffix.extends) == ('</s>[TOOL_RESULTS]{"content": "3"}[/TOOL_RESULTS]', False)

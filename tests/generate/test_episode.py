@@ -133,3 +133,47 @@ async def test_a_function_that_does_something_else_is_refused() -> None:
         with pytest.raises(RunFailedError, match="other tokens were sent"):
             await episode.sample()
     assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}
+
+
+async def test_compaction_makes_a_sample_of_what_was_and_one_from_the_summary() -> None:
+    async def compacted(services: Services) -> list[Sample]:
+        episode = Episode(REQUEST, services)
+        await episode.sample()
+        summary = services.tokenizer.encode("so far: ab", add_special_tokens=False)
+        episode.fork(summary)
+        return episode.end(await episode.sample())
+
+    async with ScriptedEngine() as engine:
+        services = services_of(engine)
+        first, second = await compacted(services)
+        again = await compacted(services)
+    assert len(engine.requests) == 2
+    assert first.token_ids[: first.prompt_length].tolist() == REQUEST.prompt.token_ids.tolist()
+    assert (
+        services.tokenizer.decode(second.token_ids[: second.prompt_length], skip_special_tokens=False) == "so far: ab"
+    )
+    assert all(each.loss_mask.all() and each.response_length == 2 for each in (first, second))
+    assert engine.requests[1].params.max_new_tokens == engine.requests[0].params.max_new_tokens - 2
+    assert engine.requests[1].params.seed != engine.requests[0].params.seed
+    assert [each.to_dict() for each in again] == [first.to_dict(), second.to_dict()]
+
+
+async def test_a_sub_agent_has_a_sample_of_its_own_and_its_answer_is_told() -> None:
+    async def with_sub_agent(services: Services) -> list[Sample]:
+        episode = Episode(REQUEST, services)
+        await episode.sample()
+        helper = episode.sub_agent(services.tokenizer.encode("look it up", add_special_tokens=False))
+        found = await helper.sample()
+        episode.tell(f" {found.text} ")
+        return [*helper.end(found), *episode.end(await episode.sample())]
+
+    async with ScriptedEngine() as engine:
+        services = services_of(engine)
+        helper, main = await with_sub_agent(services)
+        again = await with_sub_agent(services)
+    assert len(engine.requests) == 3
+    assert services.tokenizer.decode(helper.token_ids, skip_special_tokens=False).startswith("look it up")
+    assert main.token_ids[: main.prompt_length].tolist() == REQUEST.prompt.token_ids.tolist()
+    assert main.loss_mask.tolist() == [1, 1, 0, *[0] * len(helper.response), 0, 1, 1]
+    assert len({request.params.seed for request in engine.requests}) == 3
+    assert [each.to_dict() for each in again] == [helper.to_dict(), main.to_dict()]

@@ -12,13 +12,21 @@ import pytest
 from numpy.typing import NDArray
 from tests.conversations.zoo.families import FAMILIES, load
 
-from rollfeed.conversations import Conversation
+from rollfeed.conversations import Conversation, FollowUp
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.environments.builtin.guess_number import GuessNumber
-from rollfeed.errors import PluginError
+from rollfeed.errors import ConfigError, PluginError
 from rollfeed.generate import by_environment, multi_turn
 from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import MULTI_TURN, EnvironmentStep, RolloutRequest, Services, TurnJournal
+from rollfeed.protocols import (
+    MULTI_TURN,
+    REWRITTEN_TURNS,
+    EnvironmentStep,
+    RewrittenTurns,
+    RolloutRequest,
+    Services,
+    TurnJournal,
+)
 from rollfeed.types import (
     Completion,
     CompletionTimings,
@@ -111,6 +119,7 @@ async def play(
     budget: int = 4000,
     context: int = 8000,
     journal: TurnJournal | None = None,
+    rewritten: RewrittenTurns = RewrittenTurns.FORK,
 ) -> list[Sample]:
     tokenizer = load(name)
     text, ids = ChatRenderer(tokenizer, rollout_max_prompt_len=None).render(QUESTION, apply_chat_template=True)
@@ -141,30 +150,94 @@ async def play(
         default=by_environment,
         environments=EnvironmentRegistry([Talk()]),
         journal=journal or TurnJournal(),
+        rewritten_turns=rewritten,
     )
     return list(await by_environment(request, services=services))
 
 
+def check_exact(samples: list[Sample], endpoint: Echo, turns: list[NDArray[np.int32]]) -> None:
+    """Check that what is trained is what was sampled, each token once and in its own context."""
+    masks = [np.zeros(len(sample.token_ids)) for sample in samples]
+    logprobs = [np.zeros(len(sample.token_ids), np.float32) for sample in samples]
+    place = 0
+    for sent, turn in zip(endpoint.sent, turns, strict=True):
+        shown = np.concatenate([sent, turn])
+        if samples[place].token_ids[: len(shown)].tolist() != shown.tolist():
+            place += 1  # what was sent before is no prefix: a fork
+        assert samples[place].token_ids[: len(shown)].tolist() == shown.tolist()
+        masks[place][len(sent) : len(shown)] = 1.0
+        logprobs[place][len(sent) : len(shown)] = np.linspace(-2.0, -1.0, len(turn), dtype=np.float32)
+    assert place == len(samples) - 1
+    for sample, mask, expected in zip(samples, masks, logprobs, strict=True):
+        assert sample.loss_mask.tolist() == mask[sample.prompt_length :].tolist()
+        assert mask[: sample.prompt_length].sum() == 0
+        assert sample.logprobs.tolist() == expected[sample.prompt_length :].tolist()
+    assert sum(sample.loss_mask.sum() for sample in samples) == sum(map(len, turns))
+
+
+WORDS = ["the result", "<think>\nWell.\n</think>\n\nyes", " and\n\n", "caf\u00e9  ", '{"a": "b"}']
+
+
+@pytest.mark.parametrize("rewritten", [RewrittenTurns.FORK, RewrittenTurns.APPEND])
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_r01_r04_r05_every_trained_token_was_sampled_there_in_that_context(name: str) -> None:
+async def test_r01_r04_r05_every_trained_token_was_sampled_there_in_that_context(
+    name: str, rewritten: RewrittenTurns
+) -> None:
     random = Random(name)
-    words = ["the result", "<think>\nWell.\n</think>\n\nyes", " and\n\n", "caf\u00e9  ", '{"a": "b"}']
+    num_forks = 0
     for _ in range(10):
         num_turns = random.randrange(1, 6)
-        turns = [turn_of(name, random.choice(words), random) for _ in range(num_turns)]
+        turns = [turn_of(name, random.choice(WORDS), random) for _ in range(num_turns)]
         endpoint = Echo(turns)
-        (sample,) = await play(name, endpoint, says=["No {heard}."], num_turns=num_turns)
-        assert (sample.status, sample.reward, sample.correct) == (SampleStatus.COMPLETED, 0.5, Correct.YES)
-        place = len(sample.token_ids) - sample.response_length
-        mask, logprobs = np.zeros(len(sample.token_ids)), np.zeros(len(sample.token_ids), np.float32)
-        for sent, turn in zip(endpoint.sent, turns, strict=True):
-            assert sample.token_ids[: len(sent)].tolist() == sent.tolist()
-            assert sample.token_ids[len(sent) : len(sent) + len(turn)].tolist() == turn.tolist()
-            mask[len(sent) : len(sent) + len(turn)] = 1.0
-            logprobs[len(sent) : len(sent) + len(turn)] = np.linspace(-2.0, -1.0, len(turn), dtype=np.float32)
-        assert sample.loss_mask.tolist() == mask[place:].tolist()
-        assert sample.logprobs.tolist() == logprobs[place:].tolist()
+        samples = await play(name, endpoint, says=["No {heard}."], num_turns=num_turns, rewritten=rewritten)
+        assert {(each.status, each.reward, each.correct) for each in samples} == {
+            (SampleStatus.COMPLETED, 0.5, Correct.YES)
+        }
+        check_exact(samples, endpoint, turns)
         assert len({params.seed for params in endpoint.params}) == num_turns
+        counted = samples[-1].metadata.get(REWRITTEN_TURNS, 0)
+        assert counted == len(samples) - 1 if rewritten is RewrittenTurns.FORK else len(samples) == 1
+        num_forks += counted
+    assert num_forks or name not in ("qwen3", "llama3")
+
+
+async def test_a_fork_has_the_context_that_the_template_shows() -> None:
+    tokenizer, thought = load("qwen3"), "<think>\nWell.\n</think>\n\n"
+    turns = [turn_of("qwen3", f"{thought}{said}", Random(0)) for said in ("yes", "no", "yes")]
+    endpoint = Echo(turns)
+    samples = await play("qwen3", endpoint, says=["Sure?"], num_turns=3)
+    said = [("user", QUESTION), ("assistant", "yes"), ("user", "Sure?"), ("assistant", "no"), ("user", "Sure?")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    for number, (sample, sent) in enumerate(zip(samples, endpoint.sent, strict=True)):
+        assert tokenizer.decode(sent, skip_special_tokens=False) == tokenizer.render_chat(messages[: 1 + 2 * number])
+        assert sample.token_ids[: sample.prompt_length].tolist() == sent.tolist()
+        assert sample.response == f"turn {number}"
+    assert samples[-1].metadata[REWRITTEN_TURNS] == 2
+
+
+async def test_a_rewritten_turn_fails_the_rollout_where_it_is_refused() -> None:
+    turns = [turn_of("qwen3", "<think>\nWell.\n</think>\n\nyes", Random(0)) for _ in range(2)]
+    with pytest.raises(ConfigError, match=r"turn 1: .* set rollout\.rewritten_turns to fork"):
+        await play("qwen3", Echo(turns), says=["Sure?"], num_turns=2, rewritten=RewrittenTurns.REFUSE)
+    (sample,) = await play("chatml", Echo(turns), says=["Sure?"], num_turns=2, rewritten=RewrittenTurns.REFUSE)
+    assert sample.status is SampleStatus.COMPLETED
+
+
+async def test_forks_share_the_budget_and_an_aborted_one_is_gone_on_with_from_the_journal() -> None:
+    thought = "<think>\nWell.\n</think>\n\n"
+    turns = [turn_of("qwen3", f"{thought}{said}", Random(0)) for said in ("yes", "no", "yes")]
+    journal = TurnJournal()
+    aborted = Echo([turns[0], turns[1][:3]], [FinishKind.STOP, FinishKind.ABORT])
+    first = await play("qwen3", aborted, says=["Sure?"], num_turns=3, journal=journal)
+    assert [sample.status for sample in first] == [SampleStatus.COMPLETED, SampleStatus.ABORTED]
+    rest = Echo([turns[1][3:], turns[2]])
+    samples = await play("qwen3", rest, says=["Sure?"], num_turns=3, journal=journal)
+    whole = Echo(turns)
+    expected = await play("qwen3", whole, says=["Sure?"], num_turns=3)
+    assert [each.token_ids.tolist() for each in samples] == [each.token_ids.tolist() for each in expected]
+    assert [each.loss_mask.tolist() for each in samples] == [each.loss_mask.tolist() for each in expected]
+    spent = [4000 - params.max_new_tokens for params in whole.params]
+    assert spent == [0, len(turns[0]), len(turns[0]) + len(turns[1])]
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen2.5", "llama3", "glm4", "phi", "merged_results", "numbered"])
@@ -218,7 +291,7 @@ async def test_a_turn_that_was_resumed_is_told_whole(monkeypatch: pytest.MonkeyP
     turn, heard = turn_of("chatml", "yes", Random(0)), []
     follow_up = Conversation.follow_up
 
-    def listen(self: Conversation, said: NDArray[np.int32], messages: Any) -> NDArray[np.int32]:
+    def listen(self: Conversation, said: NDArray[np.int32], messages: Any) -> FollowUp:
         heard.append(said.tolist())
         return follow_up(self, said, messages)
 

@@ -318,6 +318,8 @@ def test_check_of_a_file_that_is_only_evaluated(rollfeed, folder: Path) -> None:
         "eval     questions (1 prompt)",
         "steps    none: without prompts there is only rollfeed eval",
     ]
+    refusing = ("--set", "eval.datasets.0.rm_type=random", "--set", "rollout.rewritten_turns=refuse")
+    assert rollfeed("check", folder / "only.toml", *refusing).code == 0
     for command in ("run", "train"):
         result = rollfeed(command, folder / "only.toml", "--out", folder / "never")
         assert result.code == 2

@@ -29,6 +29,7 @@ from rollfeed.protocols import (
     GroupRewardFn,
     Isolation,
     RewardFn,
+    RewrittenTurns,
     Services,
     Tokenizer,
     TurnJournal,
@@ -112,7 +113,12 @@ class RewardServices:
         }
 
     def for_generating(
-        self, endpoint: Endpoint, tokenizer: Tokenizer, *, journal: TurnJournal | None = None
+        self,
+        endpoint: Endpoint,
+        tokenizer: Tokenizer,
+        *,
+        rewritten_turns: RewrittenTurns,
+        journal: TurnJournal | None = None,
     ) -> Services:
         """Return what generate functions may use."""
         return Services(
@@ -123,6 +129,7 @@ class RewardServices:
             sandboxes=self.sandboxes,
             workers=self.workers,
             journal=journal or TurnJournal(),
+            rewritten_turns=rewritten_turns,
         )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rollfeed.batch.advantages import batch_advantages
 from rollfeed.config import StalenessPolicy
 from rollfeed.config.advantage import AdvantageSettings
-from rollfeed.protocols import AdvantageFn, AgeRule
+from rollfeed.protocols import REWRITTEN_TURNS, AdvantageFn, AgeRule
 from rollfeed.types import (
     STALE,
     BatchCut,
@@ -217,6 +217,8 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         "rollout/several_versions_ratio": float(np.mean([len(sample.version_spans) > 1 for sample in samples])),
         #: rollout/resumed_ratio: share of samples that went on after they were interrupted
         "rollout/resumed_ratio": float(np.mean(["start_rollout_id" in sample.metadata for sample in samples])),
+        #: rollout/rewritten_turns: turns after which the chat template showed earlier ones otherwise
+        "rollout/rewritten_turns": float(sum(sample.metadata.get(REWRITTEN_TURNS, 0) for sample in samples)),
     }
     if judged:
         #: rollout/correct_ratio: share of right answers among those that a grader calls right or wrong

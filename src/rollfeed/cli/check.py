@@ -20,7 +20,7 @@ from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap
 from rollfeed.model_files import has_weights
 from rollfeed.prompts import DataLimit
-from rollfeed.protocols import PromptSource
+from rollfeed.protocols import PromptSource, RewrittenTurns
 from rollfeed.report import warn_without_drawing
 from rollfeed.types.text import counted
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, limit = checked.model, checked.limit
     eval_sets = app.prepare_run_evaluation(spec, model).sets if settings.eval.has_sets else ()
     found = () if checked.source is None else app.overlaps(checked.source, eval_sets, settings)
-    rollout, template = settings.rollout, _template_text(model)
+    rollout, template = settings.rollout, _template_text(model, settings.rollout.rewritten_turns)
     plan = {
         "ok": True,
         "model": str(model.checkpoint),
@@ -101,14 +101,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _template_text(model: app.Model) -> str | None:
-    """Return what the chat template keeps of a conversation; None where there is no template."""
+def _template_text(model: app.Model, rewritten: RewrittenTurns) -> str | None:
+    """Return what the chat template keeps of a conversation; None where there is no template.
+
+    Raises:
+        ConfigError: If it keeps nothing as it was and that is refused.
+    """
     if not model.tokenizer.has_chat_template:
         return None
     try:
-        return audit_template(model.tokenizer).describe()
+        audit = audit_template(model.tokenizer)
     except ConfigError as error:
         return f"takes no second question: {error}"
+    if rewritten is RewrittenTurns.REFUSE and not audit.keeps_turns:
+        raise ConfigError(
+            f"rollout.rewritten_turns = {str(rewritten)!r}: {audit.describe()}, so that no episode can have a second "
+            f"turn: set it to {str(RewrittenTurns.FORK)!r} or {str(RewrittenTurns.APPEND)!r}"
+        )
+    return audit.describe()
 
 
 def _training(settings: Settings) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Free, FreeUnlessDeterministic, Resume, Section
+from rollfeed.protocols import RewrittenTurns
 
 
 class RolloutMode(StrEnum):
@@ -115,6 +116,11 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
     mask_truncated: bool = False
     """Answers that ended at the limit of their length are not trained on; their rewards count in baselines, and
     `rollout/truncated_masked` counts their samples.
+    """
+    rewritten_turns: RewrittenTurns = Field(default=RewrittenTurns.FORK, strict=False)
+    """How an episode goes on where the chat template shows earlier turns otherwise than they were said, such as without
+    their thoughts: what comes then is a sample of its own with the context that the template shows (`fork`), the tokens
+    of before are kept (`append`), or the rollout fails (`refuse`).
     """
     max_requests_in_flight: FreeUnlessDeterministic[int | None] = Field(default=None, ge=1, le=1_000_000)
     """Requests at the engine at once; by default twice what the engine works on at once."""

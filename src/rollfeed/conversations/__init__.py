@@ -2,12 +2,13 @@
 
 from rollfeed.conversations.audit import TemplateAudit, audit_template
 from rollfeed.conversations.chat import Chat, Span, Suffix
-from rollfeed.conversations.conversation import Conversation
+from rollfeed.conversations.conversation import Conversation, FollowUp
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
 
 __all__ = [
     "Chat",
     "Conversation",
+    "FollowUp",
     "LossMaskType",
     "Span",
     "Suffix",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollfeed.conversations.chat import Chat
+from rollfeed.conversations.chat import Chat, Suffix
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Message
@@ -47,14 +47,18 @@ def audit_template(tokenizer: Tokenizer) -> TemplateAudit:
         ConfigError: If it refuses a conversation of a question, an answer and a question.
     """
     chat = Chat(tokenizer)
+    asked = chat.render(_BEFORE, add_generation_prompt=True)
+
+    def after(said: str) -> Suffix:
+        return chat.suffix(_BEFORE, asked + said, [{"role": "assistant", "content": said}], _AFTER)
 
     def keeps(said: str) -> bool:
         try:
-            return chat.suffix(_BEFORE, said, [{"role": "assistant", "content": said}], _AFTER).extends
+            return after(said).extends
         except ConfigError:
             return False
 
-    suffix = chat.suffix(_BEFORE, _SAID, [{"role": "assistant", "content": _SAID}], _AFTER)
+    suffix = after(_SAID)
     first = [int(token) for token in tokenizer.encode(suffix.text, add_special_tokens=False)[:1]]
     ends = first[0] in tokenizer.eos_token_ids if first else False
     return TemplateAudit(

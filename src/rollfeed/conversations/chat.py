@@ -37,6 +37,8 @@ class Suffix:
     """Whether the full render is what was sent, what was sampled, and this: nothing before is rendered anew."""
     message: Message
     """The turn in the form in which it was rendered, to go on with."""
+    whole: str | None
+    """The full render, to the opening of the next turn; None where the template refuses every form of the turn."""
 
 
 class Chat:
@@ -73,33 +75,34 @@ class Chat:
         )
 
     def suffix(
-        self, before: Sequence[Message], said: str, forms: Sequence[Message], after: Sequence[Message]
+        self, before: Sequence[Message], shown: str, forms: Sequence[Message], after: Sequence[Message]
     ) -> Suffix:
         """Return what follows a sampled turn, as one text whatever the number of messages.
 
         Args:
             before: The conversation that was rendered for the turn.
-            said: What was sampled, without the token that ended it.
+            shown: Its render, and behind it what was sampled, without the token that ended it.
             forms: The turn as a message, in each form that may be rendered as it was said: first the nearest to it.
             after: What the model is told next.
 
         Raises:
             ConfigError: If the template refuses every form, or what it shows of ``after`` cannot be told apart.
         """
-        sent = self.render(before, add_generation_prompt=True) + said
         refusal: ConfigError | None = None
+        rewritten: str | None = None
         for form in forms:
             try:
                 whole = self.render([*before, form, *after], add_generation_prompt=True)
             except ConfigError as error:
                 refusal = error
                 continue
-            if whole.startswith(sent):
-                return Suffix(whole[len(sent) :], extends=True, message=form)
+            if whole.startswith(shown):
+                return Suffix(whole[len(shown) :], extends=True, message=form, whole=whole)
+            rewritten = whole
         for form in (_MARKED, *forms):
             text = self._behind(before, form, after)
             if text is not None:
-                return Suffix(text, extends=False, message=forms[-1])
+                return Suffix(text, extends=False, message=forms[-1], whole=rewritten)
         raise refusal or ConfigError("the chat template shows nothing of what follows an assistant's turn")
 
     def turns(self, messages: Sequence[Message]) -> tuple[str, dict[int, Span]]:

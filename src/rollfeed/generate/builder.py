@@ -25,13 +25,22 @@ STATUS_OF: dict[FinishKind, SampleStatus] = {
 class SampleBuilder:
     """One sample in the making; starts from the prompt, or from what an aborted execution left.
 
+    Args:
+        request: What is asked.
+        context_ids: The tokens ``(P,)`` that it starts from instead of the prompt's, in a rollout of several samples.
+        num_spent: Tokens of the response's budget that other samples of the rollout have taken.
+
     Raises:
         ValueError: If a partial sample does not begin with the request's prompt.
     """
 
-    def __init__(self, request: RolloutRequest) -> None:
-        prompt_ids, partial = request.prompt.token_ids, request.partial
+    def __init__(
+        self, request: RolloutRequest, *, context_ids: NDArray[np.int32] | None = None, num_spent: int = 0
+    ) -> None:
+        partial = request.partial
+        prompt_ids = request.prompt.token_ids if context_ids is None else context_ids
         self._request = request
+        self._num_spent = num_spent
         self._num_prompt_tokens = len(prompt_ids)
         self._token_ids: list[NDArray[np.int32]] = [prompt_ids]
         self._loss_mask: list[NDArray[np.float32]] = []
@@ -57,9 +66,14 @@ class SampleBuilder:
         return np.concatenate(self._token_ids)
 
     @property
+    def num_spent(self) -> int:
+        """Tokens of the response's budget that are taken."""
+        return self._num_spent + self.response_length
+
+    @property
     def remaining_budget(self) -> int:
         """Tokens that may still be sampled: within the response length and the context, never negative."""
-        in_response = self._request.params.max_new_tokens - self.response_length
+        in_response = self._request.params.max_new_tokens - self.num_spent
         in_context = self._request.max_context_length - self._num_prompt_tokens - self.response_length
         return max(0, min(in_response, in_context))
 

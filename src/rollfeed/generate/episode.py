@@ -9,22 +9,33 @@ Invariant: a tool is called at most once, whatever ends the process and whenever
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.conversations import FollowUp
 from rollfeed.errors import RunFailedError
 from rollfeed.generate.builder import STATUS_OF, SampleBuilder
-from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.protocols import REWRITTEN_TURNS, RolloutRequest, Services
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Answered, Called, Completion, FinishKind, Sample, Sampled, Turn
+from rollfeed.types import Answered, Called, Completion, FinishKind, Sample, Sampled, SampleStatus, Turn
 from rollfeed.types.text import well_formed
 
 _Turn = TypeVar("_Turn", bound=Turn)
+
+
+@dataclass(slots=True)
+class _Course:
+    """Tells how far a rollout has come, whichever of its conversations speaks."""
+
+    done: deque[Turn]
+    """By an earlier execution, and not gone through again yet."""
+    num_turns: int = 0
 
 
 class Episode:
@@ -36,14 +47,16 @@ class Episode:
     """
 
     def __init__(self, request: RolloutRequest, services: Services) -> None:
-        self.builder = SampleBuilder(replace(request, partial=None))
-        """The sample in the making."""
-        self._request = request
+        self._request = replace(request, partial=None)
         self._services = services
-        self._done = deque(services.journal.turns(request))
+        self.builder = SampleBuilder(self._request)
+        """The sample in the making."""
+        self._ended: list[Sample] = []
+        self._said = ""
         self._num_known = 0
         self._policy_version = services.endpoint.policy_version
-        self._num_turns = 0
+        self._course = _Course(deque(services.journal.turns(request)))
+        self._counts = Counter[str]()
 
     async def sample(self) -> Completion:
         """Sample the next turn and append it; one that was aborted is resumed.
@@ -70,13 +83,15 @@ class Episode:
             pieces.append(turn.completion)
             if turn.completion.version_spans:
                 self._policy_version = turn.completion.version_spans[-1].policy_version
-        self._num_turns += 1
-        if len(pieces) == 1:
-            return pieces[0]
-        # A character may be split between two pieces, so their texts cannot simply be joined.
-        ids = np.concatenate([piece.token_ids for piece in pieces])
-        skip = self._request.params.skip_special_tokens
-        return replace(pieces[-1], text=self._services.tokenizer.decode(ids, skip_special_tokens=skip))
+        self._course.num_turns += 1
+        whole = pieces[-1]
+        if len(pieces) > 1:
+            # A character may be split between two pieces, so their texts cannot simply be joined.
+            ids = np.concatenate([piece.token_ids for piece in pieces])
+            skip = self._request.params.skip_special_tokens
+            whole = replace(whole, text=self._services.tokenizer.decode(ids, skip_special_tokens=skip))
+        self._said = whole.text
+        return whole
 
     def tell(self, text: str) -> None:
         """Append what the model is told before its next turn; it is not trained on."""
@@ -86,10 +101,50 @@ class Episode:
         """Append tokens ``(N,)`` that the model is sent before its next turn; they are not trained on."""
         self.builder.append_inserted(token_ids, policy_version=self._policy_version)
 
+    def follow(self, follow_up: FollowUp) -> bool:
+        """Append what a conversation says is sent next, or go on from it; nothing where no token could be sampled then.
+
+        Returns:
+            Whether a token can be.
+        """
+        ids = follow_up.token_ids
+        if follow_up.is_context:
+            begun = SampleBuilder(self._request, context_ids=ids, num_spent=self.builder.num_spent)
+            has_room = begun.remaining_budget > 0
+        else:
+            has_room = len(ids) < self.builder.remaining_budget
+        if not has_room:
+            return False
+        if follow_up.rewrites:
+            self._counts[REWRITTEN_TURNS] += 1
+        if follow_up.is_context:
+            self.fork(ids)
+        else:
+            self.insert(ids)
+        return True
+
+    def fork(self, context_ids: NDArray[np.int32]) -> None:
+        """Go on from another context ``(P,)``, such as a summary; what was sampled so far is a sample of its own."""
+        self._ended.append(self.builder.build(SampleStatus.COMPLETED, response=self._said))
+        self.builder = SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
+        self._num_known = 0
+
+    def sub_agent(self, context_ids: NDArray[np.int32]) -> Episode:
+        """Return a second conversation of this rollout, from a context ``(P,)`` of its own.
+
+        Its turns and calls stand in the same journal, so that one of the two speaks at a time. Its budget is what is
+        left of this one's, and its :meth:`end` gives further samples of the rollout.
+        """
+        other = copy(self)
+        other.builder = SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
+        other._ended, other._said, other._num_known, other._counts = [], "", 0, Counter()
+        return other
+
     def end(self, last: Completion, *, response: str | None = None) -> list[Sample]:
-        """Return the rollout's sample, which ends as its last turn did; the text of the response is that turn's."""
+        """Return the samples, the last of which ends as its last turn did; a response is the text of its last turn."""
         status = STATUS_OF[last.finish_reason.kind]
-        return [self.builder.build(status, response=last.text if response is None else response)]
+        sample = self.builder.build(status, response=last.text if response is None else response)
+        return [*self._ended, replace(sample, metadata={**sample.metadata, **self._counts})]
 
     async def call(self, tool: str, arguments: Any, run: Callable[[], Awaitable[Any]], *, if_lost: Any) -> Any:
         """Call a tool unless an earlier execution has, and return its answer.
@@ -120,33 +175,35 @@ class Episode:
         return answer
 
     async def _generate(self) -> Completion:
-        request, budget = self._request, self.builder.remaining_budget
+        request, budget, num_turns = self._request, self.builder.remaining_budget, self._course.num_turns
         params, behind = request.params, self.builder.response_length
         params = replace(
             params,
             max_new_tokens=budget,
             min_new_tokens=min(budget, params.min_new_tokens),
             # With one seed, equal numbers would choose the first tokens of all turns.
-            seed=derive_seed(params.seed, "turn", behind) if behind and params.seed is not None else params.seed,
+            seed=params.seed
+            if params.seed is None or not (num_turns or behind)
+            else derive_seed(params.seed, "turn", num_turns, behind),
         )
         return await self._services.endpoint.generate(
             self.builder.token_ids,
             params,
-            request_id=f"step{request.step}-turn{self._num_turns}-rollout{request.rollout_id}",
+            request_id=f"step{request.step}-turn{num_turns}-rollout{request.rollout_id}",
             images=request.prompt.images,
         )
 
     def _again(self, kind: type[_Turn]) -> _Turn | None:
         """Return what an earlier execution did next; None where it did nothing more."""
-        if not self._done:
+        if not self._course.done:
             return None
-        turn = self._done.popleft()
+        turn = self._course.done.popleft()
         if not isinstance(turn, kind):
             raise self._other(f"{type(turn).__name__} follows, not {kind.__name__}")
         return turn
 
     def _other(self, what: str) -> RunFailedError:
-        where = f"rollout {self._request.rollout_id}, turn {self._num_turns}"
+        where = f"rollout {self._request.rollout_id}, turn {self._course.num_turns}"
         return RunFailedError(f"{where}: in an earlier execution {what}: a generate function must do the same again")
 
 

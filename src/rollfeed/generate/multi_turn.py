@@ -33,7 +33,8 @@ async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence
     environment = services.environments.get(prompt.metadata["environment"])
     if not isinstance(environment, MultiTurnEnvironment):
         raise PluginError(f"environment {environment.environment_id}: it has no start, step and give_up")
-    episode, conversation = Episode(request, services), Conversation(prompt, services.tokenizer)
+    episode = Episode(request, services)
+    conversation = Conversation(prompt, services.tokenizer, rewritten=services.rewritten_turns)
     state = environment.start(prompt.metadata["params"])
     while True:
         begun = len(episode.builder.token_ids)
@@ -47,15 +48,14 @@ async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence
             return _scored(episode, turn, step.verdict, status=SampleStatus.COMPLETED)
         # Of a turn that was resumed, the completion has the last piece only.
         said = episode.builder.token_ids[begun:]
-        state, told = step.state, conversation.follow_up(said, step.messages)
-        if len(told) >= episode.builder.remaining_budget:
+        state = step.state
+        if not episode.follow(conversation.follow_up(said, step.messages)):
             return _scored(episode, turn, environment.give_up(state), status=SampleStatus.TRUNCATED)
-        episode.insert(told)
 
 
 def _scored(episode: Episode, last: Completion, verdict: Verdict, *, status: SampleStatus) -> list[Sample]:
     if verdict.reward is None:
         raise RewardError(f"the episode has no reward: {verdict.detail}")
-    return [
-        replace(sample, status=status, reward=verdict.reward, correct=verdict.correct) for sample in episode.end(last)
-    ]
+    *forks, sample = episode.end(last)
+    samples = [*forks, replace(sample, status=status)]
+    return [replace(sample, reward=verdict.reward, correct=verdict.correct) for sample in samples]

@@ -5,7 +5,13 @@ does the handing. The protocols a user may implement (named in ``[plugins]`` of 
 passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
 """
 
-from rollfeed.protocols.episodes import MULTI_TURN, EnvironmentStep, MultiTurnEnvironment
+from rollfeed.protocols.episodes import (
+    MULTI_TURN,
+    REWRITTEN_TURNS,
+    EnvironmentStep,
+    MultiTurnEnvironment,
+    RewrittenTurns,
+)
 from rollfeed.protocols.execution import (
     ExecLimits,
     ExecOutcome,
@@ -43,6 +49,7 @@ from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPubl
 
 __all__ = [
     "MULTI_TURN",
+    "REWRITTEN_TURNS",
     "AdvantageFn",
     "AgeRule",
     "BatchCutter",
@@ -70,6 +77,7 @@ __all__ = [
     "PromptRenderer",
     "PromptSource",
     "RewardFn",
+    "RewrittenTurns",
     "RolloutContext",
     "RolloutFn",
     "RolloutObserver",

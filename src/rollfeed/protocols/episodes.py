@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from rollfeed.protocols.rollouts import Environment
@@ -11,6 +12,23 @@ from rollfeed.types import Message, Verdict
 
 MULTI_TURN = "multi_turn"
 """Key of a prompt's metadata that is true where its environment answers back."""
+
+REWRITTEN_TURNS = "rewritten_turns"
+"""Key of a sample's metadata: turns after which the chat template showed earlier ones otherwise."""
+
+
+class RewrittenTurns(StrEnum):
+    """Chooses how an episode goes on where the chat template shows earlier turns otherwise than they were said.
+
+    Many templates leave out the thoughts of earlier turns when the user speaks again.
+    """
+
+    FORK = "fork"
+    """The turns so far are a sample; those to come are another one, with the context that the template shows."""
+    APPEND = "append"
+    """What was said stays as it was, in one sample."""
+    REFUSE = "refuse"
+    """The rollout fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

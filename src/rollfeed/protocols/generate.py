@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollfeed.errors import RunFailedError
+from rollfeed.protocols.episodes import RewrittenTurns
 from rollfeed.protocols.execution import SandboxProvider, Workers
 from rollfeed.protocols.prompts import Tokenizer
 from rollfeed.protocols.rollouts import Endpoint, Environment
@@ -104,6 +105,8 @@ class Services:
     """Processes that can be killed, for functions that may hang."""
     journal: TurnJournal = field(default_factory=TurnJournal)
     """What answerings of several turns have done; see :class:`rollfeed.generate.Episode`."""
+    rewritten_turns: RewrittenTurns = RewrittenTurns.FORK
+    """What episodes do where the chat template shows earlier turns otherwise than they were said."""
 
 
 class GenerateFn(Protocol):
