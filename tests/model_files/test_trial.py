@@ -46,6 +46,24 @@ def test_a_model_that_is_another_each_time_is_refused() -> None:
     assert refusal_of_model(model, generates=False) == "it says something else of one text each time"
 
 
+@pytest.mark.parametrize("num_wrong", [1, 2])
+def test_a_batch_is_tried_once_more_before_a_model_is_refused_for_it(num_wrong: int) -> None:
+    model = made(transformers.LlamaConfig(**SIZES, intermediate_size=48))
+    whole, batches = model.forward, []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = whole(*args, **kwargs)
+        if len(output.logits) == 2 and not output.past_key_values:
+            batches.append(output)
+            if len(batches) <= num_wrong:
+                output.logits = output.logits.roll(1, dims=-1)
+        return output
+
+    model.forward = forward
+    refusal = refusal_of_model(model, generates=True)
+    assert refusal == (None if num_wrong == 1 else "what it says of a text depends on the other texts of a batch")
+
+
 def test_a_model_that_computes_differently_token_by_token_is_refused() -> None:
     model = made(transformers.LlamaConfig(**SIZES, intermediate_size=48))
     whole = model.forward
