@@ -254,7 +254,11 @@ def _placement_lines(result: dict[str, Any]) -> Iterator[str]:
 
 def _add_chaos_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=["sync", "partial", "async"], default="sync", help="rollout.mode of the run")
-    add_flags(parser, deterministic="the order of the prompts must be that of the unbroken run")
+    add_flags(
+        parser,
+        deterministic="the order of the prompts must be that of the unbroken run",
+        agents="episodes with a tool that leaves traces, killed in their middle: nothing may be done twice",
+    )
     add_path(parser, "--keep", "DIR", "an empty folder, to keep both runs in")
 
 
@@ -262,14 +266,23 @@ def _bench_chaos(arguments: argparse.Namespace, progress: Progress) -> dict[str,
     from rollfeed.benchmarks.chaos import Chaos, bench_chaos
 
     chaos = Chaos(
-        num_kills=arguments.kills, mode=arguments.mode, deterministic=arguments.deterministic, seed=arguments.seed
+        num_kills=arguments.kills,
+        mode=arguments.mode,
+        deterministic=arguments.deterministic,
+        agents=arguments.agents,
+        seed=arguments.seed,
     )
     return bench_chaos(chaos, keep=arguments.keep, progress=progress)
 
 
 def _chaos_lines(result: dict[str, Any]) -> Iterator[str]:
     kills = ", ".join(f"{number} {kind}" for kind, number in result["kills"].items())
-    yield f"{result['lost']} lost, {result['duplicated']} duplicated, {result['reordered']} reordered"
+    effects = result["effects"]
+    yield (
+        f"{result['lost']} lost, {result['duplicated']} duplicated, {result['reordered']} reordered; "
+        f"{effects['calls']} calls of the tool, {effects['repeated']} repeated, {effects['missing']} missing, "
+        f"{effects['unsure']} begun by a killed process"
+    )
     yield (
         f"{result['trained']} prompts trained and {result['dropped']} dropped in {result['steps']} steps; "
         f"kills: {kills}; {result['commits_hit']} inside a commit; {result['seconds']:.0f} s"

@@ -22,6 +22,11 @@ def test_kills_of_all_kinds_come_at_rising_steps_and_depend_on_the_seed_only() -
     assert kills == plan_kills(chaos, 150, Random(1)) != plan_kills(chaos, 150, Random(2))
 
 
+def test_agents_are_killed_in_the_middle_of_episodes_only() -> None:
+    kills = plan_kills(Chaos(num_kills=30, agents=True), 150, Random(1))
+    assert [kill.kind for kill in kills] == [KillKind.EPISODE] * 30
+
+
 def test_the_prompts_that_are_kept_fill_the_steps_exactly(tmp_path: Path) -> None:
     job = make_job(tmp_path, num_kills=10, mode="sync", deterministic=True, seed=1, addresses=["http://127.0.0.1:1"])
     assert len(job.kept_ids) == job.num_steps * job.batch_size
@@ -54,5 +59,15 @@ def test_a_run_whose_commit_is_broken_and_whose_engine_dies_comes_to_the_same_en
     result = bench_chaos(Chaos(num_kills=2, deterministic=True), progress=told.append)
     assert result["passed"], result
     assert (result["lost"], result["duplicated"], result["reordered"]) == (0, 0, 0)
-    assert result["kills"] == {"process": 0, "commit": 1, "engine": 1, "worker": 0}
+    assert result["kills"] == {"process": 0, "commit": 1, "engine": 1, "worker": 0, "episode": 0}
     assert len(told) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+def test_agents_that_are_killed_in_mid_episode_do_nothing_twice(leaves_no_process: None, mode: str) -> None:
+    result = bench_chaos(Chaos(num_kills=3, mode=mode, agents=True), progress=lambda line: None)
+    assert result["passed"], result
+    assert (result["lost"], result["duplicated"], result["effects"]["repeated"]) == (0, 0, 0)
+    assert result["kills"]["episode"] == len(result["open_episodes_at_kills"]) == 3
+    assert all(result["open_episodes_at_kills"])

@@ -3,6 +3,8 @@
 What is killed, at random instants: the process of the run, also inside its commits; an engine, which comes back; a
 worker that computes rewards. The same command goes on after each end. Then the files are counted by other code than
 the run's, and compared with an unbroken run of the same settings.
+
+With agents it is the process, each time in the middle of episodes: as soon as their tool has been called so often.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from random import Random
 from signal import SIGKILL
 from typing import Any
 
-from rollfeed.benchmarks.chaos.job import RUN, SETTINGS, UNBROKEN, ChaosJob, make_job
+from rollfeed.benchmarks.chaos.effects import count_effects, num_open_episodes, read_calls
+from rollfeed.benchmarks.chaos.job import RUN, SETTINGS, UNBROKEN, UNBROKEN_AGENT, ChaosJob, make_job
 from rollfeed.benchmarks.chaos.processes import ChaosEngine, RunProcess, final_ledger
 from rollfeed.benchmarks.chaos.recount import num_reordered, recount
 from rollfeed.errors import ConfigError, RunFailedError
@@ -37,6 +40,8 @@ _START_SECONDS = 6.0
 """The same of a process that is only starting."""
 _COMMIT_SECONDS = 0.01
 """And a commit."""
+_MOST_CALLS = 40
+"""Of a tool, before a kill of an episode."""
 _MOST_PROBLEMS = 20
 _AWAY_SECONDS = 0.5
 """At most, before an engine is started again; the start takes longer."""
@@ -50,6 +55,8 @@ class KillKind(StrEnum):
     """The process, as soon as a file of a step appears."""
     ENGINE = "engine"
     WORKER = "worker"
+    EPISODE = "episode"
+    """The process, while agents are between two calls of their tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,8 @@ class Chaos:
     num_kills: int
     mode: str = "sync"
     deterministic: bool = False
+    agents: bool = False
+    """Whether prompts are answered in several turns with a tool between them, and killed there."""
     seed: int = 0
 
 
@@ -70,7 +79,7 @@ class Kill:
     step: int
     """It comes when this one has its files, or at once if it has them already."""
     instant: float
-    """From 0 to 1: when, of the time that is open to it, or at which file of a commit."""
+    """From 0 to 1: when, of the time that is open to it, at which file of a commit, or after how many calls."""
 
 
 def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -98,6 +107,7 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
             deterministic=chaos.deterministic,
             seed=chaos.seed,
             addresses=addresses[:_NUM_ENGINES],
+            agents=chaos.agents,
         )
         # The two run beside each other, each with engines of its own.
         undisturbed = _start_unbroken(job, addresses[_NUM_ENGINES:], stack)
@@ -108,14 +118,18 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
         if undisturbed.wait_for_end():
             raise RunFailedError(f"the unbroken run failed: {undisturbed.last_words()}")
         unbroken = recount(undisturbed.out, job, ledger=final_ledger(undisturbed.out))
+        effects = count_effects(monkey.process.out, job)
+        unbroken.problems += count_effects(undisturbed.out, job).problems
     reordered = num_reordered(counts.trained, unbroken.trained)
     problems = [
         *counts.problems[:_MOST_PROBLEMS],
+        *effects.problems[:_MOST_PROBLEMS],
         *(f"unbroken: {each}" for each in unbroken.problems[:_MOST_PROBLEMS]),
     ]
     if monkey.kills.total() < chaos.num_kills:
         problems.append(f"the run ended after {monkey.kills.total()} of {chaos.num_kills} kills")
-    is_wrong = counts.lost or counts.duplicated or problems or error or (chaos.deterministic and reordered)
+    is_wrong = counts.lost or counts.duplicated or effects.repeated or effects.missing or problems or error
+    is_wrong = is_wrong or (chaos.deterministic and reordered)
     return {
         "passed": not is_wrong,
         "lost": len(counts.lost),
@@ -125,24 +139,29 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
         "error": error,
         "kills": {kind.value: monkey.kills[kind] for kind in KillKind},
         "commits_hit": monkey.num_commits_hit,
+        "effects": effects.figures(),
+        "open_episodes_at_kills": monkey.open_episodes,
         "trained": len(counts.trained),
         "dropped": len(counts.dropped),
         "steps": counts.num_steps,
         "mode": chaos.mode,
         "deterministic": chaos.deterministic,
+        "agents": chaos.agents,
         "seed": chaos.seed,
         "seconds": time.monotonic() - started,
     }
 
 
 def plan_kills(chaos: Chaos, num_steps: int, random: Random) -> list[Kill]:
-    """Return kills at random steps: rounds of all kinds in random order, none twice in a row."""
-    order = [KillKind.COMMIT, KillKind.ENGINE, KillKind.WORKER, KillKind.PROCESS]
+    """Return kills at random steps: rounds of all kinds in random order, none twice in a row; of agents one kind."""
+    order = (
+        [KillKind.EPISODE] if chaos.agents else [KillKind.COMMIT, KillKind.ENGINE, KillKind.WORKER, KillKind.PROCESS]
+    )
     kinds: list[KillKind] = []
     while len(kinds) < chaos.num_kills:
         in_turn = order[: chaos.num_kills - len(kinds)]
         random.shuffle(in_turn)
-        if kinds and in_turn[0] is kinds[-1]:
+        if kinds and in_turn[0] is kinds[-1] and len(in_turn) > 1:
             in_turn.append(in_turn.pop(0))
         kinds += in_turn
     steps = sorted(random.randrange(max(1, int(_LATEST * num_steps))) for _ in kinds)
@@ -161,8 +180,8 @@ def _check(chaos: Chaos, keep: Path | None) -> None:
 
 
 def _start_unbroken(job: ChaosJob, addresses: Sequence[str], stack: ExitStack) -> RunProcess:
-    workers = f"engine.sglang.workers={json.dumps(addresses)}"
-    process = RunProcess(job.folder / SETTINGS, job.folder / UNBROKEN, overrides=[workers])
+    overrides = [f"engine.sglang.workers={json.dumps(addresses)}", *([UNBROKEN_AGENT] if job.agents else [])]
+    process = RunProcess(job.folder / SETTINGS, job.folder / UNBROKEN, overrides=overrides)
     stack.callback(process.kill)
     process.start()
     return process
@@ -178,6 +197,8 @@ class _Monkey:
         stack.callback(self.process.kill)
         self.kills: Counter[KillKind] = Counter()
         self.num_commits_hit = 0
+        self.open_episodes: list[int] = []
+        """At each kill of an episode: how many had made their first call and not their last."""
         self._engines = engines
         self._progress = progress
         self._has_just_started = True
@@ -203,8 +224,10 @@ class _Monkey:
                 done = self._kill_engine(each.instant)
             case KillKind.WORKER:
                 done = self._kill_worker(each.instant)
+            case KillKind.EPISODE:
+                done = self._kill_episode(each.instant)
         self.kills[each.kind] += done
-        self._has_just_started &= each.kind in (KillKind.PROCESS, KillKind.COMMIT)
+        self._has_just_started &= each.kind in (KillKind.PROCESS, KillKind.COMMIT, KillKind.EPISODE)
         if done:
             self._progress(f"{each.kind} killed at step {each.step} of the plan, {self.process.num_steps()} steps done")
 
@@ -216,6 +239,14 @@ class _Monkey:
         step = self.process.num_steps()
         has_come = partial(self.process.is_committing, step, instant=instant)
         return self.process.wait_until(has_come, poll_seconds=_COMMIT_SECONDS / 10) and self._end_and_go_on()
+
+    def _kill_episode(self, instant: float) -> bool:
+        out, most = self.process.out, 1 + int(instant * _MOST_CALLS)
+        before = read_calls(out).total()
+        if not self.process.wait_until(lambda: read_calls(out).total() >= before + most) or not self._end_and_go_on():
+            return False
+        self.open_episodes.append(num_open_episodes(read_calls(out)))
+        return True
 
     def _end_and_go_on(self) -> bool:
         if self.process.has_ended:

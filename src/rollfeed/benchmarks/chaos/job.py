@@ -1,4 +1,4 @@
-"""The work of a run of ``rollfeed bench chaos``: a folder with settings, prompts, a tokenizer and a reward function.
+"""The work of a run of ``rollfeed bench chaos``: a folder with settings, prompts, a tokenizer and functions.
 
 The prompts end with the last step: every prompt is either trained or dropped by the filter, which ones is known
 beforehand, and a lost one leaves the last step short. The last prompts of an epoch are all kept, so that none that is
@@ -15,10 +15,16 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 SETTINGS, RUN, UNBROKEN = "chaos.toml", "run", "unbroken"
-_BATCH_SIZE, _OVER_SAMPLING = 4, 8
+UNBROKEN_AGENT = f"plugins.generate=chaos_agent:{UNBROKEN}"
+NUM_CALLS = 2
+"""Of a tool, in each episode of an agent."""
+DONE, LOST = " done ", " lost "
+"""What the agent is told: the tool's answer, or that a killed process has called it and its answer is not known."""
+_BATCH_SIZE, _GROUP_SIZE, _OVER_SAMPLING = 4, 4, 8
 _NUM_EPOCHS = 5
 _STEPS_PER_KILL, _LEAST_STEPS = 5, 30
 _END = "<|end|>"
+_EFFECTS = "effects"
 
 _REWARD = '''"""Every second response of a prompt is right, or all are: then a filter drops the prompt."""
 
@@ -28,6 +34,39 @@ import time
 def score(sample, prompt):
     time.sleep(0.002)  # as if there was something to compute, so that a kill may come in between
     return 1.0 if prompt.label == "alike" else float(sample.index % 2)
+'''
+
+_AGENT = '''"""Three turns with a tool between them; each call leaves a line in a file that is no part of the run."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from rollfeed.generate import Episode
+from rollfeed.types import FinishKind
+
+
+async def play(request, *, services, file):
+    episode = Episode(request, services)
+    for call in range({num_calls}):
+        turn = await episode.sample()
+        if turn.finish_reason.kind is not FinishKind.STOP:
+            return episode.end(turn)
+        line = f"{{request.prompt.prompt_id}} {{request.index % {group_size}}} {{call}}"
+        answer = await episode.call("append", line, partial(append, file, line), if_lost="{lost}")
+        episode.tell(answer)
+    return episode.end(await episode.sample())
+
+
+async def append(file, line):
+    with Path(__file__).with_name(file).open("ab", buffering=0) as opened:
+        opened.write(f"{{line}}\\n".encode())
+    await asyncio.sleep(0.05)  # so that a kill may come between what is done and its answer
+    return "{done}"
+
+
+{run} = partial(play, file="{run}.{effects}")
+{unbroken} = partial(play, file="{unbroken}.{effects}")
 '''
 
 _SETTINGS = """seed = {seed}
@@ -56,10 +95,10 @@ failure_retries = 50
 failure_budget = 1.0
 
 [sampling]
-rollout_max_response_len = 256
+rollout_max_response_len = 512
 
 [engine]
-context_length = 512
+context_length = 1024
 
 [engine.sglang]
 workers = {addresses}
@@ -77,6 +116,7 @@ name = "reward_std"
 [plugins]
 reward = "chaos_reward:score"
 """
+_GENERATE = 'generate = "chaos_agent:{name}"\n'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +131,24 @@ class ChaosJob:
     """Of prompts that must be trained, epochs included."""
     dropped_ids: frozenset[str]
     """Of prompts that the filter must drop."""
+    agents: bool = False
+    """Whether prompts are answered in several turns with a tool between them."""
+
+
+def effects_file(out: Path) -> Path:
+    """Return where the tool of a run's agents leaves its lines: prompt, member of the group and number of the call."""
+    return out.with_name(f"{out.name}.{_EFFECTS}")
 
 
 def make_job(
-    folder: Path, *, num_kills: int, mode: str, deterministic: bool, seed: int, addresses: Sequence[str]
+    folder: Path,
+    *,
+    num_kills: int,
+    mode: str,
+    deterministic: bool,
+    seed: int,
+    addresses: Sequence[str],
+    agents: bool = False,
 ) -> ChaosJob:
     """Write everything that a run needs.
 
@@ -105,6 +159,7 @@ def make_job(
         deterministic: ``rollout.deterministic``.
         seed: Of the run.
         addresses: Of the engines.
+        agents: Whether prompts are answered in several turns with a tool between them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     least = max(_LEAST_STEPS, _STEPS_PER_KILL * num_kills)
@@ -113,14 +168,17 @@ def make_job(
     rows = [{"prompt": f"Question {row} of {len(labels)}?", "label": label} for row, label in enumerate(labels)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "chaos_reward.py").write_text(_REWARD)
+    if agents:
+        (folder / "chaos_agent.py").write_text(_agent())
     _write_tokenizer(folder / "model")
     job = ChaosJob(
         folder=folder,
         num_steps=num_kept * _NUM_EPOCHS // _BATCH_SIZE,
         batch_size=_BATCH_SIZE,
-        group_size=4,
+        group_size=_GROUP_SIZE,
         kept_ids=_prompt_ids(labels, "spread"),
         dropped_ids=_prompt_ids(labels, "alike"),
+        agents=agents,
     )
     settings = _SETTINGS.format(
         seed=seed,
@@ -131,11 +189,17 @@ def make_job(
         num_steps=job.num_steps,
         batch_size=job.batch_size,
         group_size=job.group_size,
-        over_sampling=_OVER_SAMPLING,
+        # What a synchronous step aborts is answered from the beginning, tools and all: agents leave it nothing.
+        over_sampling=_BATCH_SIZE if agents and mode == "sync" else _OVER_SAMPLING,
         addresses=json.dumps(list(addresses)),
     )
-    (folder / SETTINGS).write_text(settings)
+    (folder / SETTINGS).write_text(settings + (_GENERATE.format(name=RUN) if agents else ""))
     return job
+
+
+def _agent() -> str:
+    names = {"run": RUN, "unbroken": UNBROKEN, "effects": _EFFECTS}
+    return _AGENT.format(num_calls=NUM_CALLS, group_size=_GROUP_SIZE, lost=LOST, done=DONE, **names)
 
 
 def _labels(num_kept: int) -> list[str]:
