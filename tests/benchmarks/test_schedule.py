@@ -3,12 +3,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rollfeed.benchmarks.schedule import bench_schedule
-from rollfeed.benchmarks.schedule_figures import Fate, MeasuredWindow, RequestRecord, Snapshot, count_tokens, lengths
+from rollfeed.benchmarks.schedule_figures import (
+    CommitLog,
+    Fate,
+    MeasuredWindow,
+    RequestRecord,
+    Snapshot,
+    count_tokens,
+    lengths,
+)
 from rollfeed.benchmarks.schedule_workload import (
     NumberedPrompts,
     QuickTokenizer,
@@ -18,7 +27,7 @@ from rollfeed.benchmarks.schedule_workload import (
 )
 from rollfeed.cli import exit_codes
 from rollfeed.cli.main import main
-from rollfeed.testing import END_OF_TURN, CharTokenizer, make_sample
+from rollfeed.testing import END_OF_TURN, CharTokenizer, make_group, make_sample
 from rollfeed.testing.fake_sglang import draw_length
 from rollfeed.types import Drop
 
@@ -116,6 +125,16 @@ def test_tokens_that_are_not_trained_on_have_a_reason() -> None:
     used, wasted = count_tokens(records, fates, window(0.0, 10.0, generated_tokens=20), step_seconds=1.0)
     assert used == 6
     assert wasted == {"filtered": 4, "discarded": 3, "restarted": 2, "unreturned": 5}
+
+
+def test_what_the_model_was_told_between_its_turns_is_not_a_part_of_a_length() -> None:
+    told = replace(make_sample("abcdef"), loss_mask=np.array([1, 1, 0, 0, 1, 1], np.float32))
+    group = make_group([0.0])
+    group = replace(group, rollouts=(replace(group.rollouts[0], samples=(told,)),))
+    batch = SimpleNamespace(step=3, groups=[group], samples=[told], policy_version=0)
+    log = CommitLog()
+    log.add(SimpleNamespace(batch=batch, dropped=[], state=SimpleNamespace(requeued=[], in_flight=[], surplus=[])))
+    assert list(log.fates.values()) == [fate(4, step=3)]
 
 
 def test_lengths_compare_what_was_trained_in_time_with_all_that_was_drawn() -> None:

@@ -126,7 +126,12 @@ async def _open(workload: ScheduleWorkload) -> AsyncIterator[_ScheduleRun]:
                 prompt_tokens=workload.prompt_tokens,
             )
             async with open_rollouts(
-                config, source=source, engine=engine, tokenizer=QuickTokenizer(), commit=commit
+                config,
+                source=source,
+                engine=engine,
+                tokenizer=QuickTokenizer(),
+                commit=commit,
+                turns=directory.turns,
             ) as rollouts:
                 yield _ScheduleRun(rollouts, engine, source, log, fakes, Path(name))
 

@@ -88,7 +88,7 @@ class Fate:
     dropped_as: str | None
     """None: it was trained on."""
     lengths: tuple[int, ...]
-    """Of its responses."""
+    """Of its responses, without what the model was told in between."""
 
     @property
     def is_trained(self) -> bool:
@@ -122,7 +122,8 @@ def prompt_key(drawn: Any) -> PromptKey:
 
 
 def _fate(group: Group, step: int, reason: str | None) -> Fate:
-    return Fate(step=step, dropped_as=reason, lengths=tuple(each.response_tokens for each in group.rollouts))
+    lengths = (sum(int(sample.loss_mask.sum()) for sample in each.samples) for each in group.rollouts)
+    return Fate(step=step, dropped_as=reason, lengths=tuple(lengths))
 
 
 def _ages(samples: Sequence[Sample], policy_version: int) -> Iterator[int]:

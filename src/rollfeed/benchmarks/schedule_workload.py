@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.config import PluginSettings, RolloutConfig, RolloutSettings, SamplingSettings
-from rollfeed.protocols import GroupFilter, PromptSource
+from rollfeed.protocols import GenerateFn, GroupFilter, PromptSource
 from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.testing.fake_sglang import FakeMode, FakeSettings, TimeModelSettings
 from rollfeed.types import Drop, FilterDecision, Keep, Prompt, Sample
@@ -99,9 +99,19 @@ class ScheduleWorkload:
         )
 
     @property
+    def max_response_tokens(self) -> int:
+        """Tokens of the longest response, of all its turns."""
+        return self.max_length
+
+    @property
+    def generate_fn(self) -> GenerateFn | None:
+        """Answers a prompt; None for the built-in one."""
+        return None
+
+    @property
     def context_length(self) -> int:
         """Tokens of prompt and longest response, and a little room."""
-        return self.prompt_tokens + self.max_length + _ROOM_TOKENS
+        return self.prompt_tokens + self.max_response_tokens + _ROOM_TOKENS
 
     @property
     def total_slots(self) -> int:
@@ -130,10 +140,11 @@ class ScheduleWorkload:
             return self.rollout_batch_size
         if self.mode is ScheduleMode.OVERSAMPLE:
             return 2 * self.rollout_batch_size
-        filling = self.total_slots / self.n_samples_per_prompt * self._longest_over_mean()
+        filling = self.total_slots / self.n_samples_per_prompt * self.longest_over_mean()
         return max(self.rollout_batch_size, math.ceil(_RESERVE * filling))
 
-    def _longest_over_mean(self) -> float:
+    def longest_over_mean(self) -> float:
+        """Return how long a group is in flight, over how long one of its responses holds a slot."""
         random = np.random.default_rng(self.seed)
         between = random.normal(0.0, self.sigma_between, (_NUM_SIMULATED_GROUPS, 1))
         within = random.normal(0.0, self.sigma_within, (_NUM_SIMULATED_GROUPS, self.n_samples_per_prompt))
@@ -153,9 +164,11 @@ class ScheduleWorkload:
                 **self._mode_settings(),
             ),
             plugins=PluginSettings(
-                reward=_every_other, group_filters=(drop_share(self.filtered_share),) if self.filtered_share else ()
+                generate=self.generate_fn,
+                reward=_every_other,
+                group_filters=(drop_share(self.filtered_share),) if self.filtered_share else (),
             ),
-            sampling=SamplingSettings(rollout_max_response_len=self.max_length),
+            sampling=SamplingSettings(rollout_max_response_len=self.max_response_tokens),
         )
 
     def _mode_settings(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rollfeed import app
 from rollfeed.benchmarks.machine import machine
-from rollfeed.cli import exit_codes
+from rollfeed.cli import bench_lines, exit_codes
 from rollfeed.cli.arguments import Parsers, add_actions, add_command, add_flags, add_numbers, add_path
 from rollfeed.engine import DEFAULT_MODEL, gguf_file_of
 from rollfeed.errors import ConfigError
@@ -109,38 +109,11 @@ def _bench_engine(arguments: argparse.Namespace, progress: Progress) -> dict[str
     return {**result, "servers": servers}
 
 
-def _engine_lines(result: dict[str, Any]) -> Iterator[str]:
-    for row in result["by_threads"]:
-        for precision, figures in row["by_precision"].items():
-            yield (
-                f"{row['threads']} threads, {precision}: {figures['ratio']:.2f} times as fast as generate() "
-                f"({figures['tokens_per_second']:.0f} tokens/s), "
-                f"logprobs within {figures['max_logprob_difference']:.1e}, "
-                f"KL {figures['kl']:.4f} a token, "
-                f"greedy outputs {'identical' if figures['greedy_outputs_identical'] else 'DIFFERENT'}"
-            )
-    for size, rates in result["servers"].items():
-        told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-        yield f"tokens/s over HTTP, {size} at once: {told}"
-
-
 def _bench_rewards(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     from rollfeed.benchmarks.rewards import RewardWorkload, bench_rewards
 
     workload = RewardWorkload(num_inputs=arguments.inputs, repetitions=arguments.repetitions, seed=arguments.seed)
     return bench_rewards(workload, progress=progress)
-
-
-def _rewards_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield (
-        f"{result['hub_ratio']:.1f} times {result['cores']} cores of math-verify "
-        f"({result['math_verify_verdicts_per_second']:.0f} verdicts/s in one process)"
-    )
-    for row in result["by_hanging_share"]:
-        yield (
-            f"hub, {row['hanging_share']:.0%} hanging: {row['verdicts_per_second']:.0f} verdicts/s, "
-            f"{row['lost_seconds']:.1f} s lost of {row['deadlines_seconds']:.1f} s of deadlines"
-        )
 
 
 def _add_client_options(parser: argparse.ArgumentParser) -> None:
@@ -166,21 +139,6 @@ def _bench_client(arguments: argparse.Namespace, progress: Progress) -> dict[str
         progress=progress,
         slime=None if folder is None else SlimeCheckout(folder=folder, python=python or Path(sys.executable)),
     )
-
-
-def _client_lines(result: dict[str, Any]) -> Iterator[str]:
-    for cell in result.get("cells", [result]):
-        if cell["slime_ratio"] is not None:
-            yield (
-                f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['slime_ratio']:.1f} times below slime, "
-                f"whose stand-in takes {cell['reference_over_slime']:.2f} times what it takes"
-            )
-        yield (
-            f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['ratio']:.1f} times below httpx, "
-            f"{cell['cpu_seconds_per_million_tokens']:.2f} CPU seconds per million tokens, "
-            f"{cell['bytes_per_token']:.1f} bytes a token, "
-            f"{cell['peak_memory_mb']:.0f} MB of memory (httpx {cell['reference_peak_memory_mb']:.0f} MB)"
-        )
 
 
 def _add_schedule_options(parser: argparse.ArgumentParser) -> None:
@@ -222,34 +180,10 @@ def _bench_schedule(arguments: argparse.Namespace, progress: Progress) -> dict[s
     return bench_schedule(workload, progress=progress)
 
 
-def _schedule_lines(result: dict[str, Any]) -> Iterator[str]:
-    reasons = ", ".join(f"{reason} {share:.1%}" for reason, share in result["wasted_by_reason"].items())
-    versions = result["versions"]
-    yield (
-        f"{result['workload']['mode']}: {result['efficiency']:.3f} of the bound of "
-        f"{result['bound_tokens_per_second']:.0f} tokens/s "
-        f"({result['efficiency_of_possible']:.3f} of what the filter leaves), slots idle {result['idle']:.1%}"
-    )
-    yield f"wasted {result['wasted_fraction']:.1%} of the tokens ({reasons or 'nothing'})"
-    yield (
-        f"mean length {result['mean_length_trained']:.1f} trained, {result['mean_length_drawn']:.1f} drawn:"
-        f" bias {result['length_bias']:+.2%}"
-    )
-    yield (
-        f"{versions['updates']:.0f} weight updates, {versions['spanning_share']:.1%} of the samples span versions,"
-        f" staleness {versions['staleness_mean']:.2f} on average, {versions['staleness_max']:.0f} at most"
-    )
-
-
 def _bench_placement(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     from rollfeed.benchmarks.schedule import PlacementWorkload, bench_placement
 
     return bench_placement(PlacementWorkload(seed=arguments.seed), progress=progress)
-
-
-def _placement_lines(result: dict[str, Any]) -> Iterator[str]:
-    for name, speedup in result["speedup"].items():
-        yield f"{name}: {result[name]['efficiency']:.3f} of the bound, {speedup:.2f} times as fast as without"
 
 
 def _add_chaos_options(parser: argparse.ArgumentParser) -> None:
@@ -275,20 +209,14 @@ def _bench_chaos(arguments: argparse.Namespace, progress: Progress) -> dict[str,
     return bench_chaos(chaos, keep=arguments.keep, progress=progress)
 
 
-def _chaos_lines(result: dict[str, Any]) -> Iterator[str]:
-    kills = ", ".join(f"{number} {kind}" for kind, number in result["kills"].items())
-    effects = result["effects"]
-    yield (
-        f"{result['lost']} lost, {result['duplicated']} duplicated, {result['reordered']} reordered; "
-        f"{effects['calls']} calls of the tool, {effects['repeated']} repeated, {effects['missing']} missing, "
-        f"{effects['unsure']} begun by a killed process"
-    )
-    yield (
-        f"{result['trained']} prompts trained and {result['dropped']} dropped in {result['steps']} steps; "
-        f"kills: {kills}; {result['commits_hit']} inside a commit; {result['seconds']:.0f} s"
-    )
-    yield from result["problems"]
-    yield from filter(None, [result["error"]])
+def _bench_agents(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    from rollfeed.benchmarks.agents import AgentsWorkload, TurnsWorkload, bench_agents
+    from rollfeed.benchmarks.schedule_workload import ScheduleMode
+
+    tokenizer = app.load_model(arguments.model, with_weights=False).tokenizer
+    turns = TurnsWorkload(context_tokens=arguments.context, repetitions=arguments.repetitions, seed=arguments.seed)
+    agents = AgentsWorkload(mode=ScheduleMode.ASYNC, num_steps=arguments.steps, seed=arguments.seed)
+    return bench_agents(turns, agents, tokenizer, progress=progress)
 
 
 def _bench_train(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
@@ -303,22 +231,11 @@ def _bench_train(arguments: argparse.Namespace, progress: Progress) -> dict[str,
     return bench_train(app.load_model(arguments.model), workload=workload, progress=progress)
 
 
-def _train_lines(result: dict[str, Any]) -> Iterator[str]:
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in result["parts"].items())
-    share = result["share_of_bound"]
-    yield f"{result['step_seconds']:.1f} s a step ({parts})"
-    yield (
-        f"{result['output_tokens_per_second']:.0f} output tokens/s of step time, "
-        f"{result['trained_tokens_per_second']:.0f} trained tokens/s of training time"
-    )
-    yield "nothing was trained on" if share is None else f"forward and backward at {share:.0%} of their matrix products"
-
-
 _REPETITIONS = (3, "of each measurement", 1)
 _BENCHES = {
     "engine": _Bench(
         _bench_engine,
-        _engine_lines,
+        bench_lines.engine,
         help="the embedded engine beside transformers' generate()",
         description="Decode the same prompts with the embedded engine and transformers in turn. Takes minutes.",
         example="--threads 1 2 --json > bench/engine.json",
@@ -327,7 +244,7 @@ _BENCHES = {
     ),
     "rewards": _Bench(
         _bench_rewards,
-        _rewards_lines,
+        bench_lines.rewards,
         help="the reward hub beside math-verify",
         description="Grade the same answers with the reward hub and with math-verify in one process, in turn.",
         example="--json > bench/rewards.json",
@@ -339,7 +256,7 @@ _BENCHES = {
     ),
     "client": _Bench(
         _bench_client,
-        _client_lines,
+        bench_lines.client,
         help="the SGLang client under a whole run beside a client as slime has it",
         description="Make rollouts on a fake server that takes no time, with ours, with httpx, json and lists, and "
         "with a checkout of slime where one is given, in turn. Takes half an hour for everything.",
@@ -349,7 +266,7 @@ _BENCHES = {
     ),
     "schedule": _Bench(
         _bench_schedule,
-        _schedule_lines,
+        bench_lines.schedule,
         help="the scheduler beside what its engines could do at most",
         description="Make batches from fake engines that take the time of real ones, and compare with all slots full "
         "all the time. Takes two minutes in the modes sync and oversample, five in partial and async; with --full ten "
@@ -371,7 +288,7 @@ _BENCHES = {
     ),
     "placement": _Bench(
         _bench_placement,
-        _placement_lines,
+        bench_lines.placement,
         help="step-synchronous runs with and without [placement]",
         description="Make the same batches with no placement, long answers first, and rounds of long answers. "
         "Takes five minutes.",
@@ -380,7 +297,7 @@ _BENCHES = {
     ),
     "chaos": _Bench(
         _bench_chaos,
-        _chaos_lines,
+        bench_lines.chaos,
         help="a run that is killed again and again beside one that is not",
         description="Kill a run, also inside its commits, its engines and its reward workers at random instants, "
         "resume it, and count from its files what was lost, doubled or reordered; the exit code is 1 when something "
@@ -389,9 +306,26 @@ _BENCHES = {
         numbers={"--kills": (10, "kills of all kinds together", 1), "--seed": (0, "of the run and of the kills", 0)},
         add_others=_add_chaos_options,
     ),
+    "agents": _Bench(
+        _bench_agents,
+        bench_lines.agents,
+        help="turns beside rendering the conversation again, and engines while tools take their time",
+        description="Take 8 to 128 turns in conversations that end at the same number of tokens, and measure the CPU "
+        "time of each beside rendering and tokenising all of it again; then make batches from fake engines in async "
+        "mode, with tools between the turns that take a time of heavy tail, and compare with all slots full all the "
+        "time. Takes six minutes.",
+        example="--json > bench/agents.json",
+        numbers={
+            "--repetitions": _REPETITIONS,
+            "--context": (8192, "tokens of a conversation at its end", 1024),
+            "--steps": (32, "batches with tools; 0: turns only", 0),
+            "--seed": (0, "of texts, lengths and waits", 0),
+        },
+        add_others=_add_model,
+    ),
     "train": _Bench(
         _bench_train,
-        _train_lines,
+        bench_lines.train,
         help="steps of training beside what their matrix products take",
         description="Train on a few batches with the embedded engine, in one process on the CPU, and measure "
         "generation, scoring, training and publishing; the passes are compared with plain matrix products of the same "

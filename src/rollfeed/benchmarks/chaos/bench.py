@@ -24,10 +24,10 @@ from random import Random
 from signal import SIGKILL
 from typing import Any
 
-from rollfeed.benchmarks.chaos.effects import count_effects, num_open_episodes, read_calls
+from rollfeed.benchmarks.chaos.effects import Effects, count_effects, num_open_episodes, read_calls
 from rollfeed.benchmarks.chaos.job import RUN, SETTINGS, UNBROKEN, UNBROKEN_AGENT, ChaosJob, make_job
 from rollfeed.benchmarks.chaos.processes import ChaosEngine, RunProcess, final_ledger
-from rollfeed.benchmarks.chaos.recount import num_reordered, recount
+from rollfeed.benchmarks.chaos.recount import Recount, num_reordered, recount
 from rollfeed.errors import ConfigError, RunFailedError
 
 MODES = ("sync", "partial", "async")
@@ -120,6 +120,12 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
         unbroken = recount(undisturbed.out, job, ledger=final_ledger(undisturbed.out))
         effects = count_effects(monkey.process.out, job)
         unbroken.problems += count_effects(undisturbed.out, job).problems
+    return _result(chaos, monkey, counts, unbroken, effects, error) | {"seconds": time.monotonic() - started}
+
+
+def _result(
+    chaos: Chaos, monkey: _Monkey, counts: Recount, unbroken: Recount, effects: Effects, error: str | None
+) -> dict[str, Any]:
     reordered = num_reordered(counts.trained, unbroken.trained)
     problems = [
         *counts.problems[:_MOST_PROBLEMS],
@@ -128,10 +134,9 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
     ]
     if monkey.kills.total() < chaos.num_kills:
         problems.append(f"the run ended after {monkey.kills.total()} of {chaos.num_kills} kills")
-    is_wrong = counts.lost or counts.duplicated or effects.repeated or effects.missing or problems or error
-    is_wrong = is_wrong or (chaos.deterministic and reordered)
+    wrong = [counts.lost, counts.duplicated, effects.repeated, effects.missing, problems, error]
     return {
-        "passed": not is_wrong,
+        "passed": not any(wrong) and not (chaos.deterministic and reordered),
         "lost": len(counts.lost),
         "duplicated": len(counts.duplicated),
         "reordered": reordered,
@@ -148,7 +153,6 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
         "deterministic": chaos.deterministic,
         "agents": chaos.agents,
         "seed": chaos.seed,
-        "seconds": time.monotonic() - started,
     }
 
 

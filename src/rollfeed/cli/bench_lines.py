@@ -1,0 +1,118 @@
+"""The figures of ``rollfeed bench`` in sentences: a function an action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def engine(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench engine`` has found."""
+    for row in result["by_threads"]:
+        for precision, figures in row["by_precision"].items():
+            yield (
+                f"{row['threads']} threads, {precision}: {figures['ratio']:.2f} times as fast as generate() "
+                f"({figures['tokens_per_second']:.0f} tokens/s), "
+                f"logprobs within {figures['max_logprob_difference']:.1e}, "
+                f"KL {figures['kl']:.4f} a token, "
+                f"greedy outputs {'identical' if figures['greedy_outputs_identical'] else 'DIFFERENT'}"
+            )
+    for size, rates in result["servers"].items():
+        told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+        yield f"tokens/s over HTTP, {size} at once: {told}"
+
+
+def rewards(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench rewards`` has found."""
+    yield (
+        f"{result['hub_ratio']:.1f} times {result['cores']} cores of math-verify "
+        f"({result['math_verify_verdicts_per_second']:.0f} verdicts/s in one process)"
+    )
+    for row in result["by_hanging_share"]:
+        yield (
+            f"hub, {row['hanging_share']:.0%} hanging: {row['verdicts_per_second']:.0f} verdicts/s, "
+            f"{row['lost_seconds']:.1f} s lost of {row['deadlines_seconds']:.1f} s of deadlines"
+        )
+
+
+def client(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench client`` has found."""
+    for cell in result.get("cells", [result]):
+        if cell["slime_ratio"] is not None:
+            yield (
+                f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['slime_ratio']:.1f} times below slime, "
+                f"whose stand-in takes {cell['reference_over_slime']:.2f} times what it takes"
+            )
+        yield (
+            f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['ratio']:.1f} times below httpx, "
+            f"{cell['cpu_seconds_per_million_tokens']:.2f} CPU seconds per million tokens, "
+            f"{cell['bytes_per_token']:.1f} bytes a token, "
+            f"{cell['peak_memory_mb']:.0f} MB of memory (httpx {cell['reference_peak_memory_mb']:.0f} MB)"
+        )
+
+
+def schedule(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench schedule`` has found."""
+    reasons = ", ".join(f"{reason} {share:.1%}" for reason, share in result["wasted_by_reason"].items())
+    versions = result["versions"]
+    yield (
+        f"{result['workload']['mode']}: {result['efficiency']:.3f} of the bound of "
+        f"{result['bound_tokens_per_second']:.0f} tokens/s "
+        f"({result['efficiency_of_possible']:.3f} of what the filter leaves), slots idle {result['idle']:.1%}"
+    )
+    yield f"wasted {result['wasted_fraction']:.1%} of the tokens ({reasons or 'nothing'})"
+    yield (
+        f"mean length {result['mean_length_trained']:.1f} trained, {result['mean_length_drawn']:.1f} drawn:"
+        f" bias {result['length_bias']:+.2%}"
+    )
+    yield (
+        f"{versions['updates']:.0f} weight updates, {versions['spanning_share']:.1%} of the samples span versions,"
+        f" staleness {versions['staleness_mean']:.2f} on average, {versions['staleness_max']:.0f} at most"
+    )
+
+
+def placement(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench placement`` has found."""
+    for name, speedup in result["speedup"].items():
+        yield f"{name}: {result[name]['efficiency']:.3f} of the bound, {speedup:.2f} times as fast as without"
+
+
+def chaos(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench chaos`` has found."""
+    kills = ", ".join(f"{number} {kind}" for kind, number in result["kills"].items())
+    effects = result["effects"]
+    yield (
+        f"{result['lost']} lost, {result['duplicated']} duplicated, {result['reordered']} reordered; "
+        f"{effects['calls']} calls of the tool, {effects['repeated']} repeated, {effects['missing']} missing, "
+        f"{effects['unsure']} begun by a killed process"
+    )
+    yield (
+        f"{result['trained']} prompts trained and {result['dropped']} dropped in {result['steps']} steps; "
+        f"kills: {kills}; {result['commits_hit']} inside a commit; {result['seconds']:.0f} s"
+    )
+    yield from result["problems"]
+    yield from filter(None, [result["error"]])
+
+
+def train(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench train`` has found."""
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in result["parts"].items())
+    share = result["share_of_bound"]
+    yield f"{result['step_seconds']:.1f} s a step ({parts})"
+    yield (
+        f"{result['output_tokens_per_second']:.0f} output tokens/s of step time, "
+        f"{result['trained_tokens_per_second']:.0f} trained tokens/s of training time"
+    )
+    yield "nothing was trained on" if share is None else f"forward and backward at {share:.0%} of their matrix products"
+
+
+def agents(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench agents`` has found."""
+    for row in result["cpu"]["turns"]:
+        yield (
+            f"{row['num_turns']} turns, {row['context_tokens']} tokens: {row['turn_ms']:.2f} ms a turn, "
+            f"{row['ratio']:.1f} times below rendering again ({row['reference_turn_ms']:.2f} ms); the last quarter "
+            f"{row['last_quarter_over_first']:.2f} times the first ({row['reference_last_quarter_over_first']:.2f})"
+        )
+    if "schedule" in result:
+        yield from schedule(result["schedule"])
