@@ -143,14 +143,15 @@ def test_a_sample_of_its_request_is_taken(changes: dict[str, Any]) -> None:
     check_sample(sample(**changes), REQUEST, limits=LIMITS)
 
 
-def test_one_of_several_samples_has_a_context_of_its_own() -> None:
+def test_a_sample_that_says_so_has_a_context_of_its_own() -> None:
     for ids in ([9, 4, 7, 8], [7, 8]):
-        fork = sample(token_ids=np.array(ids, np.int32))
-        check_sample(fork, REQUEST, limits=LIMITS, is_alone=False)
-        with pytest.raises(EngineProtocolError, match="do not begin with the prompt's"):
-            check_sample(fork, REQUEST, limits=LIMITS)
+        fork = {"token_ids": np.array(ids, np.int32)}
+        check_sample(sample(**fork, metadata={"own_context": True}), REQUEST, limits=LIMITS)
+        with pytest.raises(EngineProtocolError, match=r"do not begin with the prompt's; .* own_context = true"):
+            check_sample(sample(**fork), REQUEST, limits=LIMITS)
+    beyond = sample(token_ids=np.array([100, 7, 8], np.int32), metadata={"own_context": True})
     with pytest.raises(EngineProtocolError, match="its token ids go from 7 to 100"):
-        check_sample(sample(token_ids=np.array([100, 7, 8], np.int32)), REQUEST, limits=LIMITS, is_alone=False)
+        check_sample(beyond, REQUEST, limits=LIMITS)
 
 
 @pytest.mark.parametrize(

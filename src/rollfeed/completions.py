@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import EngineProtocolError
-from rollfeed.protocols import RolloutRequest
+from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
 from rollfeed.types import Completion, FinishKind, FinishReason, Sample, SamplingParams, VersionSpan
 
 LARGEST_VOCABULARY = 2**31
@@ -133,16 +133,14 @@ def check_completion(
     )
 
 
-def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits, is_alone: bool = True) -> None:
+def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits) -> None:
     """Check a sample that a generate function or a hook returned for its rollout.
 
     Args:
-        sample: Is of the request's rollout. Its loss mask may have any weights from 0 to 1, and its tokens without
-            weight any logprobs.
+        sample: Is of the request's rollout, and begins with its prompt unless the metadata says ``own_context``. Its
+            loss mask may have any weights from 0 to 1, and its tokens without weight any logprobs.
         request: That it answers.
         limits: Of the engine.
-        is_alone: Whether it is the rollout's only sample; it begins with the prompt of the request then, where one of
-            several has a context of its own.
 
     Raises:
         EngineProtocolError: If it cannot be trained on; says what is wrong.
@@ -153,15 +151,19 @@ def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits, is_
             f"it is of rollout {sample.rollout_id} in group {sample.group_index}, its request of {request.rollout_id} "
             f"in {request.group_index}"
         )
-    if is_alone and not np.array_equal(sample.token_ids[: len(prompt_ids)], prompt_ids):
-        raise EngineProtocolError("its token ids do not begin with the prompt's")
-    if is_alone and sample.prompt_length < len(prompt_ids):
+    has_prompt = not sample.metadata.get(OWN_CONTEXT)
+    if has_prompt and not np.array_equal(sample.token_ids[: len(prompt_ids)], prompt_ids):
+        raise EngineProtocolError(
+            "its token ids do not begin with the prompt's; a sample with another context has "
+            f"{OWN_CONTEXT} = true in its metadata"
+        )
+    if has_prompt and sample.prompt_length < len(prompt_ids):
         raise EngineProtocolError("its response begins inside the prompt")
     mask = sample.loss_mask
     least, most = (float(mask.min()), float(mask.max())) if len(mask) else (1.0, 1.0)
     if not 0.0 <= least <= most <= 1.0:
         raise EngineProtocolError(f"its loss mask goes from {least:g} to {most:g}, out of 0 to 1")
-    _check_ids(sample.response_token_ids if is_alone else sample.token_ids, vocab_size=limits.vocab_size)
+    _check_ids(sample.response_token_ids if has_prompt else sample.token_ids, vocab_size=limits.vocab_size)
     trained = sample.logprobs if least > 0.0 else sample.logprobs[mask > 0.0]
     _check_logprobs(trained, is_exact=limits.is_exact)
     check_versions(sample.version_spans, newest_version=limits.newest_version)

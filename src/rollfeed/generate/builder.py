@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.protocols import RolloutRequest
+from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
 from rollfeed.types import Completion, FinishKind, Sample, SampleStatus, SamplingMask, VersionSpan
 
 STATUS_OF: dict[FinishKind, SampleStatus] = {
@@ -40,6 +40,9 @@ class SampleBuilder:
         partial = request.partial
         prompt_ids = request.prompt.token_ids if context_ids is None else context_ids
         self._request = request
+        self._metadata = request.prompt.metadata
+        if context_ids is not None:
+            self._metadata = {**self._metadata, OWN_CONTEXT: True}
         self._num_spent = num_spent
         self._num_prompt_tokens = len(prompt_ids)
         self._token_ids: list[NDArray[np.int32]] = [prompt_ids]
@@ -108,7 +111,7 @@ class SampleBuilder:
             rollout_id=request.rollout_id,
             response=response,
             label=request.prompt.label,
-            metadata=request.prompt.metadata,
+            metadata=self._metadata,
             images=request.prompt.images,
             cached_tokens=self._cached_tokens,
             precision="+".join(sorted(self._precisions)),

@@ -7,6 +7,7 @@ passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has
 
 from rollfeed.protocols.episodes import (
     MULTI_TURN,
+    OWN_CONTEXT,
     REWRITTEN_TURNS,
     EnvironmentStep,
     MultiTurnEnvironment,
@@ -49,6 +50,7 @@ from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPubl
 
 __all__ = [
     "MULTI_TURN",
+    "OWN_CONTEXT",
     "REWRITTEN_TURNS",
     "AdvantageFn",
     "AgeRule",

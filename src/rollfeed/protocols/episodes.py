@@ -13,6 +13,9 @@ from rollfeed.types import Message, Verdict
 MULTI_TURN = "multi_turn"
 """Key of a prompt's metadata that is true where its environment answers back."""
 
+OWN_CONTEXT = "own_context"
+"""Key of a sample's metadata that is true where it does not begin with its prompt, but with other tokens that the
+policy was sent, such as those of a fork."""
 REWRITTEN_TURNS = "rewritten_turns"
 """Key of a sample's metadata: turns after which the chat template showed earlier ones otherwise."""
 

@@ -209,8 +209,7 @@ class GroupRunner:
             raise complaint(_GENERATE, self._plan.generate_fn, told)
         samples = [_with_origin(sample, request.partial) for sample in samples]
         for sample in samples:
-            is_alone = len(samples) == 1
-            self._check(sample, request, is_alone, setting=_GENERATE, function=self._plan.generate_fn)
+            self._check(sample, request, setting=_GENERATE, function=self._plan.generate_fn)
         if self._settings.mask_offpolicy_in_partial_rollout:
             samples = [sample.without_versions_before(version) for sample in samples]
         if self._plan.sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
@@ -221,12 +220,10 @@ class GroupRunner:
             if not isinstance(sample, Sample):
                 told = f"returned {sample!r:.80}; return the sample to use"
                 raise complaint(_SAMPLE_HOOK, self._plan.sample_hook, told)
-            self._check(sample, request, len(hooked) == 1, setting=_SAMPLE_HOOK, function=self._plan.sample_hook)
+            self._check(sample, request, setting=_SAMPLE_HOOK, function=self._plan.sample_hook)
         return hooked
 
-    def _check(
-        self, sample: Sample, request: RolloutRequest, is_alone: bool, *, setting: str, function: object
-    ) -> None:
+    def _check(self, sample: Sample, request: RolloutRequest, *, setting: str, function: object) -> None:
         limits, turns = self._gate.limits, self.journal.turns(request)
         earlier = [*(turn.completion.version_spans for turn in turns if isinstance(turn, Sampled))]
         if request.partial is not None:
@@ -236,7 +233,7 @@ class GroupRunner:
         if newest != limits.newest_version:
             limits = replace(limits, newest_version=newest)
         try:
-            check_sample(freeze(sample), request, limits=limits, is_alone=is_alone)
+            check_sample(freeze(sample), request, limits=limits)
         except EngineProtocolError as error:
             raise complaint(setting, function, f"returned a sample that cannot be used: {error}") from None
 
