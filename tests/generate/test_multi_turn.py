@@ -21,6 +21,7 @@ from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import (
     MULTI_TURN,
     REWRITTEN_TURNS,
+    Environment,
     EnvironmentStep,
     RewrittenTurns,
     RolloutRequest,
@@ -120,6 +121,7 @@ async def play(
     context: int = 8000,
     journal: TurnJournal | None = None,
     rewritten: RewrittenTurns = RewrittenTurns.FORK,
+    environment: Environment | None = None,
 ) -> list[Sample]:
     tokenizer = load(name)
     text, ids = ChatRenderer(tokenizer, rollout_max_prompt_len=None).render(QUESTION, apply_chat_template=True)
@@ -148,7 +150,7 @@ async def play(
         endpoint=endpoint,
         tokenizer=tokenizer,
         default=by_environment,
-        environments=EnvironmentRegistry([Talk()]),
+        environments=EnvironmentRegistry([environment or Talk()]),
         journal=journal or TurnJournal(),
         rewritten_turns=rewritten,
     )
