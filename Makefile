@@ -10,6 +10,8 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
+RENDERERS_VENV := .venv-renderers
+RENDERERS_INSTALLED := $(RENDERERS_VENV)/.installed
 
 # Processes that run tests, each a file at a time: those of one file share servers and models. One more than CI has
 # cores, since many tests wait for others' processes; slow folders come first (tests/conftest.py).
@@ -19,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings bench-trl vllm sglang
+.PHONY: install demo test check lint types rules quick soak settings bench-trl vllm sglang renderers
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -61,9 +63,18 @@ $(SGLANG_INSTALLED): constraints-sglang.txt tests/engines/environments.py
 	$(SGLANG_VENV)/bin/python tests/engines/environments.py sglang $(SGLANG_VENV)
 	@touch $@
 
+# What knows chat templates by heart, to be compared with; it needs httpx and does not say so.
+$(RENDERERS_INSTALLED): constraints-renderers.txt
+	@test -x $(RENDERERS_VENV)/bin/python || $(PYTHON) -m venv $(RENDERERS_VENV)
+	$(RENDERERS_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-renderers.txt \
+		renderers transformers httpx
+	@touch $@
+
 vllm: $(VLLM_INSTALLED)
 
 sglang: $(SGLANG_INSTALLED)
+
+renderers: $(RENDERERS_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/rollfeed run examples/demo/demo.toml
@@ -88,7 +99,7 @@ rules: install
 quick: install
 	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
-soak: install vllm sglang
+soak: install vllm sglang renderers
 	$(BIN)/python -m pytest -q -m "soak or engines"
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)
