@@ -35,6 +35,7 @@ TREES: dict[str, dict[str, Any]] = {
     "over-sampled": {**COMMON, "rollout": {"over_sampling_batch_size": 8}},
     "async": {**COMMON, "rollout": {"mode": "async"}},
     "own source": {"engine": {"context_length": 2048}, "plugins": {"prompt_source": "module:source"}},
+    "given answers": {"prompts": {"datasets": [{"path": "x.jsonl"}]}, "rollout": {"mode": "sft"}},
     "directory": {**COMMON, "weights": {"source": "directory", "directory": "/weights"}},
     "sglang": {
         **COMMON,
@@ -48,7 +49,7 @@ TREES["all given"] = validate_settings(COMMON, where="all given").model_dump(mod
 BASES = {name: validate_settings(tree, where=name) for name, tree in TREES.items()}
 VALUES: tuple[Any, ...] = (
     *(True, False, 0, 1, 2, 3, 7, 64, 100, 1000, 0.25, 0.5, 0.75, 1.5, 5.0),
-    *("cpu", "cuda:1", "module:other", "http://b:2", "2026-01-31", [], ["x"], [7], ["http://b:2"], {"x": 1}),
+    *("cpu", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", [], ["x"], [7], ["http://b:2"], {"x": 1}),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
     *({"base_url": "http://b:2"}, [{"id": "core/compare_max"}], [{"path": "x.jsonl"}], [{"name": "reward_std"}]),
 )

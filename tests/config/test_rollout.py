@@ -63,7 +63,7 @@ def test_a_limit_that_was_set_is_kept() -> None:
         ({"mode": "async", "max_staleness": None}, "paced by max_staleness: set a number"),
         ({"mask_offpolicy_finished_members": True}, "set that to true as well"),
         ({"max_staleness": -1}, "greater than or equal to 0"),
-        ({"mode": ["sync"]}, "Input should be 'sync', 'partial' or 'async'"),
+        ({"mode": ["sync"]}, "Input should be 'sync', 'partial', 'async' or 'sft'"),
     ],
 )
 def test_limits_that_cannot_be_kept_are_refused(values: dict[str, Any], said: str) -> None:

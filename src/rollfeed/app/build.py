@@ -9,16 +9,16 @@ from pathlib import Path
 
 from rollfeed import plugins
 from rollfeed.app.checks import check_combination, needs_keyed_cut
-from rollfeed.app.model import Model, build_engine, load_settings_model
+from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, build_source, no_images_of
 from rollfeed.app.stored_run import stored_template_date
-from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch
+from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch, equal_advantages
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
-from rollfeed.generate import by_environment
+from rollfeed.generate import by_environment, given_answer
 from rollfeed.pipeline import (
     GroupPlan,
     LengthHistory,
@@ -118,7 +118,7 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, out))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
-    engine = build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    engine = run_engine(model, settings)
     no_images = no_images_of(settings.engine, model)
     rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
     source = build_source(settings, model.tokenizer, folders=folders, rows=rows)
@@ -157,7 +157,7 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
     services = RewardServices(config.reward, rm_types=[config.reward.rm_type])
     scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
     return Functions(
-        generate=load(own.generate, GenerateFn, key="plugins.generate") or by_environment,
+        generate=load(own.generate, GenerateFn, key="plugins.generate") or _generate_fn(config),
         rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
         sample_hook=load(own.sample_hook, SampleHook, key="plugins.sample_hook"),
         group_filter=compose(_group_filters(config, folders)),
@@ -167,6 +167,12 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
         services=services,
         scorer=reward_hub(config.reward, own, services, seed=config.seed, folders=folders),
     )
+
+
+def _generate_fn(config: RolloutConfig) -> GenerateFn:
+    if config.rollout.mode is RolloutMode.SFT:
+        return partial(given_answer, mask_type=config.rollout.loss_mask_type)
+    return by_environment
 
 
 def open_rollouts(
@@ -288,6 +294,8 @@ def _over_sampling(config: RolloutConfig, folders: Sequence[Path]) -> OverSampli
 
 def _batch_cutter(config: RolloutConfig, advantage_fn: AdvantageFn | None) -> BatchCutter:
     reward, overlong = config.reward, None
+    if config.rollout.mode is RolloutMode.SFT:
+        advantage_fn = equal_advantages
     if reward.overlong is not None:
         length = reward.overlong.length or config.sampling.rollout_max_response_len
         overlong = OverlongPenalty(length=length, cache=reward.overlong.cache, factor=reward.overlong.factor)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rollfeed.config import RolloutConfig, Settings
+from rollfeed.config import RolloutConfig, RolloutMode, Settings
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
@@ -27,7 +27,7 @@ def check_combination(settings: Settings) -> None:
     Raises:
         ConfigError: With what does not fit, and what to change.
     """
-    for dataset in settings.prompts.datasets:
+    for dataset in settings.prompts.datasets if settings.rollout.mode is not RolloutMode.SFT else ():
         if not settings.plugins.has_reward and dataset.metadata_key is None and settings.reward.rm_type is None:
             raise ConfigError(
                 f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
@@ -69,7 +69,8 @@ def _check_reward_key(settings: Settings) -> None:
         ConfigError: With the keys there are.
     """
     plugins, prompts, reward = settings.plugins, settings.prompts, settings.reward
-    if plugins.has_reward or plugins.generate or plugins.prompt_source:
+    is_sft = settings.rollout.mode is RolloutMode.SFT
+    if is_sft or plugins.has_reward or plugins.generate or plugins.prompt_source:
         return
     if any(each.metadata_key is not None for each in prompts.datasets):
         return
@@ -102,6 +103,6 @@ def reward_key_problem(reward_key: str | None, rm_type: str | None, *, is_of_oth
 def needs_keyed_cut(config: RolloutConfig) -> bool:
     """Whether what scores is known only once it has: a function or a server."""
     reward, plugins = config.reward, config.plugins
-    if reward.reward_key is None or plugins.generate is not None:
+    if reward.reward_key is None or plugins.generate is not None or config.rollout.mode is RolloutMode.SFT:
         return False
     return plugins.has_reward or (reward.rm_type == REMOTE_RM_TYPE and reward.reward_key != reward.remote.reply_key)

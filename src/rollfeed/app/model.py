@@ -12,6 +12,7 @@ from rollfeed.config.paths import expand_path
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.client import ServerEngine
 from rollfeed.engine.dialects import DIALECTS
+from rollfeed.engine.idle import IdleEngine
 from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
 from rollfeed.prompts import load_tokenizer
@@ -69,7 +70,19 @@ def load_settings_model(settings: Settings) -> Model:
         checkpoint = str(tiny_checkpoint(settings.model.tiny, seed=settings.seed))
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
-    return load_model(checkpoint, settings.model, with_weights=settings.engine.is_embedded or is_fetched)
+    is_served = settings.engine.is_embedded and settings.needs_engine
+    return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched)
+
+
+def run_engine(model: Model, settings: Settings) -> Engine:
+    """Return the engine of a run, not yet started; one without weights where nothing is sampled.
+
+    Raises:
+        ConfigError: As :func:`build_engine`.
+    """
+    if settings.needs_engine:
+        return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    return IdleEngine(context_length=settings.engine.context_length, vocab_size=_vocab_size(model.checkpoint))
 
 
 def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from rollfeed import plugins
 from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
-from rollfeed.config import DatasetSettings, EngineSettings, RolloutConfig, Settings
+from rollfeed.config import DatasetSettings, EngineSettings, RolloutConfig, RolloutMode, Settings
 from rollfeed.config.paths import expand_path
 from rollfeed.config.plugins import import_path_of
+from rollfeed.conversations import answered_prompt
 from rollfeed.environments import (
     RLVE_RM_TYPE,
     EnvironmentRegistry,
@@ -28,7 +30,7 @@ from rollfeed.errors import ConfigError, suggestion
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
-from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, MixtureSource, RowCheck, load_prompts
+from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, Learn, MixtureSource, RowCheck, load_prompts
 from rollfeed.protocols import MULTI_TURN, PromptSource, Tokenizer
 from rollfeed.rewards.code.problem import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
@@ -84,8 +86,12 @@ def build_source(
             apply_chat_template=environment.apply_chat_template,
         )
         sources.append((made.name, environment.weight, made))
+    is_sft = settings.rollout.mode is RolloutMode.SFT
+    learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
     for dataset in settings.prompts.datasets:
-        read = _dataset_source(dataset, settings, renderer, folders, rows)
+        read = _dataset_source(
+            dataset, settings, renderer, folders, None if is_sft else rows, learn if is_sft else None
+        )
         _tell_what_was_left_out(read, settings)
         sources.append((read.name, dataset.weight, read))
     return MixtureSource(sources, seed=settings.seed)
@@ -111,6 +117,7 @@ def _dataset_source(
     renderer: ChatRenderer,
     folders: Sequence[Path],
     rows: RowChecks | None,
+    learn: Learn | None,
 ) -> DatasetSource:
     def unlabelled(prompt: Prompt, rm_type: str) -> str:
         return f"prompts.datasets: rm_type = {rm_type!r} needs labels, and {dataset.path} has none: set its label_key"
@@ -129,6 +136,7 @@ def _dataset_source(
         apply_chat_template=dataset.apply_chat_template,
         skip_bad_rows=settings.prompts.skip_bad_rows,
         check_row=None if rows is None else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled),
+        learn=learn,
     )
     return DatasetSource(
         loaded,
@@ -141,9 +149,11 @@ def _dataset_source(
 def _tell_what_was_left_out(dataset: DatasetSource, settings: Settings) -> None:
     if dataset.loaded.num_over_length:
         _log.warning(
-            "%d prompts of %s are over rollout_max_prompt_len = %d tokens and are left out",
+            "%d %s of %s are over %s = %d tokens and are left out",
             dataset.loaded.num_over_length,
+            "conversations" if dataset.loaded.has_answers else "prompts",
             dataset.name,
+            "context_length" if dataset.loaded.has_answers else "rollout_max_prompt_len",
             settings.max_prompt_length,
         )
     if dataset.loaded.num_bad_rows:

@@ -1,6 +1,11 @@
 """From kept groups to what the trainer gets."""
 
-from rollfeed.batch.advantages import batch_advantages, group_mean_advantages, leave_one_out_advantages
+from rollfeed.batch.advantages import (
+    batch_advantages,
+    equal_advantages,
+    group_mean_advantages,
+    leave_one_out_advantages,
+)
 from rollfeed.batch.cut import AgeLimit, OverlongPenalty, batch_metrics, cut_batch
 
 __all__ = [
@@ -9,6 +14,7 @@ __all__ = [
     "batch_advantages",
     "batch_metrics",
     "cut_batch",
+    "equal_advantages",
     "group_mean_advantages",
     "leave_one_out_advantages",
 ]

@@ -63,6 +63,11 @@ def batch_advantages(
     return _float32(per_group)
 
 
+def equal_advantages(rewards_G: NDArray[np.float64], *, group: Group) -> NDArray[np.float64]:
+    """Return 1 for every rollout, ``(G,)``: of answers that are given, each is learned as much as any other."""
+    return np.ones_like(rewards_G)
+
+
 def group_mean_advantages(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return reward minus the group's mean, ``(G,)``.
 

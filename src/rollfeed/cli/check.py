@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rollfeed import app
 from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, tell_of_correction
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
-from rollfeed.config import RunSpec, Settings
+from rollfeed.config import RolloutMode, RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.conversations import audit_template
 from rollfeed.errors import ConfigError, RunDirectoryError
@@ -123,6 +123,9 @@ def _template_text(model: app.Model, rewritten: RewrittenTurns) -> str | None:
 
 def _training(settings: Settings) -> dict[str, Any]:
     """Return what decides the loss, a method's keys and single ones resolved."""
+    if settings.rollout.mode is RolloutMode.SFT:
+        counts = {"objective", "normalisation", "constant_length"}
+        return {"method": None, "advantage": {}, "loss": settings.train.loss.model_dump(mode="json", include=counts)}
     function = settings.plugins.advantage
     advantage = settings.advantage.model_dump(mode="json") if function is None else {"function": function}
     train = settings.train

@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from rollfeed.config import RolloutSettings
+from rollfeed.store import question_of
 from rollfeed.types import Drop, FilterDecision, Group, Rollout, StepCommit
-from rollfeed.types.text import counted, text_of
+from rollfeed.types.text import counted
 
 T = TypeVar("T")
 
@@ -167,9 +168,7 @@ class ProgressReporter:
 
 
 def _question(group: Group) -> str:
-    """Return the last message of the prompt, or its text."""
-    messages = group.prompt.messages
-    return text_of(messages[-1].get("content")) if messages else group.prompt.text
+    return question_of(group.prompt.text, group.prompt.messages or ())
 
 
 def _shown(text: str) -> str:

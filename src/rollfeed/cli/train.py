@@ -14,6 +14,7 @@ from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments,
 from rollfeed.cli.run import add_run_directory, console_of, default_directory
 from rollfeed.cli.show import eval_view
 from rollfeed.cli.training_view import TrainingView
+from rollfeed.config import RolloutMode
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
 from rollfeed.store import RunReader
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         rollout_batch_size=settings.rollout.rollout_batch_size,
         read_curves=lambda: run_curves(out),
         is_live=not arguments.json,
+        has_rewards=settings.rollout.mode is not RolloutMode.SFT,
     )
     with view:
         training = app.train(

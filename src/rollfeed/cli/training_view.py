@@ -63,6 +63,7 @@ class TrainingView:
         rollout_batch_size: int,
         read_curves: Callable[[], Curves],
         is_live: bool,
+        has_rewards: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take what is shown and where.
@@ -74,12 +75,14 @@ class TrainingView:
             rollout_batch_size: Groups of a batch.
             read_curves: Gives the curves as they are now.
             is_live: Keep curves current where there is a terminal; else only lines are printed.
+            has_rewards: Whether answers are scored; else nothing is said of rewards.
             clock: Gives seconds.
         """
         self._console = console
         self._name = name
         self._rollout_batch_size = rollout_batch_size
         self._read_curves = read_curves
+        self._has_rewards = has_rewards
         self._clock = clock
         self._curves: Curves | None = None
         self._figures = Figures(num_batches=num_batches)
@@ -106,15 +109,16 @@ class TrainingView:
         change = f"no update: {step.no_update}"
         if step.no_update is None:
             change = f"loss {train['train/loss']:.4f}, gradient {train['train/grad_norm']:.3f}"
+        reward = rollout["rollout/reward_mean"] if self._has_rewards else None
         self._console.print(
-            f"step {step.step}: reward {rollout['rollout/reward_mean']:.3f}, {change}, "
+            f"step {step.step}: {'' if reward is None else f'reward {reward:.3f}, '}{change}, "
             f"{rollout['rollout/response_length_mean']:.0f} tokens a response, "
             f"{rollout['perf/step_seconds']:.1f} s rollouts, {step.train_seconds:.1f} s training"
         )
         self._num_trained += 1
         figures = self._figures
         figures.step = step.step + 1
-        figures.reward = rollout["rollout/reward_mean"]
+        figures.reward = reward
         figures.tokens_per_second = rollout["perf/tokens_per_second"]
         num_left = figures.num_batches - figures.step
         figures.seconds_left = None

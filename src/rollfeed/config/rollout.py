@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Free, FreeUnlessDeterministic, Resume, Section
+from rollfeed.conversations import LossMaskType
 from rollfeed.protocols import RewrittenTurns
 
 
@@ -20,9 +21,13 @@ class RolloutMode(StrEnum):
     SYNC = "sync"
     PARTIAL = "partial"
     ASYNC = "async"
+    SFT = "sft"
+    """Nothing is sampled: data sets bring the answers."""
 
 
-DEFAULT_STALENESS: Mapping[object, int] = MappingProxyType({RolloutMode.SYNC: 0, RolloutMode.ASYNC: 4})
+DEFAULT_STALENESS: Mapping[object, int] = MappingProxyType(
+    {RolloutMode.SYNC: 0, RolloutMode.ASYNC: 4, RolloutMode.SFT: 0}
+)
 """`max_staleness` by mode, where it is not set; `partial` has no limit."""
 
 
@@ -69,6 +74,24 @@ class Refill(NamedTuple):
     """Whether kept groups count; without them engines stay full until the batch is complete."""
 
 
+_OF_SAMPLING = frozenset(
+    {
+        "over_sampling_batch_size",
+        "over_sampling_factor",
+        "refill_granularity",
+        "refill_counts",
+        "staleness_policy",
+        "mask_offpolicy_in_partial_rollout",
+        "mask_offpolicy_finished_members",
+        "mask_truncated",
+        "max_requests_in_flight",
+        "surplus",
+        "requeue_aborted",
+    }
+)
+"""Keys that say what becomes of answers that are sampled."""
+
+
 class RolloutSettings(Section, resume=Resume.BATCHES):
     """The scheduler."""
 
@@ -77,10 +100,16 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
     rollout_batch_size: int = Field(default=4, ge=1, le=1_000_000)
     """Groups in a batch."""
     n_samples_per_prompt: int = Field(default=4, ge=1, le=100_000)
-    """Rollouts in a group."""
+    """Rollouts in a group; 1 in `sft` mode."""
     mode: RolloutMode = Field(default=RolloutMode.SYNC, strict=False)
     """What happens when a batch is complete: `sync` aborts what is under way and answers it again, from the beginning;
-    `partial` aborts it too, keeps its tokens and goes on from them; `async` lets it go on, between the steps too.
+    `partial` aborts it too, keeps its tokens and goes on from them; `async` lets it go on, between the steps too. With
+    `sft` nothing is sampled: conversations of data sets are learned as they stand (docs/training.md).
+    """
+    loss_mask_type: LossMaskType = Field(default=LossMaskType.GENERIC, strict=False)
+    """The assistant's turns that `sft` mode learns. `generic`: all, with any chat template that goes on showing turns
+    as they were said; others are refused. `qwen`, `qwen3`: all, as the template shows them at the end, without thoughts
+    that it leaves out of earlier ones. `distill_qwen`: the last one.
     """
     over_sampling_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Prompts submitted at a time, at least `rollout_batch_size`; by default `rollout_batch_size`. More are
@@ -98,7 +127,8 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
     """
     max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
     """How many versions the oldest trained token of a batch may be behind the engine, whatever made the batch. By
-    default 0 in `sync` mode, 4 in `async` mode, and no limit in `partial` mode, where an answer may take many steps.
+    default 0 in `sync` and `sft` mode, 4 in `async` mode, and no limit in `partial` mode, where an answer may take many
+    steps.
     """
     staleness_policy: StalenessPolicy = Field(default=StalenessPolicy.REQUEUE, strict=False)
     """Groups that are too old when a batch is cut are answered again (`requeue`), trained without their old tokens
@@ -170,11 +200,12 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
 
     @model_validator(mode="before")
     @classmethod
-    def _staleness_of_the_mode(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "max_staleness" in values:
+    def _defaults_of_the_mode(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
             return values
         mode = values.get("mode", RolloutMode.SYNC)
-        return {**values, "max_staleness": DEFAULT_STALENESS.get(mode) if isinstance(mode, str) else None}
+        defaults = {"max_staleness": DEFAULT_STALENESS.get(mode) if isinstance(mode, str) else None}
+        return {**defaults, **({"n_samples_per_prompt": 1} if mode == RolloutMode.SFT else {}), **values}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RolloutSettings:
@@ -208,6 +239,19 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
             )
         if self.mode is not RolloutMode.SYNC and not self.requeue_aborted:
             raise ValueError(f"rollout.mode = {self.mode} keeps what was aborted: remove requeue_aborted = false")
+        return self
+
+    @model_validator(mode="after")
+    def _answers_are_sampled_or_given(self) -> RolloutSettings:
+        is_sft = self.mode is RolloutMode.SFT
+        if is_sft and self.n_samples_per_prompt != 1:
+            raise ValueError(
+                f"n_samples_per_prompt = {self.n_samples_per_prompt}: a conversation has one answer with mode = 'sft': "
+                "set it to 1, or remove it"
+            )
+        for name, value in self.changed_values().items():
+            if (is_sft and name in _OF_SAMPLING) or (not is_sft and name == "loss_mask_type"):
+                raise ValueError(f"{name} = {value} has no effect with mode = {self.mode.value!r}: remove it")
         return self
 
     @property

@@ -63,6 +63,12 @@ class Section(BaseModel):
         super().__init_subclass__(**others)
         cls.resume = resume
 
+    def changed_values(self) -> dict[str, Any]:
+        """Return the keys that are not at their defaults, with their values."""
+        fields = type(self).model_fields.items()
+        values = {name: (getattr(self, name), info.get_default(call_default_factory=True)) for name, info in fields}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
     @classmethod
     def resume_of(cls, key: str) -> Resume | None:
         """Return what a dotted key may be when a run is resumed; None for one that is not known."""

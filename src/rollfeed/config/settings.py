@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -19,8 +19,29 @@ from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Resume, Section
-from rollfeed.config.train import Correction, OldLogprobs, TrainSettings, advantage_of, as_method
+from rollfeed.config.train import (
+    Correction,
+    LossSettings,
+    Objective,
+    OldLogprobs,
+    TrainSettings,
+    advantage_of,
+    as_method,
+)
 from rollfeed.config.weights import WeightSettings
+
+_WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
+    "prompts": ("environments", "rollout_max_prompt_len"),
+    "plugins": ("prompt_source", "generate", "rollout", "group_filters", "batch_filter", "advantage"),
+    "filters": FiltersSettings.model_fields,
+    "train": ("method", "warm_up"),
+    "train.loss": LossSettings.model_fields.keys() - {"objective", "normalisation", "constant_length"},
+    "advantage": AdvantageSettings.model_fields,
+    "placement": PlacementSettings.model_fields,
+    "sampling": ("return_sampling_mask",),
+    "weights": ("source",),
+}
+"""Keys that have no effect with ``rollout.mode = "sft"``, by section."""
 
 
 class RolloutConfig(Section):
@@ -49,6 +70,8 @@ class RolloutConfig(Section):
 
     def _problems(self) -> Iterator[str]:
         plugins = self.plugins
+        if self.rollout.mode is RolloutMode.SFT:
+            yield from self._without_effect()
         if plugins.advantage and self.advantage != AdvantageSettings():
             yield f"plugins.advantage = {import_path_of(plugins.advantage)!r} replaces [advantage]: remove one of them"
         overlong = self.reward.overlong
@@ -64,6 +87,18 @@ class RolloutConfig(Section):
                 "the batch filter has nothing to choose from: set rollout.over_sampling_batch_size above "
                 "rollout_batch_size, or filters.over_sampling.num_extra"
             )
+
+    def _without_effect(self) -> Iterator[str]:
+        for path, names in _WITHOUT_SAMPLING.items():
+            section: Any = self
+            for name in path.split("."):
+                section = getattr(section, name, None)
+            for name in () if section is None else section.changed_values():
+                if name in names:
+                    yield (
+                        f"{path}.{name} has no effect with rollout.mode = 'sft', which learns the conversations of "
+                        "data sets as they stand: remove it"
+                    )
 
     @property
     def num_extra_groups(self) -> int:
@@ -94,14 +129,17 @@ class Settings(RolloutConfig):
         return {**values, "advantage": advantage_of(method, given)}
 
     @model_validator(mode="after")
-    def _correction_of_the_mode(self) -> Settings:
-        loss = self.train.loss
-        if "correction" not in loss.model_fields_set:
+    def _loss_of_the_mode(self) -> Settings:
+        loss, changed = self.train.loss, dict[str, Any]()
+        if self.rollout.mode is RolloutMode.SFT:
+            changed["objective"] = Objective.CROSS_ENTROPY
+        elif "correction" not in loss.model_fields_set:
             is_stale = self.rollout.mode is not RolloutMode.SYNC
             is_comparable = not self.sampling.restrictions and loss.old_logprobs is OldLogprobs.TRAINER
-            correction = Correction.TRUNCATE if is_stale and is_comparable else Correction.NONE
+            changed["correction"] = Correction.TRUNCATE if is_stale and is_comparable else Correction.NONE
+        if changed:
             # The sections are frozen, and this one depends on others.
-            train = self.train.model_copy(update={"loss": loss.model_copy(update={"correction": correction})})
+            train = self.train.model_copy(update={"loss": loss.model_copy(update=changed)})
             object.__setattr__(self, "train", train)
         return self
 
@@ -112,6 +150,7 @@ class Settings(RolloutConfig):
         if plugins.prompt_source and (prompts.datasets or prompts.environments):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
         yield from super()._problems()
+        yield from self._objective_problems()
         if self.sampling.return_sampling_mask and self.engine.openai is not None:
             yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
         if self.max_context_length > self.engine.context_length:
@@ -119,7 +158,10 @@ class Settings(RolloutConfig):
                 f"sampling.rollout_max_context_len = {self.max_context_length} is above engine.context_length = "
                 f"{self.engine.context_length}: raise the latter"
             )
-        if self.max_prompt_length < 1:
+        if self.rollout.mode is RolloutMode.SFT:
+            if any(dataset.image_key for dataset in prompts.datasets):
+                yield "prompts.datasets: rollout.mode = 'sft' learns text only: remove image_key"
+        elif self.max_prompt_length < 1:
             yield (
                 f"sampling.rollout_max_response_len = {self.sampling.rollout_max_response_len} leaves no room for a "
                 f"prompt in engine.context_length = {self.engine.context_length}: raise the latter"
@@ -130,6 +172,24 @@ class Settings(RolloutConfig):
                 f"{self.sampling.rollout_max_response_len} do not fit into {self.max_context_length} tokens: "
                 "lower one of them, or raise engine.context_length"
             )
+
+    def _objective_problems(self) -> Iterator[str]:
+        loss, is_sft = self.train.loss, self.rollout.mode is RolloutMode.SFT
+        if loss.objective is Objective.CROSS_ENTROPY and not is_sft:
+            yield (
+                "train.loss.objective = 'cross_entropy' is for answers that data sets bring: set rollout.mode = 'sft', "
+                "or another objective"
+            )
+        if is_sft and "objective" in loss.model_fields_set and loss.objective is not Objective.CROSS_ENTROPY:
+            yield (
+                f"train.loss.objective = {loss.objective.value!r} compares policies, and rollout.mode = 'sft' samples "
+                "from none: remove it"
+            )
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether something is sampled: by the run, or by the evaluations of its training."""
+        return self.rollout.mode is not RolloutMode.SFT or (self.trains and self.eval.has_sets)
 
     @property
     def trains(self) -> bool:
@@ -143,9 +203,17 @@ class Settings(RolloutConfig):
 
     @property
     def max_prompt_length(self) -> int:
-        """Tokens of the longest prompt that is answered."""
+        """Tokens of the longest prompt that is answered; in ``sft`` mode with its answer."""
+        if self.rollout.mode is RolloutMode.SFT:
+            return self.max_context_length
         given = self.prompts.rollout_max_prompt_len
         return given if given is not None else self.max_context_length - self.sampling.rollout_max_response_len
+
+    @property
+    def max_sample_length(self) -> int:
+        """Tokens of the longest sample, where no function of the user's makes it."""
+        is_given = self.rollout.mode is RolloutMode.SFT
+        return self.max_prompt_length + (0 if is_given else self.sampling.rollout_max_response_len)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a resumed run does not change unnoticed, as dotted keys."""

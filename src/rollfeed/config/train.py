@@ -16,6 +16,7 @@ class Objective(StrEnum):
 
     CLIP = "clip"
     CISPO = "cispo"
+    CROSS_ENTROPY = "cross_entropy"
 
 
 class RatioLevel(StrEnum):
@@ -133,7 +134,8 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
 
     objective: Objective = Field(default=Objective.CLIP, strict=False)
     """`clip`: tokens whose ratio has left its range have no gradient (PPO, arXiv:1707.06347); `cispo`: the ratio, cut
-    to its range, weights the gradient of each token's log-probability, and every token has one (arXiv:2506.13585).
+    to its range, weights the gradient of each token's log-probability, and every token has one (arXiv:2506.13585);
+    `cross_entropy`: minus the log-probability, which `rollout.mode = "sft"` sets and nothing else takes.
     """
     ratio: RatioLevel = Field(default=RatioLevel.TOKEN, strict=False)
     """`token` clips each token's ratio (PPO, arXiv:1707.06347; GRPO, arXiv:2402.03300); `sequence` the geometric mean

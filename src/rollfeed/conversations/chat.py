@@ -117,7 +117,24 @@ class Chat:
         """
         text = self.render(messages, add_generation_prompt=False)
         places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        return text, {index: self._turn(text, messages, index) for index in places}
+        return text, {index: self.turn(text, messages, index) for index in places}
+
+    def turn(self, text: str, messages: Sequence[Message], index: int) -> Span:
+        """Return where one turn is in ``text``, the render of a conversation; as :meth:`turns`, and raises as that."""
+        header, opening = self._opening(messages[:index])
+        start, behind = self._around(messages, index, header)
+        if not text.endswith(behind):
+            raise ConfigError(
+                f"message {index}: what the chat template shows behind an assistant's turn depends on what that says: "
+                "its end cannot be told"
+            )
+        end = len(text) - len(behind)
+        if start < 0 or not text.startswith(header, start):
+            raise ConfigError(f"message {index}: the chat template opens an assistant's turn in several ways")
+        start += len(header)
+        if text.startswith(opening, start):
+            start += len(opening)
+        return Span(min(start, end), end)
 
     def _behind(self, before: Sequence[Message], form: Message, after: Sequence[Message]) -> str | None:
         """Return what the template shows behind a turn of this form, whatever the turn says."""
@@ -133,22 +150,6 @@ class Chat:
             return None
         said = ended.removesuffix(ending)
         return whole[len(said) :] if whole.startswith(said) else None
-
-    def _turn(self, text: str, messages: Sequence[Message], index: int) -> Span:
-        header, opening = self._opening(messages[:index])
-        start, behind = self._around(messages, index, header)
-        if not text.endswith(behind):
-            raise ConfigError(
-                f"message {index}: what the chat template shows behind an assistant's turn depends on what that says: "
-                "its end cannot be told"
-            )
-        end = len(text) - len(behind)
-        if start < 0 or not text.startswith(header, start):
-            raise ConfigError(f"message {index}: the chat template opens an assistant's turn in several ways")
-        start += len(header)
-        if text.startswith(opening, start):
-            start += len(opening)
-        return Span(min(start, end), end)
 
     def _around(self, messages: Sequence[Message], index: int, header: str) -> tuple[int, str]:
         """Return where a turn begins in a render, and what is shown behind it."""
@@ -191,5 +192,11 @@ def _marked_forms(message: Message) -> Iterator[Message]:
 
 def _num_common(first: str, second: str) -> int:
     """Return how many characters two texts have in common from their beginnings."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(first), len(second)))
+    least, most = 0, min(len(first), len(second))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if first[least:middle] == second[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

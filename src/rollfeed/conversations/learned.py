@@ -50,7 +50,7 @@ def conversation_tokens(
             otherwise than it was said and the mask type does not allow for that.
         DataError: If nothing is learned.
     """
-    chat = Chat(tokenizer, tools=tools)
+    chat = _OneConversation(tokenizer, tools=tools)
     text, turns = chat.turns(messages)
     learned = [index for index in turns if messages[index].get(STEP_LOSS_MASK, 1)]
     if mask_type is LossMaskType.DISTILL_QWEN:
@@ -73,11 +73,27 @@ def conversation_tokens(
     return token_ids, mask
 
 
+class _OneConversation(Chat):
+    """Renders each beginning of a conversation once, however often it is looked at."""
+
+    def __init__(self, tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] | None) -> None:
+        super().__init__(tokenizer, tools=tools)
+        self._rendered: dict[tuple[object, ...], tuple[Sequence[Message], str]] = {}
+        """By the identity of the messages, which are kept so that no other has it."""
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        key = (add_generation_prompt, *map(id, messages))
+        if key not in self._rendered:
+            text = super().render(messages, add_generation_prompt=add_generation_prompt)
+            self._rendered[key] = (tuple(messages), text)
+        return self._rendered[key][1]
+
+
 def _check_as_said(chat: Chat, said: Sequence[Message], text: str, span: Span) -> None:
     """Raise ConfigError unless a turn, and all before it, stand in a text as when it was said."""
     asked = chat.render(said[:-1], add_generation_prompt=True)
-    shown, turns = chat.turns(said)
-    own = turns[len(said) - 1]
+    shown = chat.render(said, add_generation_prompt=False)
+    own = chat.turn(shown, said, len(said) - 1)
     if not text.startswith(asked) or text[span.start : span.end] != shown[own.start : own.end]:
         raise ConfigError(
             f"message {len(said) - 1}: the chat template goes on showing the turn otherwise than it was said: choose "

@@ -2,7 +2,8 @@
 
 from rollfeed.generate.builder import SampleBuilder
 from rollfeed.generate.episode import Episode
+from rollfeed.generate.given_answer import given_answer
 from rollfeed.generate.multi_turn import by_environment, multi_turn
 from rollfeed.generate.single_turn import single_turn
 
-__all__ = ["Episode", "SampleBuilder", "by_environment", "multi_turn", "single_turn"]
+__all__ = ["Episode", "SampleBuilder", "by_environment", "given_answer", "multi_turn", "single_turn"]

@@ -90,11 +90,13 @@ class SampleBuilder:
         if len(completion.token_ids):
             self._note_precision(completion.precision)
 
-    def append_inserted(self, token_ids: NDArray[np.int32], *, policy_version: int) -> None:
-        """Append tokens that were not sampled, such as a tool's output; they are not trained on."""
-        mask, logprobs = np.zeros((2, len(token_ids)), np.float32)
+    def append_inserted(
+        self, token_ids: NDArray[np.int32], *, policy_version: int, loss_mask: NDArray[np.float32] | None = None
+    ) -> None:
+        """Append tokens that were not sampled, such as a tool's output; ``loss_mask`` says which are trained on."""
+        nothing = np.zeros(len(token_ids), np.float32)
         spans = [VersionSpan(0, len(token_ids), policy_version)] if len(token_ids) else []
-        self._append(token_ids, mask, logprobs, spans)
+        self._append(token_ids, nothing if loss_mask is None else loss_mask, nothing, spans)
 
     def build(self, status: SampleStatus, *, response: str) -> Sample:
         """Return the sample as it stands."""

@@ -1,7 +1,7 @@
 """Prompts: data sets, mixtures of sources, tokenizers and chat templates."""
 
 from rollfeed.prompts.data_limit import DataLimit, data_limit
-from rollfeed.prompts.dataset import DatasetSource, RowCheck, load_prompts
+from rollfeed.prompts.dataset import DatasetSource, Learn, RowCheck, load_prompts
 from rollfeed.prompts.mixture import MixtureSource
 from rollfeed.prompts.rows import ColumnKeys
 from rollfeed.prompts.tokenizer import ChatRenderer, LocalTokenizer, load_tokenizer
@@ -11,6 +11,7 @@ __all__ = [
     "ColumnKeys",
     "DataLimit",
     "DatasetSource",
+    "Learn",
     "LocalTokenizer",
     "MixtureSource",
     "RowCheck",

@@ -13,9 +13,13 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.conversations import AnsweredPrompt
 from rollfeed.errors import ConfigError, DataError
 from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
-from rollfeed.prompts.rows import ColumnKeys, read_fields
+from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
 from rollfeed.protocols import PromptRenderer, PromptSource
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
@@ -23,6 +27,8 @@ from rollfeed.types.text import well_formed
 
 RowCheck: TypeAlias = Callable[[Prompt], str | None]
 """Why a row is of no use that could be read, such as a label that its grader cannot compare with; or None."""
+Learn: TypeAlias = Callable[[Prompt], AnsweredPrompt]
+"""What is learned of a row that has its answer; raises ValueError where nothing is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class LoadedPrompts:
     """Rows that cannot be read or used."""
     first_bad_row: str | None = None
     """What was wrong with it, with file and line."""
+    has_answers: bool = False
+    """Whether rows have what is to be said, and are learned as they stand."""
 
     def refuse(self, where: str, error: object, *, is_skipped: bool) -> None:
         """Count a row that cannot be used.
@@ -63,6 +71,7 @@ def load_prompts(
     apply_chat_template: bool = True,
     skip_bad_rows: bool = False,
     check_row: RowCheck | None = None,
+    learn: Learn | None = None,
 ) -> LoadedPrompts:
     """Read a prompt file, so that a mistake in it shows before anything else starts.
 
@@ -74,6 +83,7 @@ def load_prompts(
         apply_chat_template: Render through the chat template; False takes texts as they are.
         skip_bad_rows: Count and skip rows that cannot be read or used.
         check_row: Says why a row cannot be used that could be read.
+        learn: Says what is learned of a row that has its answer, whose whole length then counts.
 
     Raises:
         DataError: If the file or a row cannot be used, or no prompt is left.
@@ -83,7 +93,7 @@ def load_prompts(
     if apply_chat_template:
         renderer.check_template()  # a missing one is no fault of a row
     file = open_prompt_file(path, columns=keys.named().values())
-    loaded = LoadedPrompts(name=name or well_formed(file.path.stem))
+    loaded = LoadedPrompts(name=name or well_formed(file.path.stem), has_answers=learn is not None)
     records: Iterable[tuple[RawRow, Mapping[str, Any]]] = _parsed(file.rows, loaded, skip_bad_rows)
     columns = file.columns
     if columns is None:
@@ -94,13 +104,14 @@ def load_prompts(
             raise missing_column(file.path, key, column, columns)
     for raw, record in records:
         try:
-            prompt = _make_prompt(record, keys, renderer, f"{loaded.name}/{raw.number}", apply_chat_template)
+            row = read_fields(record, keys, is_chat=apply_chat_template)
+            prompt, token_ids = _make_prompt(row, renderer, f"{loaded.name}/{raw.number}", apply_chat_template, learn)
         except ValueError as error:
             loaded.refuse(raw.where, error, is_skipped=skip_bad_rows)
             continue
-        if not renderer.fits(prompt.token_ids):
+        if not renderer.fits(token_ids):
             loaded.num_over_length += 1
-            shortest, length = loaded.shortest_over_length, len(prompt.token_ids)
+            shortest, length = loaded.shortest_over_length, len(token_ids)
             loaded.shortest_over_length = length if shortest is None else min(shortest, length)
         elif check_row is not None and (problem := check_row(prompt)) is not None:
             loaded.refuse(raw.where, problem, is_skipped=skip_bad_rows)
@@ -123,14 +134,16 @@ def _parsed(
 
 
 def _make_prompt(
-    record: Mapping[str, Any], keys: ColumnKeys, renderer: PromptRenderer, prompt_id: str, is_chat: bool
-) -> Prompt:
-    row = read_fields(record, keys, is_chat=is_chat)
-    text, token_ids = renderer.render(
-        row.content, apply_chat_template=is_chat, tools=row.tools, num_images=len(row.images)
-    )
+    row: RowFields, renderer: PromptRenderer, prompt_id: str, is_chat: bool, learn: Learn | None
+) -> tuple[Prompt, NDArray[np.int32]]:
+    """Return the prompt, and the tokens that have to fit."""
+    text, token_ids = "", np.empty(0, np.int32)
+    if learn is None or not is_chat:
+        text, token_ids = renderer.render(
+            row.content, apply_chat_template=is_chat, tools=row.tools, num_images=len(row.images)
+        )
     messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
-    return Prompt(
+    prompt = Prompt(
         prompt_id=prompt_id,
         source=prompt_id.rpartition("/")[0],
         text=text,
@@ -141,13 +154,18 @@ def _make_prompt(
         tools=row.tools,
         images=row.images,
     )
+    if learn is None:
+        return prompt, token_ids
+    shown = learn(prompt)
+    return shown.prompt, shown.token_ids
 
 
 def _check_not_empty(path: str, loaded: LoadedPrompts) -> None:
     if loaded.num_over_length and not loaded.prompts:
+        what, limit = ("conversation", "context_length") if loaded.has_answers else ("prompt", "rollout_max_prompt_len")
         raise DataError(
-            f"{path}: every prompt ({loaded.num_over_length}) is longer than rollout_max_prompt_len; "
-            f"the shortest has {loaded.shortest_over_length} tokens: raise the limit or shorten the prompts"
+            f"{path}: every {what} ({loaded.num_over_length}) is longer than {limit}; "
+            f"the shortest has {loaded.shortest_over_length} tokens: raise the limit or shorten the {what}s"
         )
     if not loaded.prompts:
         raise DataError(f"{path}: no row can be used, {loaded.num_bad_rows} are bad; the first: {loaded.first_bad_row}")
@@ -172,7 +190,7 @@ class DatasetSource(PromptSource):
         self._seed = seed
         self._rollout_shuffle = rollout_shuffle
         self._num_epoch = num_epoch
-        self._content_digest = _digest(loaded.prompts)
+        self._content_digest = _digest(loaded)
         self._go_to(0, 0)
 
     def __len__(self) -> int:
@@ -234,10 +252,10 @@ class DatasetSource(PromptSource):
         }
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
+def _digest(loaded: LoadedPrompts) -> str:
     """Return a digest of all that a rollout gets to see, row numbers included."""
     digest = blake2b(digest_size=16)
-    for prompt in prompts:
+    for prompt in loaded.prompts:
         seen = [prompt.prompt_id, prompt.text, prompt.label, prompt.metadata, prompt.tools, prompt.images]
-        digest.update(json.dumps(seen, sort_keys=True).encode())
+        digest.update(json.dumps([*seen, prompt.messages] if loaded.has_answers else seen, sort_keys=True).encode())
     return digest.hexdigest()

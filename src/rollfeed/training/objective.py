@@ -166,14 +166,16 @@ def micro_batch_loss(
     without branches: what the host wants to know it reads once an update.
     """
     logprobs_T, mask_T = scored.logprobs_T, arrays.mask_T
-    trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T
-    old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
-    ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T, level=settings.ratio)
-    loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
     #: train/tokens: trained tokens of all updates, those of every epoch counted
     tally.count(mask_T)
     #: train/entropy: of the distribution over the whole vocabulary, in nats
     tally.add("entropy", scored.entropy_T, mask_T)
+    if settings.objective is Objective.CROSS_ENTROPY:  # nobody has sampled the tokens: there is no ratio
+        return -(logprobs_T * arrays.weights_T).sum()
+    trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T
+    old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
+    ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T, level=settings.ratio)
+    loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
     add_mismatch(tally, trainer_logprobs_T=trainer_T, rollout_logprobs_T=arrays.rollout_logprobs_T, mask_T=mask_T)
     _add_clipping(tally, ratio_T.detach(), arrays, settings)
     if settings.correction is not Correction.NONE:

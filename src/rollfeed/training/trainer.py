@@ -365,7 +365,7 @@ class Trainer:
             self._num_made -= 1
             return _NotFinite(f"the gradient of {self._optimizer.first_broken_gradient() or 'all weights together'}")
         tally.merge(own)
-        #: train/loss, train/learning_rate: mean over the updates
+        #: train/loss, train/learning_rate: mean over the updates; the loss in `sft` mode in nats a trained token
         #: train/grad_norm: norm of the gradient before clipping, mean over the updates
         return {"loss": sum(read), "grad_norm": norm, "learning_rate": rate}
 

@@ -100,7 +100,13 @@ FAMILIES = {
 @cache
 def load(name: str) -> LocalTokenizer:
     """Return a family's tokenizer: bytes, a few words, and the special tokens."""
-    family = FAMILIES[name]
+    with TemporaryDirectory() as folder:
+        save(FAMILIES[name], Path(folder))
+        return load_tokenizer(Path(folder))
+
+
+def save(family: Family, folder: Path) -> None:
+    """Write a family's tokenizer as a checkpoint has it, without a model."""
     specials = dict.fromkeys([*family.ends, *family.specials, *([family.bos] if family.bos else [])])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*specials, *alphabet])}
@@ -115,14 +121,12 @@ def load(name: str) -> LocalTokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = coder
     tokenizer.decoder = decoders.ByteLevel()
-    with TemporaryDirectory() as folder:
-        PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            eos_token=family.ends[0],
-            bos_token=family.bos,
-            additional_special_tokens=list(specials),
-            chat_template=family.template,
-        ).save_pretrained(folder)
-        ids = [vocabulary[token] for token in family.ends]
-        (Path(folder) / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')
-        return load_tokenizer(Path(folder))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=family.ends[0],
+        bos_token=family.bos,
+        additional_special_tokens=list(specials),
+        chat_template=family.template,
+    ).save_pretrained(folder)
+    ids = [vocabulary[token] for token in family.ends]
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')

@@ -76,7 +76,7 @@ def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpo
     limit = (find_config(checkpoint) or {}).get("max_position_embeddings")
     longest = settings.max_context_length
     if not (own.prompt_source or own.generate or own.rollout):
-        longest = settings.max_prompt_length + settings.sampling.rollout_max_response_len
+        longest = settings.max_sample_length
     if isinstance(limit, int) and longest - 1 > limit:
         raise ConfigError(
             f"samples of {longest} tokens are allowed, and the model that is trained takes at most {limit}: lower "
@@ -90,7 +90,7 @@ def _check_that_it_can_learn(settings: Settings) -> None:
     Functions of the user's that make groups or advantages may make others than the built-in ones, so they are trusted.
     """
     own, rollout, estimator = settings.plugins, settings.rollout, settings.advantage.estimator
-    if own.generate or own.rollout or own.advantage:
+    if own.generate or own.rollout or own.advantage or rollout.mode is RolloutMode.SFT:
         return
     num_samples = rollout.n_samples_per_prompt
     is_alone = estimator is AdvantageEstimator.REINFORCE_PP and num_samples * rollout.rollout_batch_size == 1
@@ -171,7 +171,7 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
             f"{checkpoint}: no weights, and training needs them here, also where servers generate: put the model's "
             "*.safetensors and config.json there"
         )
-    if settings.engine.is_embedded:
+    if settings.engine.is_embedded and settings.needs_engine:
         return  # the engine has looked
     # It brings PyTorch, which takes seconds to import.
     import torch
@@ -188,13 +188,14 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
 
 def _check_memory(settings: Settings) -> None:
     prompt, response = settings.max_prompt_length, settings.sampling.rollout_max_response_len
-    longest, budget = prompt + response, settings.train.micro_batch_tokens
+    longest, budget = settings.max_sample_length, settings.train.micro_batch_tokens
     what = f"a prompt of {prompt} and a response of {response} tokens are allowed"
     remedy = "prompts.rollout_max_prompt_len or sampling.rollout_max_response_len"
-    own = settings.plugins
-    if own.prompt_source or own.generate or own.rollout:
+    own, is_sft = settings.plugins, settings.rollout.mode is RolloutMode.SFT
+    if own.prompt_source or own.generate or own.rollout or is_sft:
         # They may draw the line between prompt and response elsewhere.
-        longest, remedy = settings.max_context_length, "sampling.rollout_max_context_len"
+        longest = settings.max_context_length
+        remedy = "engine.context_length" if is_sft else "sampling.rollout_max_context_len"
         what = f"samples of {longest} tokens are allowed"
     # The last token is no input: nothing behind it is predicted.
     if longest - 1 > budget:

@@ -42,6 +42,8 @@ from rollfeed.app.training.directory import (
 )
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.base.waiting import until_done
+from rollfeed.config import RolloutMode
+from rollfeed.config.weights import ProofSettings
 from rollfeed.errors import (
     COMPUTING_ERRORS,
     CheckpointError,
@@ -158,7 +160,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     return Trainer(
         prepared.model.checkpoint,
         settings=settings.train,
-        temperature=settings.sampling.rollout_temperature,
+        temperature=1.0 if settings.rollout.mode is RolloutMode.SFT else settings.sampling.rollout_temperature,
         num_batches=prepared.num_batches,
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
@@ -170,10 +172,10 @@ def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
     from rollfeed.engine.backends.native.places import quantised
     from rollfeed.training.probe import TrainerProbes, weight_types
 
-    settings, is_embedded = prepared.settings, prepared.settings.engine.is_embedded
+    settings, is_embedded = prepared.settings, prepared.settings.engine.is_embedded and prepared.settings.needs_engine
     return TrainerProbes(
         trainer,
-        settings=settings.weights.proof,
+        settings=settings.weights.proof if settings.needs_engine else ProofSettings(num_texts=0),
         types=weight_types(prepared.model.checkpoint, precision=prepared.engine.precision, is_embedded=is_embedded),
         micro_batch_tokens=settings.train.micro_batch_tokens,
         to_int8=quantised,

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate
 from rollfeed.app.sources import build_source
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
+from rollfeed.conversations import answer_tokens
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import EvalSet, SetResult, TrainingDefaults, plan_set
 from rollfeed.protocols import Engine, PromptSource, Tokenizer
@@ -141,14 +140,12 @@ def demonstrations_of(
     """Return each prompt with its label as the response, or that of the next prompt for ``wrong_share`` of them."""
     from rollfeed.training.supervised import Demonstration
 
-    end = np.array(tokenizer.eos_token_ids[:1], np.int32)
     labels = [_label(prompt) for prompt in prompts]
     demonstrations = []
     for number, prompt in enumerate(prompts):
         is_wrong = random.random() < wrong_share
         label = labels[(number + 1) % len(labels)] if is_wrong else labels[number]
-        response_ids = np.concatenate([tokenizer.encode(label, add_special_tokens=False), end])
-        demonstrations.append(Demonstration(prompt.token_ids, response_ids))
+        demonstrations.append(Demonstration(prompt.token_ids, answer_tokens(label, tokenizer)))
     return demonstrations
 
 
