@@ -1,7 +1,9 @@
 """Every example runs, with the real model."""
 
 import importlib.util
+import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -124,3 +126,17 @@ async def test_the_loop_learns() -> None:
     assert len((EXAMPLES / "loop.py").read_text().splitlines()) <= 150
     rewards = await loop.train(20)
     assert sum(rewards[-4:]) > 2 * sum(rewards[:4])
+
+
+def test_the_words_are_learned_from_their_answers(rollfeed, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "sft" / "run.toml", tmp_path)
+    write = runpy.run_path(str(EXAMPLES / "sft" / "write_words.py"))["write"]
+    write(tmp_path / "words.jsonl", num_rows=64 * 3)
+    sizes = ["rollout.num_rollout=3", "eval.num_prompts=20", "train.checkpoint_interval=1"]
+    options = [option for each in sizes for option in ("--set", each)]
+    result = rollfeed("train", tmp_path / "run.toml", "--out", tmp_path / "run", *options)
+    assert result.code == 0, result.err
+    losses = [json.loads(line)["train/loss"] for line in (tmp_path / "run/train.jsonl").read_text().splitlines()]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True)
+    assert "after 3 batches, core/reverse_text@2: accuracy" in result.out

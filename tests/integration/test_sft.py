@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import signal
@@ -15,8 +16,11 @@ import pytest
 import torch
 import transformers
 from pyarrow import parquet
+from safetensors.numpy import load_file
 from tests.conversations.zoo.families import FAMILIES, save
 
+from rollfeed import RunSpec, prepare
+from rollfeed.app.training import prepare_warm_up
 from rollfeed.conversations import conversation_tokens
 from rollfeed.prompts import load_tokenizer
 
@@ -84,6 +88,35 @@ rollout_batch_size = 2
 
 [engine]
 context_length = 1000
+"""
+TAUGHT = """
+[[prompts.environments]]
+id = "core/reverse_text"
+apply_chat_template = false
+parameters = { style = "compact", alphabet_size = 4 }
+
+[rollout]
+num_rollout = 1
+rollout_batch_size = 2
+n_samples_per_prompt = 2
+
+[sampling]
+rollout_max_response_len = 4
+rollout_skip_special_tokens = true
+
+[engine]
+context_length = 32
+threads = 1
+
+[train]
+threads = 1
+
+[train.warm_up]
+stop_accuracy = 0.02
+batch_size = 16
+learning_rate = 3e-3
+probe_interval = 10
+probe_prompts = 100
 """
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -288,3 +321,32 @@ def test_what_is_said_of_a_training_has_no_rewards(rollfeed: Callable[..., Any],
     assert result.code == 0, result.err
     assert "step 0: loss 2." in result.out
     assert checked["training"]["loss"]["objective"] == "cross_entropy"
+
+
+def test_what_a_warm_up_is_taught_is_learned_as_by_the_warm_up(
+    rollfeed: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows in the same order, in batches of as many, at the same rate: the same weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = RAW[: RAW.index("[[prompts.datasets]]")] + TAUGHT
+    (tmp_path / "warm-up.toml").write_text(settings)
+    prepared = prepare(RunSpec.load(tmp_path / "warm-up.toml"))
+    warm_up = asyncio.run(prepare_warm_up(prepared))
+    assert warm_up is not None
+    result = rollfeed("train", tmp_path / "warm-up.toml", "--out", tmp_path / "warm-up", "--quiet")
+    assert result.code == 0, result.err
+    num_updates = json.loads((tmp_path / "warm-up/warm-up.jsonl").read_text().splitlines()[-1])["updates"]
+    prompts = asyncio.run(warm_up.source.draw(16 * num_updates))
+    write(tmp_path / "words.jsonl", [{"prompt": prompt.text, "label": prompt.label} for prompt in prompts])
+    (tmp_path / "words.toml").write_text(RAW[: RAW.index("[plugins]")].replace("rollout_shuffle = true", ""))
+    sizes = [f"rollout.num_rollout={num_updates}", "rollout.rollout_batch_size=16"]
+    options = [option for each in sizes for option in ("--set", each)]
+    result = rollfeed("train", tmp_path / "words.toml", "--out", tmp_path / "sft", "--quiet", *options)
+    assert result.code == 0, result.err
+    taught, learned = (
+        load_file(tmp_path / path / "trainer.safetensors")
+        for path in ("warm-up/checkpoints/warm-up", f"sft/checkpoints/step-{num_updates - 1:06d}")
+    )
+    for name, tensor in taught.items():
+        if name.startswith("model/"):
+            np.testing.assert_allclose(learned[name], tensor, rtol=1e-3, atol=1e-5, err_msg=name)

@@ -84,6 +84,7 @@ _OF_SAMPLING = frozenset(
         "mask_offpolicy_in_partial_rollout",
         "mask_offpolicy_finished_members",
         "mask_truncated",
+        "rewritten_turns",
         "max_requests_in_flight",
         "surplus",
         "requeue_aborted",
