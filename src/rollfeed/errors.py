@@ -15,6 +15,7 @@ RollfeedError
 │   ├── WorkerDiedError          its process died, or could not be started
 │   └── WorkerCallError          the function raised, or took or returned what cannot cross the process boundary
 ├── SandboxError               a sandbox could not run a program; says nothing about the program
+├── ToolError                  a tool has no answer to a call; what it says is told to the policy
 └── RunFailedError             the run cannot go on: failure budget spent, too many draws for a batch, stalled
     └── PromptsEndedError        the prompt source has ended and what is left fills no batch
 """
@@ -39,6 +40,7 @@ __all__ = [
     "RunDirectoryError",
     "RunFailedError",
     "SandboxError",
+    "ToolError",
     "WorkerCallError",
     "WorkerDiedError",
     "WorkerError",
@@ -106,6 +108,10 @@ class WorkerCallError(WorkerError):
 
 class SandboxError(RollfeedError):
     """A sandbox could not run a program; this says nothing about the program."""
+
+
+class ToolError(RollfeedError):
+    """A tool has no answer to a call; the message is what the policy is told."""
 
 
 class RunFailedError(RollfeedError):

@@ -5,18 +5,27 @@ from rollfeed.conversations.audit import TemplateAudit, audit_template
 from rollfeed.conversations.chat import Chat, Span, Suffix
 from rollfeed.conversations.conversation import Conversation, FollowUp
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
+from rollfeed.conversations.syntax import CallSyntax, call_syntax
+from rollfeed.conversations.written_calls import Call, SaidTurn, UnreadableCall, names_in, read_turn
 
 __all__ = [
     "AnsweredPrompt",
+    "Call",
+    "CallSyntax",
     "Chat",
     "Conversation",
     "FollowUp",
     "LossMaskType",
+    "SaidTurn",
     "Span",
     "Suffix",
     "TemplateAudit",
+    "UnreadableCall",
     "answer_tokens",
     "answered_prompt",
     "audit_template",
+    "call_syntax",
     "conversation_tokens",
+    "names_in",
+    "read_turn",
 ]

@@ -24,7 +24,7 @@ from rollfeed.protocols.execution import (
     Workers,
 )
 from rollfeed.protocols.generate import Environments, GenerateFn, RolloutRequest, SampleHook, Services, TurnJournal
-from rollfeed.protocols.prompts import Learner, PromptRenderer, PromptSource, Tokenizer
+from rollfeed.protocols.prompts import Learner, PromptRenderer, PromptSource, Rendered, Tokenizer
 from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
@@ -47,6 +47,7 @@ from rollfeed.protocols.steps import (
     RunningGroup,
 )
 from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPublisher, WeightTransport
+from rollfeed.protocols.tools import CallFormat, Tool, ToolAnswer, Toolbox, ToolFailure
 
 __all__ = [
     "MULTI_TURN",
@@ -58,6 +59,7 @@ __all__ = [
     "BatchFilter",
     "BatchedRewardFn",
     "BufferPolicy",
+    "CallFormat",
     "CheckpointSource",
     "Endpoint",
     "Engine",
@@ -78,6 +80,7 @@ __all__ = [
     "PromptBuffer",
     "PromptRenderer",
     "PromptSource",
+    "Rendered",
     "RewardFn",
     "RewrittenTurns",
     "RolloutContext",
@@ -93,6 +96,10 @@ __all__ = [
     "Services",
     "Task",
     "Tokenizer",
+    "Tool",
+    "ToolAnswer",
+    "ToolFailure",
+    "Toolbox",
     "Tracker",
     "TurnJournal",
     "WeightPublisher",

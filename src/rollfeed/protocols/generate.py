@@ -11,6 +11,7 @@ from rollfeed.protocols.episodes import RewrittenTurns
 from rollfeed.protocols.execution import SandboxProvider, Workers
 from rollfeed.protocols.prompts import Tokenizer
 from rollfeed.protocols.rollouts import Endpoint, Environment
+from rollfeed.protocols.tools import Toolbox
 from rollfeed.types import Prompt, Sample, SamplingParams, Turn
 
 
@@ -105,6 +106,8 @@ class Services:
     """Processes that can be killed, for functions that may hang."""
     journal: TurnJournal = field(default_factory=TurnJournal)
     """What answerings of several turns have done; see :class:`rollfeed.generate.Episode`."""
+    tools: Toolbox | None = None
+    """What policies may call, and the limits of episodes; None has neither."""
     rewritten_turns: RewrittenTurns = RewrittenTurns.FORK
     """What episodes do where the chat template shows earlier turns otherwise than they were said."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,18 @@ class Tokenizer(Protocol):
         """
 
 
+class Rendered(NamedTuple):
+    """Fields of a :class:`~rollfeed.types.Prompt` that has been made ready."""
+
+    text: str
+    token_ids: NDArray[np.int32]
+    """``(P,)``."""
+    messages: tuple[Message, ...] | None
+    """None for raw text."""
+    tools: tuple[Mapping[str, Any], ...] | None
+    """Those that it may call."""
+
+
 class PromptRenderer(Protocol):
     """Makes a prompt ready: renders it, tokenises it once, and holds the length limit."""
 
@@ -97,8 +109,8 @@ class PromptRenderer(Protocol):
         apply_chat_template: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         num_images: int = 0,
-    ) -> tuple[str, NDArray[np.int32]]:
-        """Return the text and its token ids ``(P,)``.
+    ) -> Rendered:
+        """Return the text, its tokens, and what they were made of; without tools of its own, it has those of the run.
 
         Raises:
             ConfigError: If it cannot be rendered.
