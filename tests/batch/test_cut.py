@@ -186,3 +186,17 @@ def test_all_samples_of_an_answer_that_was_truncated_at_its_end_are_left_out() -
     batch = cut([group], mask_truncated=True)
     assert [sample.remove_sample for sample in batch.samples] == [True, True, False, False]
     assert batch.metrics["rollout/truncated_masked"] == 2.0
+
+
+def test_turns_and_calls_of_episodes_are_told_where_there_are_any() -> None:
+    group = make_group([0.0, 1.0])
+    assert "rollout/turns_mean" not in batch_metrics([group], reward_key=None, policy_version=0)
+    rollouts = [
+        replace(rollout, samples=tuple(replace(sample, metadata=about) for sample in rollout.samples))
+        for rollout, about in zip(
+            group.rollouts, ({"num_turns": 3, "num_tool_calls": 2}, {"num_turns": 2}), strict=True
+        )
+    ]
+    metrics = batch_metrics([replace(group, rollouts=tuple(rollouts))], reward_key=None, policy_version=0)
+    assert (metrics["rollout/turns_mean"], metrics["rollout/tool_calls_mean"]) == (2.5, 2.0)
+    assert "rollout/tool_calls_failed_mean" not in metrics

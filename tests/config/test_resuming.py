@@ -29,6 +29,11 @@ TREES: dict[str, dict[str, Any]] = {
         "reward": {"functions": {"mine": "module:function"}, "overlong": {"cache": 50}},
         "sampling": {"rollout_max_response_len": 100},
         "plugins": {"reward": "module:function"},
+        "tools": {
+            "search": {"corpus": "texts"},
+            "files": {"folder": "files"},
+            "mcp": [{"name": "server", "url": "http://a:1"}],
+        },
     },
     "plain": COMMON,
     "partial": {**COMMON, "rollout": {"mode": "partial", "mask_offpolicy_in_partial_rollout": True}},
@@ -51,6 +56,7 @@ VALUES: tuple[Any, ...] = (
     *(True, False, 0, 1, 2, 3, 7, 64, 100, 1000, 0.25, 0.5, 0.75, 1.5, 5.0),
     *("cpu", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", [], ["x"], [7], ["http://b:2"], {"x": 1}),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
+    *({"corpus": "others"}, {"folder": "others"}, [{"name": "other", "url": "http://b:2"}]),
     *({"base_url": "http://b:2"}, [{"id": "core/compare_max"}], [{"path": "x.jsonl"}], [{"name": "reward_std"}]),
 )
 """Of these one is another for every setting, whatever it means."""

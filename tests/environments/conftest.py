@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rollfeed.environments import EnvironmentGrader, EnvironmentRegistry
-from rollfeed.protocols import PromptRenderer
+from rollfeed.protocols import PromptRenderer, Rendered
 from rollfeed.types import Correct, Message, Verdict
 
 
@@ -24,9 +24,10 @@ class CharacterRenderer:
         *,
         apply_chat_template: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> tuple[str, NDArray[np.int32]]:
+    ) -> Rendered:
         text = f"<user>{content}" if apply_chat_template else str(content)
-        return text, np.array([ord(char) for char in text], np.int32)
+        messages = ({"role": "user", "content": content},) if apply_chat_template else None
+        return Rendered(text, np.array([ord(char) for char in text], np.int32), messages, None)
 
     def fits(self, token_ids: NDArray[np.int32]) -> bool:
         return self._limit is None or len(token_ids) <= self._limit

@@ -124,7 +124,7 @@ async def play(
     environment: Environment | None = None,
 ) -> list[Sample]:
     tokenizer = load(name)
-    text, ids = ChatRenderer(tokenizer, rollout_max_prompt_len=None).render(QUESTION, apply_chat_template=True)
+    text, ids, *_ = ChatRenderer(tokenizer, rollout_max_prompt_len=None).render(QUESTION, apply_chat_template=True)
     prompt = Prompt(
         prompt_id="a",
         source="talk",
@@ -293,9 +293,9 @@ async def test_a_turn_that_was_resumed_is_told_whole(monkeypatch: pytest.MonkeyP
     turn, heard = turn_of("chatml", "yes", Random(0)), []
     follow_up = Conversation.follow_up
 
-    def listen(self: Conversation, said: NDArray[np.int32], messages: Any) -> FollowUp:
+    def listen(self: Conversation, said: NDArray[np.int32], messages: Any, **forms: Any) -> FollowUp:
         heard.append(said.tolist())
-        return follow_up(self, said, messages)
+        return follow_up(self, said, messages, **forms)
 
     monkeypatch.setattr(Conversation, "follow_up", listen)
     journal = TurnJournal()

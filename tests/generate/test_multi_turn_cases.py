@@ -153,7 +153,7 @@ def adds_bos(tmp_path: Path) -> LocalTokenizer:
 
 
 async def test_r10_a_raw_prompt_has_its_bos_once_however_many_turns_follow(adds_bos: LocalTokenizer) -> None:
-    text, ids = ChatRenderer(adds_bos, rollout_max_prompt_len=None).render("1-4?", apply_chat_template=False)
+    text, ids, *_ = ChatRenderer(adds_bos, rollout_max_prompt_len=None).render("1-4?", apply_chat_template=False)
     prompt = make_prompt(text, token_ids=ids)
     conversation = Conversation(prompt, adds_bos)
     told = conversation.follow_up(ids_of_text(adds_bos, "2"), [{"role": "user", "content": ">"}]).token_ids

@@ -12,7 +12,7 @@ from rollfeed.prompts import ChatRenderer, load_tokenizer
 
 def test_rendered_chat_has_exactly_one_bos(renderer: ChatRenderer, tokenizer_folder: Path) -> None:
     bos = load_tokenizer(tokenizer_folder).encode("<bos>", add_special_tokens=False)
-    text, ids = renderer.render("hi", apply_chat_template=True)
+    text, ids, *_ = renderer.render("hi", apply_chat_template=True)
     assert text == "<bos><turn>user\nhi</turn><turn>assistant\n"
     assert ids[0] == bos[0]
     assert (ids == bos[0]).sum() == 1
@@ -20,7 +20,7 @@ def test_rendered_chat_has_exactly_one_bos(renderer: ChatRenderer, tokenizer_fol
 
 def test_raw_text_has_exactly_one_bos(renderer: ChatRenderer, tokenizer_folder: Path) -> None:
     bos = load_tokenizer(tokenizer_folder).encode("<bos>", add_special_tokens=False)
-    text, ids = renderer.render("hi", apply_chat_template=False)
+    text, ids, *_ = renderer.render("hi", apply_chat_template=False)
     assert text == "hi"
     assert len(ids) == 3
     assert (ids == bos[0]).sum() == 1
@@ -28,21 +28,21 @@ def test_raw_text_has_exactly_one_bos(renderer: ChatRenderer, tokenizer_folder: 
 
 def test_messages_are_rendered_as_they_are(renderer: ChatRenderer) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    text, _ = renderer.render(messages, apply_chat_template=True)
+    text, *_ = renderer.render(messages, apply_chat_template=True)
     assert text == "<bos><turn>system\nBe brief.</turn><turn>user\nhi</turn><turn>assistant\n"
 
 
 def test_limit_counts_tokens_not_characters(make_renderer: Callable[[int], ChatRenderer]) -> None:
     renderer = make_renderer(5)
-    _, ids = renderer.render("éé", apply_chat_template=False)
+    _, ids, *_ = renderer.render("éé", apply_chat_template=False)
     assert len(ids) == 5
     assert renderer.fits(ids)
-    _, ids = renderer.render("ééé", apply_chat_template=False)
+    _, ids, *_ = renderer.render("ééé", apply_chat_template=False)
     assert not renderer.fits(ids)
 
 
 def test_token_ids_are_int32_and_cannot_be_changed(renderer: ChatRenderer) -> None:
-    _, ids = renderer.render("hi", apply_chat_template=True)
+    _, ids, *_ = renderer.render("hi", apply_chat_template=True)
     assert ids.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):
         ids[0] = 1

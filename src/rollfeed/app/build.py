@@ -121,7 +121,8 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     engine = run_engine(model, settings)
     no_images = no_images_of(settings.engine, model)
     rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
-    source = build_source(settings, model.tokenizer, folders=folders, rows=rows)
+    tools = functions.services.toolbox.definitions
+    source = build_source(settings, model.tokenizer, folders=folders, rows=rows, tools=tools)
     tracker, given = None, settings.plugins.tracker
     if given is not None:
         tracker = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)
@@ -154,7 +155,7 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
     """
     load = partial(plugins.load_plugin, folders=folders)
     own, age_limit = config.plugins, _age_limit(config)
-    services = RewardServices(config.reward, rm_types=[config.reward.rm_type])
+    services = RewardServices(config.reward, rm_types=[config.reward.rm_type], tools=config.tools, folders=folders)
     scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
     return Functions(
         generate=load(own.generate, GenerateFn, key="plugins.generate") or _generate_fn(config),

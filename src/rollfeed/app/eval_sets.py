@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollfeed.app.sources import RowChecks, find_file
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
@@ -21,17 +21,19 @@ from rollfeed.evaluation import (
     without_repeats,
 )
 from rollfeed.prompts import ChatRenderer, ColumnKeys, load_prompts
-from rollfeed.protocols import Tokenizer
 from rollfeed.types import Prompt
 
 _log = logging.getLogger(__name__)
+
+MakeRenderer: TypeAlias = Callable[..., ChatRenderer]
+"""Makes what renders the prompts of a set, given its ``rollout_max_prompt_len``."""
 
 
 def load_sets(
     settings: EvalSettings,
     *,
     training: TrainingDefaults,
-    tokenizer: Tokenizer,
+    renderer: MakeRenderer,
     folders: Sequence[Path],
     rows_of: Callable[[SetPlan], RowChecks],
 ) -> tuple[EvalSet, ...]:
@@ -46,10 +48,10 @@ def load_sets(
         name = environment.name or f"{environment.id}@{environment.level}"
         plan = plan_set(name, environment, settings, training)
         plan = replace(plan, num_prompts=plan.num_prompts or DEFAULT_NUM_PROBLEMS)
-        sets.append(_environment_set(name, environment, plan, registry, tokenizer, seed=settings.seed))
+        sets.append(_environment_set(name, environment, plan, registry, renderer, seed=settings.seed))
     for dataset in settings.datasets:
         plan = plan_set(dataset.name or dataset.path, dataset, settings, training)
-        sets.append(_dataset_set(dataset, settings, plan, tokenizer, folders, rows_of(plan)))
+        sets.append(_dataset_set(dataset, settings, plan, renderer, folders, rows_of(plan)))
     names = [each.name for each in sets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -62,12 +64,12 @@ def _environment_set(
     chosen: EvalEnvironmentSettings,
     plan: SetPlan,
     registry: EnvironmentRegistry,
-    tokenizer: Tokenizer,
+    renderer: MakeRenderer,
     *,
     seed: int,
 ) -> EvalSet:
     try:
-        prompts, num_over_length = _problems(chosen, plan, registry, tokenizer, seed=seed)
+        prompts, num_over_length = _problems(chosen, plan, registry, renderer, seed=seed)
     except (ConfigError, RunFailedError) as error:
         raise ConfigError(f"eval set {name}: {error}") from None
     made = EvalSet(name=name, prompts=tuple(prompts), plan=plan, num_over_length=num_over_length)
@@ -76,13 +78,13 @@ def _environment_set(
 
 
 def _problems(
-    chosen: EvalEnvironmentSettings, plan: SetPlan, registry: EnvironmentRegistry, tokenizer: Tokenizer, *, seed: int
+    chosen: EvalEnvironmentSettings, plan: SetPlan, registry: EnvironmentRegistry, renderer: MakeRenderer, *, seed: int
 ) -> tuple[list[Prompt], int]:
     source = EnvironmentSource(
         with_parameters(registry.get(chosen.id), chosen.parameters),
         level=chosen.level,
         seed=seed,
-        renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
+        renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length),
         split=chosen.split,
         apply_chat_template=plan.apply_chat_template,
     )
@@ -93,7 +95,7 @@ def _dataset_set(
     chosen: EvalDatasetSettings,
     defaults: EvalSettings,
     plan: SetPlan,
-    tokenizer: Tokenizer,
+    renderer: MakeRenderer,
     folders: Sequence[Path],
     rows: RowChecks,
 ) -> EvalSet:
@@ -111,7 +113,7 @@ def _dataset_set(
         loaded = load_prompts(
             str(find_file(chosen.path, folders)),
             name=chosen.name,
-            renderer=ChatRenderer(tokenizer, rollout_max_prompt_len=plan.max_prompt_length),
+            renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length),
             keys=ColumnKeys(input_key=column("input_key") or "prompt", **keys),
             apply_chat_template=plan.apply_chat_template,
             check_row=rows.of(chosen.path, label_key=keys["label_key"], unlabelled=note),

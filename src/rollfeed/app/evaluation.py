@@ -37,6 +37,7 @@ from rollfeed.evaluation import (
 from rollfeed.generate import by_environment
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
+from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.store.json_text import to_json
@@ -105,7 +106,9 @@ def prepare_evaluation(
     def rows_of(plan: SetPlan) -> RowChecks:
         return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images)
 
-    sets = load_sets(settings, training=training, tokenizer=tokenizer, folders=folders, rows_of=rows_of)
+    tools = RewardServices(config.reward, rm_types=(), tools=config.tools, folders=folders).toolbox
+    render = partial(ChatRenderer, tokenizer, tools=tools.definitions, call_format=tools.call_format)
+    sets = load_sets(settings, training=training, renderer=render, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
         sets=sets,
         seed=settings.seed,
@@ -254,7 +257,12 @@ def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | N
 
 
 def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], None] | None) -> RewardServices:
-    services = RewardServices(prepared.config.reward, rm_types=[each.plan.rm_type for each in prepared.sets])
+    services = RewardServices(
+        prepared.config.reward,
+        rm_types=[each.plan.rm_type for each in prepared.sets],
+        tools=prepared.config.tools,
+        folders=prepared.folders,
+    )
     services.on_isolation = on_isolation
     return services
 

@@ -17,6 +17,7 @@ from rollfeed.base.cores import num_cores
 from rollfeed.base.importing import is_async
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings
 from rollfeed.config.plugins import import_path_of
+from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.errors import ConfigError
@@ -43,6 +44,7 @@ from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.rewards.rows import as_grader
 from rollfeed.rewards.scoring import Graded, ResultFile, ScoreCounts, check_plain, grade_all, read_rows
 from rollfeed.sandbox import Container, OnDemandSandboxes
+from rollfeed.tools import LimitedToolbox, make_tools
 from rollfeed.workers import WorkerPool
 
 _WARM_UP = ("rollfeed.rewards.equality.numeric",)
@@ -55,15 +57,27 @@ class RewardServices:
     Args:
         settings: Of workers, programs and the reward server.
         rm_types: Of the responses; for programs, isolation is found out on entering and not with the first one.
+        tools: What policies may call.
+        folders: Where what tools need is looked for.
 
     Raises:
-        ConfigError: If the variable that should hold the reward server's key does not.
+        ConfigError: If the variable that should hold the reward server's key does not, or a tool cannot be made.
     """
 
-    def __init__(self, settings: RewardSettings, *, rm_types: Sequence[str | None]) -> None:
+    def __init__(
+        self,
+        settings: RewardSettings,
+        *,
+        rm_types: Sequence[str | None],
+        tools: ToolSettings | None = None,
+        folders: Sequence[Path] = (),
+    ) -> None:
         self.on_isolation: Callable[[Isolation], None] | None = None
         """Told once at which isolation level programs of the policy run, when the first one does."""
-        self._runs_programs = any(name is not None and grader_name(name) == CODE_RM_TYPE for name in rm_types)
+        tools = tools or ToolSettings()
+        self._runs_programs = tools.runs_programs or any(
+            name is not None and grader_name(name) == CODE_RM_TYPE for name in rm_types
+        )
         workers, code = settings.workers, settings.code
         self.workers = WorkerPool(
             num_workers=workers.num_workers or num_cores(),
@@ -79,6 +93,18 @@ class RewardServices:
             CodeGrader(sandboxes=self.sandboxes, limits=limits),
             num_turns=code.concurrency or num_cores(),
             timeout_seconds=code.timeout_seconds,
+        )
+        memory_bytes = code.memory_mb * _MEGABYTE
+        made = make_tools(
+            tools, sandboxes=self.sandboxes, memory_bytes=memory_bytes, workers=self.workers, folders=folders
+        )
+        self.toolbox = LimitedToolbox(
+            made,
+            call_format=tools.call_format,
+            max_turns=tools.max_turns,
+            max_seconds=tools.max_seconds,
+            timeout_seconds=tools.timeout_seconds,
+            max_output_chars=tools.max_output_chars,
         )
 
     def _tell_isolation(self, isolation: Isolation) -> None:
@@ -96,6 +122,7 @@ class RewardServices:
         self._entered = AsyncExitStack()
         await self._entered.enter_async_context(self.workers)
         await self._entered.enter_async_context(self.remote)
+        await self._entered.enter_async_context(self.toolbox)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -129,6 +156,7 @@ class RewardServices:
             sandboxes=self.sandboxes,
             workers=self.workers,
             journal=journal or TurnJournal(),
+            tools=self.toolbox,
             rewritten_turns=rewritten_turns,
         )
 

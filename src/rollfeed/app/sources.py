@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,12 @@ def environment_source(environment_id: str, *, level: int, seed: int, tokenizer:
 
 
 def build_source(
-    settings: Settings, tokenizer: Tokenizer, *, folders: Sequence[Path] = (), rows: RowChecks | None = None
+    settings: Settings,
+    tokenizer: Tokenizer,
+    *,
+    folders: Sequence[Path] = (),
+    rows: RowChecks | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> PromptSource:
     """Return the prompt source that the settings describe, read and checked.
 
@@ -67,6 +72,7 @@ def build_source(
         tokenizer: The policy's.
         folders: Where data files and plug-in modules are looked for, in this order.
         rows: Check that rows can be answered and scored.
+        tools: Definitions of those that the policy may call.
 
     Raises:
         ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
@@ -74,7 +80,12 @@ def build_source(
     path = settings.plugins.prompt_source
     if path is not None:
         return plugins.load_factory(path, PromptSource, tokenizer, key="plugins.prompt_source", folders=folders)
-    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=settings.max_prompt_length)
+    renderer = ChatRenderer(
+        tokenizer,
+        rollout_max_prompt_len=settings.max_prompt_length,
+        tools=tools,
+        call_format=settings.tools.call_format,
+    )
     sources: list[tuple[str, float, PromptSource]] = []
     registry = EnvironmentRegistry(folders=folders)
     for environment in settings.prompts.environments:

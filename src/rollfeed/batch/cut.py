@@ -220,7 +220,23 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         #: rollout/rewritten_turns: turns after which the chat template showed earlier ones otherwise
         "rollout/rewritten_turns": float(sum(sample.metadata.get(REWRITTEN_TURNS, 0) for sample in samples)),
     }
+    metrics |= _episode_metrics(rollouts)
     if judged:
         #: rollout/correct_ratio: share of right answers among those that a grader calls right or wrong
         metrics["rollout/correct_ratio"] = float(np.mean([value is Correct.YES for value in judged]))
     return metrics
+
+
+def _episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return what the metadata of last samples say of their episodes; nothing where there are none."""
+    told = [rollout.samples[-1].metadata for rollout in rollouts if rollout.samples]
+    names = {
+        #: rollout/turns_mean: turns of the policy in an episode, where there are episodes
+        "num_turns": "rollout/turns_mean",
+        #: rollout/tool_calls_mean: calls of tools in an episode with tools
+        "num_tool_calls": "rollout/tool_calls_mean",
+        #: rollout/tool_calls_failed_mean: those of them that could not be made, or gave no answer
+        "num_failed_tool_calls": "rollout/tool_calls_failed_mean",
+    }
+    counts = {name: [value for each in told if type(value := each.get(key)) is int] for key, name in names.items()}
+    return {name: float(np.mean(values)) for name, values in counts.items() if values}

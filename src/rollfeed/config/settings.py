@@ -19,6 +19,7 @@ from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Resume, Section
+from rollfeed.config.tools import ToolSettings
 from rollfeed.config.train import (
     Correction,
     LossSettings,
@@ -39,6 +40,7 @@ _WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
     "advantage": AdvantageSettings.model_fields,
     "placement": PlacementSettings.model_fields,
     "sampling": ("return_sampling_mask",),
+    "tools": ToolSettings.model_fields,
     "weights": ("source",),
 }
 """Keys that have no effect with ``rollout.mode = "sft"``, by section."""
@@ -60,6 +62,7 @@ class RolloutConfig(Section):
     reward: RewardSettings = RewardSettings()
     filters: FiltersSettings = FiltersSettings()
     advantage: AdvantageSettings = AdvantageSettings()
+    tools: ToolSettings = ToolSettings()
     plugins: PluginSettings = PluginSettings()
 
     @model_validator(mode="after")

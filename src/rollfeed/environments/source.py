@@ -197,15 +197,13 @@ class EnvironmentSource(PromptSource):
 
     def _render(self, task: Task, index: int) -> Prompt:
         try:
-            text, token_ids = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template)
+            rendered = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template)
         except ConfigError as error:
             raise ConfigError(f"environment {self.name}: {error}") from None
         return Prompt(
             prompt_id=f"{self.name}/{self._split}/{index}",
             source=self.name,
-            text=text,
-            token_ids=token_ids,
-            messages=({"role": "user", "content": task.question},) if self._apply_chat_template else None,
+            **rendered._asdict(),
             label=task.answer,
             metadata={
                 "rm_type": RM_TYPE,

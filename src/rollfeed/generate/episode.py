@@ -3,14 +3,16 @@
 Its generate function is run again from the beginning, and what an earlier execution sampled and was answered is given
 again from the journal.
 
-Invariant: a tool is called at most once, whatever ends the process and whenever.
+Invariant: a tool is called at most once, whatever ends the process and whenever, unless it says that twice is the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -38,6 +40,22 @@ class _Course:
     num_turns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, to be made unless an earlier execution has."""
+
+    tool: str
+    """Its name."""
+    arguments: Any
+    """JSON values."""
+    run: Callable[[], Awaitable[Any]]
+    """Makes the call and returns JSON values."""
+    if_lost: Any
+    """The answer where an earlier execution has made the call and nobody knows what it answered."""
+    is_idempotent: bool = False
+    """Whether the call is made again then."""
+
+
 class Episode:
     """One rollout of several turns.
 
@@ -57,6 +75,7 @@ class Episode:
         self._policy_version = services.endpoint.policy_version
         self._course = _Course(deque(services.journal.turns(request)))
         self._counts = Counter[str]()
+        self._waited_seconds = 0.0
 
     async def sample(self) -> Completion:
         """Sample the next turn and append it; one that was aborted is resumed.
@@ -138,13 +157,15 @@ class Episode:
         other = copy(self)
         other.builder = SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
         other._ended, other._said, other._num_known, other._counts = [], "", 0, Counter()
+        other._waited_seconds = 0.0
         return other
 
     def end(self, last: Completion, *, response: str | None = None) -> list[Sample]:
         """Return the samples, the last of which ends as its last turn did; a response is the text of its last turn."""
         status = STATUS_OF[last.finish_reason.kind]
         sample = self.builder.build(status, response=last.text if response is None else response)
-        return [*self._ended, replace(sample, metadata={**sample.metadata, **self._counts})]
+        about = {**sample.metadata, **self._counts}
+        return [*self._ended, replace(sample, metadata=about, non_generation_seconds=self._waited_seconds)]
 
     async def call(self, tool: str, arguments: Any, run: Callable[[], Awaitable[Any]], *, if_lost: Any) -> Any:
         """Call a tool unless an earlier execution has, and return its answer.
@@ -158,21 +179,47 @@ class Episode:
         Raises:
             RunFailedError: If the function asks for something else than the journal says it did.
         """
-        journal, call = self._services.journal, Called(tool, _json(arguments))
-        begun = self._again(Called)
-        if begun is not None:
-            if begun != call:
+        return (await self.call_together([ToolCall(tool, arguments, run, if_lost)]))[0]
+
+    async def call_together(self, calls: Sequence[ToolCall]) -> list[Any]:
+        """Make several calls at once, each unless an earlier execution has, and return their answers in order.
+
+        Raises:
+            RunFailedError: If the function asks for something else than the journal says it did.
+        """
+        journal, wanted = self._services.journal, [Called(call.tool, _json(call.arguments)) for call in calls]
+        num_begun = 0
+        while num_begun < len(wanted) and (begun := self._again(Called)) is not None:
+            if begun != wanted[num_begun]:
                 raise self._other(f"{begun.tool} was called with {begun.arguments!r:.80}")
-            known = self._again(Answered)
-            if known is not None:
-                return known.answer
-            answer = if_lost
-        else:
-            journal.write(self._request, call)
+            num_begun += 1
+        # None has been made unless all of them were written.
+        is_lost = num_begun == len(wanted)
+        known: dict[int, Answered] = {}
+        while self._course.done and isinstance(self._course.done[0], Answered):
+            answered = self._course.done.popleft()
+            assert isinstance(answered, Answered)
+            known[answered.place] = answered
+
+        async def make(place: int) -> None:
+            call, started = calls[place], time.monotonic()
+            answer = call.if_lost if is_lost and not call.is_idempotent else _json(await call.run())
+            known[place] = Answered(answer, place, time.monotonic() - started)
+            journal.write(self._request, known[place])
+
+        if num_begun < len(wanted):
+            for each in wanted[num_begun:]:
+                journal.write(self._request, each)
             await journal.flush()
-            answer = _json(await run())
-        journal.write(self._request, Answered(answer))
-        return answer
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for place in range(len(calls)):
+                    if place not in known:
+                        tasks.create_task(make(place))
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+        self._waited_seconds += max((answered.seconds for answered in known.values()), default=0.0)
+        return [known[place].answer for place in range(len(calls))]
 
     async def _generate(self) -> Completion:
         request, budget, num_turns = self._request, self.builder.remaining_budget, self._course.num_turns

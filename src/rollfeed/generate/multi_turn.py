@@ -1,61 +1,138 @@
-"""The generate function for environments that answer back."""
+"""The generate function for environments that answer back, and for prompts with tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rollfeed.conversations import Conversation
 from rollfeed.errors import PluginError, RewardError
+from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
 from rollfeed.generate.single_turn import single_turn
-from rollfeed.protocols import MULTI_TURN, MultiTurnEnvironment, RolloutRequest, Services
-from rollfeed.types import Completion, FinishKind, Sample, SampleStatus, Verdict
+from rollfeed.protocols import MULTI_TURN, EnvironmentStep, MultiTurnEnvironment, RolloutRequest, Services
+from rollfeed.types import FinishKind, Message, Sample, SampleStatus, Verdict
+
+NUM_TURNS, ENDED_BY = "num_turns", "ended_by"
+"""Keys of a sample's metadata: turns of the policy, and the limit that ended an episode, where one did."""
 
 
 async def by_environment(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
-    """Answer the prompt in one turn, or in as many as its environment takes."""
-    answer = multi_turn if request.prompt.metadata.get(MULTI_TURN) else single_turn
-    return await answer(request, services=services)
+    """Answer the prompt in one turn, or in as many as its environment or its tools take."""
+    is_episode = request.prompt.metadata.get(MULTI_TURN) or may_call(request.prompt, services)
+    return await (multi_turn if is_episode else single_turn)(request, services=services)
 
 
 async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
-    """Play an episode of the prompt's environment; its verdict is the reward.
+    """Play an episode: calls of tools are answered, other turns are the environment's, or the answer.
 
-    The episode is TRUNCATED where the response length or the context is used up, by the policy or by what it would be
-    told next, and the environment says what it is worth then.
+    It is TRUNCATED where a limit ends it: of turns, of time, or of tokens, those that the policy would be told next
+    included. The reward is the environment's verdict where it answers back, also of a truncated episode.
 
     Raises:
         PluginError: If the environment takes one turn only.
         RewardError: If the environment gives no reward.
     """
-    prompt = request.prompt
-    environment = services.environments.get(prompt.metadata["environment"])
-    if not isinstance(environment, MultiTurnEnvironment):
-        raise PluginError(f"environment {environment.environment_id}: it has no start, step and give_up")
-    episode = Episode(request, services)
-    conversation = Conversation(prompt, services.tokenizer, rewritten=services.rewritten_turns)
-    state = environment.start(prompt.metadata["params"])
-    while True:
-        begun = len(episode.builder.token_ids)
-        turn = await episode.sample()
-        if turn.finish_reason.kind is FinishKind.ABORT:
-            return episode.end(turn)
-        if turn.finish_reason.kind is FinishKind.LENGTH:
-            return _scored(episode, turn, environment.give_up(state), status=SampleStatus.TRUNCATED)
-        step = environment.step(state, turn.text)
-        if step.verdict is not None:
-            return _scored(episode, turn, step.verdict, status=SampleStatus.COMPLETED)
-        # Of a turn that was resumed, the completion has the last piece only.
-        said = episode.builder.token_ids[begun:]
-        state = step.state
-        if not episode.follow(conversation.follow_up(said, step.messages)):
-            return _scored(episode, turn, environment.give_up(state), status=SampleStatus.TRUNCATED)
+    return await _Play(request, services).play()
 
 
-def _scored(episode: Episode, last: Completion, verdict: Verdict, *, status: SampleStatus) -> list[Sample]:
-    if verdict.reward is None:
-        raise RewardError(f"the episode has no reward: {verdict.detail}")
-    *forks, sample = episode.end(last)
-    samples = [*forks, replace(sample, status=status)]
-    return [replace(sample, reward=verdict.reward, correct=verdict.correct) for sample in samples]
+class _Play:
+    """One episode under way."""
+
+    def __init__(self, request: RolloutRequest, services: Services) -> None:
+        prompt, box = request.prompt, services.tools
+        self._request = request
+        self._episode = Episode(request, services)
+        self._conversation = Conversation(prompt, services.tokenizer, rewritten=services.rewritten_turns)
+        self._game = _Game(prompt.metadata, services) if prompt.metadata.get(MULTI_TURN) else None
+        self._calling = Calling(prompt, services, self._episode) if may_call(prompt, services) else None
+        self._max_turns = sys.maxsize if box is None else box.max_turns
+        self._ends_at = float("inf") if box is None else asyncio.get_running_loop().time() + box.max_seconds
+        self._num_turns = 0
+
+    async def play(self) -> list[Sample]:
+        episode, limit = self._episode, None
+        if not episode.builder.remaining_budget:
+            sample = episode.builder.build(SampleStatus.TRUNCATED, response="")
+            return self._judged([sample], self._given_up(), ended_by=self._scarce())
+        while True:
+            begun = len(episode.builder.token_ids)
+            turn = await episode.sample()
+            self._num_turns += 1
+            if turn.finish_reason.kind is FinishKind.ABORT:
+                return episode.end(turn)
+            limit = self._scarce() if turn.finish_reason.kind is FinishKind.LENGTH else None
+            # Of a turn that was resumed, the completion has the last piece only.
+            said = episode.builder.token_ids[begun:]
+            spoken = None if self._calling is None else self._calling.read(said)
+            messages: Sequence[Message] = ()
+            forms: Sequence[Message] = ()
+            if self._calling and spoken and spoken.calls:
+                limit = limit or self._reached()
+                if limit is None:
+                    messages, forms = await self._calling.answer(spoken)
+            elif self._game is None:
+                return self._judged(episode.end(turn), None, ended_by=limit)
+            elif limit is None:
+                step = self._game.step(turn.text)
+                if step.verdict is not None:
+                    return self._judged(episode.end(turn), step.verdict, ended_by=None)
+                messages = step.messages
+            limit = limit or self._reached()
+            if limit is None and not episode.follow(self._conversation.follow_up(said, messages, forms=forms)):
+                limit = self._scarce()
+            if limit is not None:
+                return self._judged(episode.end(turn), self._given_up(), ended_by=limit)
+
+    def _given_up(self) -> Verdict | None:
+        return None if self._game is None else self._game.give_up()
+
+    def _reached(self) -> str | None:
+        """Return the limit that lets no further turn be sampled."""
+        if self._num_turns >= self._max_turns:
+            return "max_turns"
+        return "max_seconds" if asyncio.get_running_loop().time() >= self._ends_at else None
+
+    def _scarce(self) -> str:
+        """Return the limit of tokens that is reached first."""
+        builder, request = self._episode.builder, self._request
+        in_context = request.max_context_length - len(builder.token_ids)
+        return "max_context" if in_context < request.params.max_new_tokens - builder.num_spent else "max_tokens"
+
+    def _judged(self, samples: Sequence[Sample], verdict: Verdict | None, *, ended_by: str | None) -> list[Sample]:
+        *forks, last = samples
+        about: dict[str, Any] = {NUM_TURNS: self._num_turns}
+        if self._calling is not None:
+            about |= {NUM_CALLS: self._calling.num_calls, NUM_FAILED_CALLS: self._calling.num_failed}
+        if ended_by is not None:
+            about[ENDED_BY] = ended_by
+        status = SampleStatus.COMPLETED if ended_by is None else SampleStatus.TRUNCATED
+        made = [*forks, replace(last, status=status, metadata={**last.metadata, **about})]
+        if verdict is None:
+            return made
+        if verdict.reward is None:
+            raise RewardError(f"the episode has no reward: {verdict.detail}")
+        return [replace(sample, reward=verdict.reward, correct=verdict.correct) for sample in made]
+
+
+class _Game:
+    """An environment that answers back, and the state that its episode is in."""
+
+    def __init__(self, metadata: Mapping[str, Any], services: Services) -> None:
+        environment = services.environments.get(metadata["environment"])
+        if not isinstance(environment, MultiTurnEnvironment):
+            raise PluginError(f"environment {environment.environment_id}: it has no start, step and give_up")
+        self._environment = environment
+        self._state = environment.start(metadata["params"])
+
+    def step(self, text: str) -> EnvironmentStep:
+        step = self._environment.step(self._state, text)
+        if step.verdict is None:
+            self._state = step.state
+        return step
+
+    def give_up(self) -> Verdict:
+        return self._environment.give_up(self._state)

@@ -20,7 +20,7 @@ from rollfeed.conversations import AnsweredPrompt
 from rollfeed.errors import ConfigError, DataError
 from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
 from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
-from rollfeed.protocols import PromptRenderer, PromptSource
+from rollfeed.protocols import PromptRenderer, PromptSource, Rendered
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Prompt
 from rollfeed.types.text import well_formed
@@ -137,25 +137,23 @@ def _make_prompt(
     row: RowFields, renderer: PromptRenderer, prompt_id: str, is_chat: bool, learn: Learn | None
 ) -> tuple[Prompt, NDArray[np.int32]]:
     """Return the prompt, and the tokens that have to fit."""
-    text, token_ids = "", np.empty(0, np.int32)
     if learn is None or not is_chat:
-        text, token_ids = renderer.render(
+        rendered = renderer.render(
             row.content, apply_chat_template=is_chat, tools=row.tools, num_images=len(row.images)
         )
-    messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
+    else:
+        messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
+        rendered = Rendered("", np.empty(0, np.int32), messages, row.tools)
     prompt = Prompt(
         prompt_id=prompt_id,
         source=prompt_id.rpartition("/")[0],
-        text=text,
-        token_ids=token_ids,
-        messages=messages if is_chat else None,
+        **rendered._asdict(),
         label=row.label,
         metadata=row.metadata,
-        tools=row.tools,
         images=row.images,
     )
     if learn is None:
-        return prompt, token_ids
+        return prompt, prompt.token_ids
     shown = learn(prompt)
     return shown.prompt, shown.token_ids
 

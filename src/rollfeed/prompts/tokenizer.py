@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.conversations import call_syntax
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import check_content, read_eos_token_ids, read_object
 from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate
-from rollfeed.protocols import Tokenizer
+from rollfeed.protocols import CallFormat, Rendered, Tokenizer
 from rollfeed.types import Message
 from rollfeed.types.text import well_formed
 
@@ -219,11 +220,22 @@ class ChatRenderer:
     Args:
         tokenizer: Of the model that will answer.
         rollout_max_prompt_len: The longest prompt, in tokens; None for any.
+        tools: Definitions of the run's tools, for prompts without their own.
+        call_format: How the policy is told to call them where the chat template does not say it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, rollout_max_prompt_len: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        rollout_max_prompt_len: int | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        call_format: CallFormat = CallFormat.AUTO,
+    ) -> None:
         self._tokenizer = tokenizer
         self._rollout_max_prompt_len = rollout_max_prompt_len
+        self._tools = tuple(tools)
+        self._call_format = call_format
 
     def render(
         self,
@@ -232,15 +244,22 @@ class ChatRenderer:
         apply_chat_template: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         num_images: int = 0,
-    ) -> tuple[str, NDArray[np.int32]]:
-        """Return the text and its token ids ``(P,)``; a string is one user turn of a chat.
+    ) -> Rendered:
+        """Return the text, its tokens, and what they were made of; a string is one user turn of a chat.
+
+        Tools of the run that the template does not show are told at the beginning of the first message.
 
         Raises:
             ConfigError: If the model has no chat template but one is to be applied, the template refuses the
                 messages, messages come without a template, or nothing is left to send.
         """
+        if self._tools:
+            tools = tuple(tools or self._tools)
+            syntax = call_syntax(self._tokenizer, self._call_format, is_chat=apply_chat_template)
+            content = content if syntax.shows_tools else _introduced(content, syntax.introduce(tools))
+        messages: tuple[Message, ...] | None = None
         if apply_chat_template:
-            messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+            messages = ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
             text = self._tokenizer.render_chat(messages, tools=tools, num_images=num_images)
         elif isinstance(content, str):
             text = well_formed(content)
@@ -250,7 +269,7 @@ class ChatRenderer:
         if not len(token_ids):
             raise ConfigError("the prompt has no tokens")
         token_ids.setflags(write=False)
-        return text, token_ids
+        return Rendered(text, token_ids, messages, None if tools is None else tuple(tools))
 
     def check_template(self) -> None:
         """Return when the model has a chat template.
@@ -264,3 +283,14 @@ class ChatRenderer:
     def fits(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""
         return self._rollout_max_prompt_len is None or len(token_ids) <= self._rollout_max_prompt_len
+
+
+def _introduced(content: str | Sequence[Message], introduction: str) -> str | Sequence[Message]:
+    """Return what is asked behind an introduction."""
+    if isinstance(content, str):
+        return introduction + content
+    first, *others = content
+    said = first.get("content")
+    if isinstance(said, list | tuple):
+        return [{**first, "content": [{"type": "text", "text": introduction}, *said]}, *others]
+    return [{**first, "content": f"{introduction}{said or ''}"}, *others]

@@ -35,6 +35,10 @@ class Answered:
 
     answer: Any
     """JSON values."""
+    place: int = 0
+    """Which of the calls that were made together it answers."""
+    seconds: float = 0.0
+    """How long that took."""
 
 
 Turn: TypeAlias = Sampled | Called | Answered
