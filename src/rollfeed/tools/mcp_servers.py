@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -36,6 +37,8 @@ def mcp_tools(servers: Sequence[McpServerSettings], *, folders: Sequence[Path]) 
         import mcp  # noqa: F401
     except ModuleNotFoundError:
         raise ConfigError("[[tools.mcp]] needs mcp, which is not installed: pip install 'rollfeed[tools]'") from None
+    # What servers do wrong is told in one line, to policies.
+    logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
     tools: list[Tool] = []
     for settings in servers:
         server = _Server(settings, folders)
@@ -68,7 +71,7 @@ class McpTool:
         Raises:
             ToolError: If there is none, with what the server said, or that it has ended.
         """
-        return await self._server.call(self.name, arguments)
+        return await self._server.call(self.name, arguments, may_repeat=self.is_idempotent)
 
     async def aclose(self) -> None:
         """End the server, for all of its tools."""
@@ -111,7 +114,7 @@ class _Server:
             raise ConfigError(f"{where} has no tool {missing[0]!r}; it has {', '.join(names) or 'none'}")
         return [each for each in described if wanted is None or each.name in wanted]
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any], *, may_repeat: bool) -> str:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
@@ -122,6 +125,8 @@ class _Server:
             if isinstance(error, MCPError) and error.error.code != CONNECTION_CLOSED:
                 raise ToolError(f"{name} failed: {error}") from error
             self._closing.set()
+            if may_repeat:
+                return await self.call(name, arguments, may_repeat=False)
             raise ToolError(
                 f"the server of {name} has ended before it answered ({in_one_line(_innermost(error))}); it is started "
                 "again for the next call"
@@ -144,13 +149,12 @@ class _Server:
         Raises:
             ToolError: If it does not start.
         """
-        if self._client is None or self._owner is None or self._owner.done() or self._closing.is_set():
-            if self._owner is not None:
-                await asyncio.wait({self._owner}, timeout=_END_SECONDS)
-            if self._client is None or self._client.done():
-                self._closing = asyncio.Event()
-                self._client = asyncio.get_running_loop().create_future()
-                self._owner = asyncio.create_task(self._own(self._client, self._closing), name="MCP server")
+        if self._owner is not None and self._has_ended():
+            await asyncio.wait({self._owner}, timeout=_END_SECONDS)
+        if self._client is None or self._has_ended():  # another call may have started it meanwhile
+            self._closing = asyncio.Event()
+            self._client = asyncio.get_running_loop().create_future()
+            self._owner = asyncio.create_task(self._own(self._client, self._closing), name="MCP server")
         try:
             async with asyncio.timeout(self._settings.start_seconds):
                 return await asyncio.shield(self._client)
@@ -159,6 +163,9 @@ class _Server:
             if self._owner is not None:
                 self._owner.cancel()
             raise ToolError(f"the server {self._settings.name} does not start") from None
+
+    def _has_ended(self) -> bool:
+        return self._owner is None or self._owner.done() or self._closing.is_set()
 
     async def _own(self, client: asyncio.Future[Any], closing: asyncio.Event) -> None:
         try:

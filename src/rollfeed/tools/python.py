@@ -14,9 +14,12 @@ _MAX_CHARS = 100_000
 _MAX_OUTPUT_BYTES = 1 << 20
 _FENCED = re.compile(r"\s*```(?:python|py)?\s*\n(.*?)\n?```\s*", re.DOTALL)
 
-# Prints the value of a last expression, as an interpreter does.
+# Prints the value of a last expression, as an interpreter does, and of what it raises only the program's own lines.
 _RUNNER = b"""\
-import ast
+import ast, sys, traceback
+def tell(kind, error, trace):
+    traceback.print_exception(kind, error, None if kind is SyntaxError else trace.tb_next)
+sys.excepthook = tell
 with open("program.py", encoding="utf-8") as file:
     tree = ast.parse(file.read(), "program.py")
 last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -78,7 +81,7 @@ class PythonTool:
             result = await sandbox.exec(["python3", "-I", "run.py"], limits=self._limits)
         output = result.stdout.decode(errors="replace")
         if fault := self._fault(result):
-            raise ToolError(f"{output}\n{fault}".strip())
+            raise ToolError(f"{output.rstrip()}\n{fault}".strip())
         return output.strip("\n") or "(the program printed nothing)"
 
     def _fault(self, result: ExecResult) -> str:
