@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rollfeed.testing import (
@@ -102,6 +103,27 @@ def test_the_two_turns_run_and_leave_no_journal(rollfeed, tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
     assert ran.json["ledger"]["trained"] == 2
     assert not (tmp_path / "run" / "turns.log").exists()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("example", "num_calls"), [("calculator-agent", 14), ("python-agent", 14)])
+def test_the_agents_call_their_tool_and_only_what_they_sampled_is_trained(
+    rollfeed, tmp_path: Path, example: str, num_calls: int
+) -> None:
+    fewer = ("--set", "rollout.num_rollout=1", "--set", "rollout.deterministic=true")
+    ran = rollfeed("run", EXAMPLES / example / "run.toml", "--out", tmp_path / "run", "--json", *fewer)
+    assert ran.code == 0, ran.err
+    (step,) = (tmp_path / "run" / "batches").glob("*.parquet")
+    rows = pq.read_table(step).to_pylist()
+    about = [json.loads(row["metadata"]) for row in rows]
+    assert sum(each["num_tool_calls"] - each["num_failed_tool_calls"] for each in about) >= num_calls
+    assert sum(row["reward"] for row in rows) >= 12
+    for row, each in zip(rows, about, strict=True):
+        told = [logprob for logprob, weight in zip(row["logprobs"], row["loss_mask"], strict=True) if not weight]
+        assert bool(told) is (each["num_turns"] > 1)
+        assert set(told) <= {0.0}
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["rollout/tool_calls_mean"] > 0.8
 
 
 async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
