@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollfeed.app import (
+        Endpoint,
         Model,
+        agent_rollout_to_sample,
         build_engine,
         environment_source,
         evaluate,
+        generate_rollout_batch,
         grade_rows,
         load_model,
         open_rollouts,
@@ -38,10 +41,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "app": (
+        "Endpoint",
         "Model",
+        "agent_rollout_to_sample",
         "build_engine",
         "environment_source",
         "evaluate",
+        "generate_rollout_batch",
         "grade_rows",
         "load_model",
         "open_rollouts",
@@ -67,6 +73,7 @@ _HOMES = {
 
 __all__ = [
     "Drop",
+    "Endpoint",
     "EngineSettings",
     "EvalSettings",
     "Keep",
@@ -80,9 +87,11 @@ __all__ = [
     "Settings",
     "TrainBatch",
     "Verdict",
+    "agent_rollout_to_sample",
     "build_engine",
     "environment_source",
     "evaluate",
+    "generate_rollout_batch",
     "grade_rows",
     "load_model",
     "open_rollouts",

@@ -20,7 +20,7 @@ from rollfeed.testing import CharTokenizer
 from rollfeed.types import Prompt, Sample, SampleStatus, SamplingParams, VersionSpan
 
 
-class Endpoint:
+class TokenEndpoint:
     policy_version = 7
 
     async def generate(self, *arguments: object, **others: object) -> Any:
@@ -43,7 +43,7 @@ async def sample_of(prompt: Prompt, tokenizer: Any, mask_type: LossMaskType = Lo
         step=1,
         max_context_length=64,
     )
-    services = Services(endpoint=Endpoint(), tokenizer=tokenizer, default=given_answer)
+    services = Services(endpoint=TokenEndpoint(), tokenizer=tokenizer, default=given_answer)
     (sample,) = await given_answer(request, services=services, mask_type=mask_type)
     assert (sample.token_ids[: len(request.prompt.token_ids)] == request.prompt.token_ids).all()
     assert sample.prompt_length == len(request.prompt.token_ids)

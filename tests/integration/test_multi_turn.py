@@ -81,3 +81,83 @@ def test_what_the_environment_says_is_not_trained_on(rollfeed, settings: Path, t
         )
         assert 0.0 <= row["reward"] <= 1.0
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+
+
+GAME = """
+from rollfeed.protocols import EnvironmentStep
+from rollfeed.types import Correct, Verdict
+
+
+class Game:
+    environment_id, version, summary, max_level = "my/game", 1, "goes wrong", 0
+
+    def make(self, level, random):
+        return str(random.randrange(10**6)), {}, None
+
+    def verify(self, params, response):
+        raise NotImplementedError
+
+    def start(self, params):
+        return {"heard": 0}
+
+    def step(self, state, response):
+        if state["heard"]:
+            FAULT
+        return EnvironmentStep(state={"heard": 1}, messages=({"role": "user", "content": "?"},))
+
+    def give_up(self, state):
+        return Verdict(reward=0.25, correct=Correct.NO)
+
+
+async def length(sample, prompt):
+    return float(sample.response_length)
+"""
+
+
+def with_game(settings: Path, fault: str) -> None:
+    (settings.parent / "game.py").write_text(GAME.replace("FAULT", fault))
+    text = settings.read_text().replace('"core/guess_number"\nlevel = 1', '"game.py:Game"\nlevel = 0')
+    settings.write_text(text.replace('parameters = { style = "compact" }\n', ""))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ('raise KeyError("lost")', "environment my/game: step raised KeyError: 'lost'"),
+        ('return "no"', "environment my/game: step returned 'no'; that must be of EnvironmentStep"),
+    ],
+)
+def test_an_environment_that_goes_wrong_in_an_episode_is_named(
+    rollfeed, settings: Path, tmp_path: Path, fault: str, said: str
+) -> None:
+    with_game(settings, fault)
+    ran = rollfeed("run", settings, "--out", tmp_path / "run")
+    assert ran.code == 1
+    assert said in ran.err
+    if fault.startswith("raise"):
+        assert "game.py:20, in step" in ran.err
+
+
+@pytest.mark.parametrize("overrides", [False, True])
+def test_a_reward_function_scores_episodes_where_it_overrides_environments(
+    rollfeed, settings: Path, tmp_path: Path, overrides: bool
+) -> None:
+    import pyarrow.parquet as pq
+
+    with_game(settings, "return EnvironmentStep(verdict=Verdict(reward=0.5, correct=Correct.YES))")
+    options = (
+        "--set",
+        "plugins.reward=game.py:length",
+        "--set",
+        f"reward.override_environments={str(overrides).lower()}",
+    )
+    ran = rollfeed("run", settings, "--out", tmp_path / "run", "--set", "rollout.num_rollout=2", *options)
+    assert ran.code == 0, ran.err
+    rows = [
+        row
+        for path in sorted((tmp_path / "run" / "batches").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    assert len(rows) == 2 * 4 * 4
+    for row in rows:
+        assert row["reward"] == (row["response_length"] if overrides else {"completed": 0.5}.get(row["status"], 0.25))

@@ -4,6 +4,7 @@ Invariants: same settings, same seed and a deterministic engine give byte-identi
 a run, by error or by signal, leaves no task, thread, socket or half-written file.
 """
 
+from rollfeed.app.agents import agent_rollout_to_sample, generate_rollout_batch
 from rollfeed.app.build import Functions, PreparedRun, load_functions, open_rollouts, prepare
 from rollfeed.app.calibration import calibrate_environment
 from rollfeed.app.evaluation import (
@@ -14,7 +15,7 @@ from rollfeed.app.evaluation import (
     prepare_run_evaluation,
     write_evaluation,
 )
-from rollfeed.app.model import Model, build_engine, load_model, load_settings_model
+from rollfeed.app.model import Endpoint, Model, build_engine, load_model, load_settings_model
 from rollfeed.app.rewards import check_isolation, grade_rows, open_reward_hub, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import build_source, environment_source, overlaps, source_names
@@ -22,12 +23,14 @@ from rollfeed.app.stored_run import stored_spec
 from rollfeed.app.training import TrainedStep, directory_problem, prepare_warm_up, train
 
 __all__ = [
+    "Endpoint",
     "Functions",
     "Model",
     "PreparedEvaluation",
     "PreparedRun",
     "RunSummary",
     "TrainedStep",
+    "agent_rollout_to_sample",
     "build_engine",
     "build_source",
     "calibrate_environment",
@@ -36,6 +39,7 @@ __all__ = [
     "directory_problem",
     "environment_source",
     "evaluate",
+    "generate_rollout_batch",
     "grade_rows",
     "load_functions",
     "load_model",

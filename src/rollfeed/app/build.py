@@ -240,9 +240,7 @@ def _group_plan(
         params=config.sampling.params,
         max_context_length=max_context_length,
         generate_fn=made.generate,
-        services=made.services.for_generating(
-            engine, tokenizer, rewritten_turns=config.rollout.rewritten_turns, journal=turns
-        ),
+        services=made.services.for_generating(engine, tokenizer, config=config, journal=turns),
         scorer=made.scorer,
         sample_hook=made.sample_hook,
     )

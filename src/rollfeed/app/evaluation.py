@@ -324,9 +324,7 @@ def _runner(
             params=plan.params,
             max_context_length=plan.max_context_length,
             generate_fn=generate,
-            services=services.for_generating(
-                NamedEndpoint(gate, eval_set.name), prepared.tokenizer, rewritten_turns=config.rollout.rewritten_turns
-            ),
+            services=services.for_generating(NamedEndpoint(gate, eval_set.name), prepared.tokenizer, config=config),
             scorer=_hub(eval_set, prepared, services),
             sample_hook=sample_hook,
             evaluation=True,

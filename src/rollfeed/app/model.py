@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.config import EngineSettings, Settings
@@ -127,3 +129,78 @@ def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: b
         deterministic=deterministic,
         **settings.model_dump(mode="json", exclude={"sglang", "openai"}),
     )
+
+
+class Endpoint:
+    """A model behind an engine; ``async with`` starts and ends it. Fits :class:`rollfeed.protocols.TokenEndpoint`.
+
+    Args:
+        provider: ``embedded`` (this process), ``sglang`` or ``openai`` (servers such as vLLM).
+        model: A checkpoint's folder or name, as ``model.checkpoint``; servers have its weights themselves.
+        api_base: Address of the server.
+        context_length: Tokens of a request, at most.
+        api_key_env: The variable that has the server's key.
+
+    Raises:
+        ConfigError: If there is no such provider, it needs an address or takes none, or the model is not there.
+    """
+
+    def __init__(
+        self,
+        *,
+        provider: str = "embedded",
+        model: str,
+        api_base: str | None = None,
+        context_length: int = 4096,
+        api_key_env: str | None = None,
+    ) -> None:
+        self._model = load_model(model, with_weights=provider == "embedded")
+        self._settings = _engine_settings(provider, api_base, context_length=context_length, api_key_env=api_key_env)
+        self._engine = build_engine(self._model, self._settings)
+        self.context_length = context_length
+        self._num_users = 0
+        self._opening = asyncio.Lock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._model.tokenizer
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the next request will meet."""
+        return self._engine.policy_version
+
+    async def generate(self, *arguments: Any, **named: Any) -> Any:
+        """As :meth:`rollfeed.protocols.TokenEndpoint.generate`."""
+        return await self._engine.generate(*arguments, **named)
+
+    async def __aenter__(self) -> Endpoint:
+        async with self._opening:
+            if not self._num_users:
+                await self._engine.__aenter__()
+            self._num_users += 1
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        async with self._opening:
+            self._num_users -= 1
+            if not self._num_users:
+                ended, self._engine = self._engine, build_engine(self._model, self._settings)
+                await ended.__aexit__(*exc_info)
+
+
+def _engine_settings(
+    provider: str, api_base: str | None, *, context_length: int, api_key_env: str | None
+) -> EngineSettings:
+    about: dict[str, Any] = {} if api_key_env is None else {"api_key_env": api_key_env}
+    if provider == "embedded":
+        if api_base is not None:
+            raise ConfigError("the embedded engine has no address: leave api_base out, or name another provider")
+        return EngineSettings(context_length=context_length)
+    if api_base is None:
+        raise ConfigError(f"provider {provider!r} needs api_base, the address of a server")
+    tables: dict[str, dict[str, Any]] = {"sglang": {"workers": [api_base]}, "openai": {"base_url": api_base}}
+    if provider not in tables:
+        raise ConfigError(f"there is no provider {provider!r}: embedded, sglang or openai")
+    return EngineSettings.model_validate({"context_length": context_length, provider: {**tables[provider], **about}})

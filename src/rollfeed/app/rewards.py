@@ -15,7 +15,7 @@ from typing import Any
 from rollfeed import plugins
 from rollfeed.base.cores import num_cores
 from rollfeed.base.importing import is_async
-from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings
+from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig
 from rollfeed.config.plugins import import_path_of
 from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
@@ -24,14 +24,13 @@ from rollfeed.errors import ConfigError
 from rollfeed.generate import by_environment
 from rollfeed.protocols import (
     BatchedRewardFn,
-    Endpoint,
     ExecLimits,
     Grader,
     GroupRewardFn,
     Isolation,
     RewardFn,
-    RewrittenTurns,
     Services,
+    TokenEndpoint,
     Tokenizer,
     TurnJournal,
 )
@@ -141,10 +140,10 @@ class RewardServices:
 
     def for_generating(
         self,
-        endpoint: Endpoint,
+        endpoint: TokenEndpoint,
         tokenizer: Tokenizer,
         *,
-        rewritten_turns: RewrittenTurns,
+        config: RolloutConfig,
         journal: TurnJournal | None = None,
     ) -> Services:
         """Return what generate functions may use."""
@@ -157,7 +156,8 @@ class RewardServices:
             workers=self.workers,
             journal=journal or TurnJournal(),
             tools=self.toolbox,
-            rewritten_turns=rewritten_turns,
+            rewritten_turns=config.rollout.rewritten_turns,
+            environments_judge=not (config.reward.override_environments and config.plugins.has_reward),
         )
 
 

@@ -56,6 +56,11 @@ class Conversation:
         self._shown = ""
         self._begin(prompt.messages or (), prompt.text)
 
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The conversation so far, without the last turn while nothing follows it."""
+        return tuple(self._messages)
+
     def begin(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Go on from other messages, such as a summary of those before, and return their tokens ``(N,)``.
 

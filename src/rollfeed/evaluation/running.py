@@ -14,7 +14,7 @@ from typing import Any
 from rollfeed.errors import RunFailedError
 from rollfeed.evaluation.results import is_right
 from rollfeed.evaluation.sets import EvalSet
-from rollfeed.protocols import Endpoint
+from rollfeed.protocols import TokenEndpoint
 from rollfeed.types import Completion, Group
 
 AnswerGroup = Callable[[Group], Awaitable[Group]]
@@ -48,7 +48,7 @@ class EvalProgress:
 class NamedEndpoint:
     """An endpoint whose request ids say which set they are of, apart from those of other sets and of training."""
 
-    def __init__(self, endpoint: Endpoint, name: str) -> None:
+    def __init__(self, endpoint: TokenEndpoint, name: str) -> None:
         self._endpoint = endpoint
         self._name = name
 

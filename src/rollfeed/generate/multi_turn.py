@@ -10,6 +10,7 @@ from typing import Any
 
 from rollfeed.conversations import Conversation
 from rollfeed.errors import PluginError, RewardError
+from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
 from rollfeed.generate.single_turn import single_turn
@@ -26,7 +27,9 @@ async def by_environment(request: RolloutRequest, *, services: Services) -> Sequ
     return await (multi_turn if is_episode else single_turn)(request, services=services)
 
 
-async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+async def multi_turn(
+    request: RolloutRequest, *, services: Services, conversation: Conversation | None = None
+) -> Sequence[Sample]:
     """Play an episode: calls of tools are answered, other turns are the environment's, or the answer.
 
     It is TRUNCATED where a limit ends it: of turns, of time, or of tokens, those that the policy would be told next
@@ -36,18 +39,21 @@ async def multi_turn(request: RolloutRequest, *, services: Services) -> Sequence
         PluginError: If the environment takes one turn only.
         RewardError: If the environment gives no reward.
     """
-    return await _Play(request, services).play()
+    return await _Play(request, services, conversation).play()
 
 
 class _Play:
     """One episode under way."""
 
-    def __init__(self, request: RolloutRequest, services: Services) -> None:
+    def __init__(self, request: RolloutRequest, services: Services, conversation: Conversation | None) -> None:
         prompt, box = request.prompt, services.tools
         self._request = request
         self._episode = Episode(request, services)
-        self._conversation = Conversation(prompt, services.tokenizer, rewritten=services.rewritten_turns)
+        self._conversation = conversation or Conversation(
+            prompt, services.tokenizer, rewritten=services.rewritten_turns
+        )
         self._game = _Game(prompt.metadata, services) if prompt.metadata.get(MULTI_TURN) else None
+        self._environment_judges = services.environments_judge
         self._calling = Calling(prompt, services, self._episode) if may_call(prompt, services) else None
         self._max_turns = sys.maxsize if box is None else box.max_turns
         self._ends_at = float("inf") if box is None else asyncio.get_running_loop().time() + box.max_seconds
@@ -111,7 +117,7 @@ class _Play:
             about[ENDED_BY] = ended_by
         status = SampleStatus.COMPLETED if ended_by is None else SampleStatus.TRUNCATED
         made = [*forks, replace(last, status=status, metadata={**last.metadata, **about})]
-        if verdict is None:
+        if verdict is None or not self._environment_judges:
             return made
         if verdict.reward is None:
             raise RewardError(f"the episode has no reward: {verdict.detail}")
@@ -126,13 +132,24 @@ class _Game:
         if not isinstance(environment, MultiTurnEnvironment):
             raise PluginError(f"environment {environment.environment_id}: it has no start, step and give_up")
         self._environment = environment
-        self._state = environment.start(metadata["params"])
+        self._state = self._asked("start", metadata["params"], Mapping)
 
     def step(self, text: str) -> EnvironmentStep:
-        step = self._environment.step(self._state, text)
+        step: EnvironmentStep = self._asked("step", self._state, EnvironmentStep, text)
         if step.verdict is None:
             self._state = step.state
         return step
 
     def give_up(self) -> Verdict:
-        return self._environment.give_up(self._state)
+        verdict: Verdict = self._asked("give_up", self._state, Verdict)
+        return verdict
+
+    def _asked(self, method: str, state: Mapping[str, Any], kind: type[Any], *arguments: str) -> Any:
+        where = f"environment {self._environment.environment_id}: {method}"
+        try:
+            given = getattr(self._environment, method)(state, *arguments)
+        except Exception as error:
+            raise RewardError(f"{where} raised {describe(error)}") from error
+        if not isinstance(given, kind):
+            raise RewardError(f"{where} returned {given!r:.80}; that must be of {kind.__name__}")
+        return given

@@ -28,12 +28,12 @@ from rollfeed.protocols.prompts import Learner, PromptRenderer, PromptSource, Re
 from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
-    Endpoint,
     Engine,
     Environment,
     GroupFilter,
     RolloutObserver,
     Task,
+    TokenEndpoint,
     Tracker,
 )
 from rollfeed.protocols.steps import (
@@ -61,7 +61,6 @@ __all__ = [
     "BufferPolicy",
     "CallFormat",
     "CheckpointSource",
-    "Endpoint",
     "Engine",
     "Environment",
     "EnvironmentStep",
@@ -95,6 +94,7 @@ __all__ = [
     "ServerUpdate",
     "Services",
     "Task",
+    "TokenEndpoint",
     "Tokenizer",
     "Tool",
     "ToolAnswer",

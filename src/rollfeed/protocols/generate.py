@@ -10,7 +10,7 @@ from rollfeed.errors import RunFailedError
 from rollfeed.protocols.episodes import RewrittenTurns
 from rollfeed.protocols.execution import SandboxProvider, Workers
 from rollfeed.protocols.prompts import Tokenizer
-from rollfeed.protocols.rollouts import Endpoint, Environment
+from rollfeed.protocols.rollouts import Environment, TokenEndpoint
 from rollfeed.protocols.tools import Toolbox
 from rollfeed.types import Prompt, Sample, SamplingParams, Turn
 
@@ -94,7 +94,7 @@ _NO_WORKERS: Any = _NotThere("workers")
 class Services:
     """Things that a generate function may use. What starts processes does so when it is first used."""
 
-    endpoint: Endpoint
+    endpoint: TokenEndpoint
     """The engine; once the step has been aborted, it answers every request with an empty completion that says ABORT."""
     tokenizer: Tokenizer
     default: GenerateFn
@@ -110,6 +110,8 @@ class Services:
     """What policies may call, and the limits of episodes; None has neither."""
     rewritten_turns: RewrittenTurns = RewrittenTurns.FORK
     """What episodes do where the chat template shows earlier turns otherwise than they were said."""
+    environments_judge: bool = True
+    """Whether environments that answer back give their episodes' rewards, which are scored like others otherwise."""
 
 
 class GenerateFn(Protocol):

@@ -24,7 +24,7 @@ from rollfeed.types import (
 )
 
 
-class Endpoint(Protocol):
+class TokenEndpoint(Protocol):
     """The part of an engine that a generate function may use: tokens in, tokens out."""
 
     @property
@@ -49,7 +49,7 @@ class Endpoint(Protocol):
         """
 
 
-class Engine(Endpoint, Protocol):
+class Engine(TokenEndpoint, Protocol):
     """The inference engine. Entered with ``async with``; leaving it ends everything it started."""
 
     precision: str

@@ -47,7 +47,7 @@ class EngineGate:
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
     ) -> Completion:
-        """As :meth:`rollfeed.protocols.Endpoint.generate`; what comes is checked, whoever the engine is."""
+        """As :meth:`rollfeed.protocols.TokenEndpoint.generate`; what comes is checked, whoever the engine is."""
         async with self._permits:
             if self._closed:
                 return self._aborted(len(token_ids))
