@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from rollfeed.environments import EnvironmentRegistry
 from rollfeed.generate import by_environment
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import MULTI_TURN, CallFormat, RewrittenTurns, RolloutRequest, Services, TurnJournal
+from rollfeed.store.turns import TurnFile
 from rollfeed.tools import LimitedToolbox
 from rollfeed.tools.calculator import Calculator
 from rollfeed.types import FinishKind, Prompt, Sample, SampleStatus, SamplingParams
@@ -326,6 +328,30 @@ async def test_calls_of_which_not_all_were_begun_are_made() -> None:
     (sample,) = await play("qwen2.5", Echo(turns_of("qwen2.5", "done")), box_of(tool), journal=journal)
     assert tool.num_calls == 2
     assert sample.metadata["num_failed_tool_calls"] == 0
+
+
+async def test_whatever_is_called_with_can_be_stored_and_is_the_same_again(tmp_path: Path) -> None:
+    said = "".join(
+        f'<tool_call>{{"name": "one", "arguments": {{"x": {value}}}}}</tool_call>'
+        for value in (
+            "1e308",
+            "-0.0",
+            "999999999999999999",
+            f"{10**30}",
+            "NaN",
+            '"\\ud83d"',
+            '"\\u0000"',
+            "[[[]]]",
+            "1e999",
+        )
+    )
+    for _ in range(2):
+        journal = TurnFile(tmp_path / "turns", None)
+        turns = turns_of("qwen2.5", said, "done")
+        is_first = not list(journal._turns)
+        (sample,) = await play("qwen2.5", Echo(turns if is_first else []), box_of(Tool("one", echo)), journal=journal)
+        assert (sample.metadata["num_tool_calls"], sample.metadata["num_failed_tool_calls"]) == (9, 3)
+        journal.close()
 
 
 async def test_r19_an_episode_that_is_aborted_between_its_turns_is_aborted_and_goes_on_later() -> None:

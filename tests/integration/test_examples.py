@@ -111,6 +111,8 @@ def test_the_agents_call_their_tool_and_only_what_they_sampled_is_trained(
     rollfeed, tmp_path: Path, example: str, num_calls: int
 ) -> None:
     fewer = ("--set", "rollout.num_rollout=1", "--set", "rollout.deterministic=true")
+    checked = rollfeed("check", EXAMPLES / example / "run.toml", "--json").json
+    assert (checked["tools"]["names"], checked["tools"]["call_format"]) == ([example.removesuffix("-agent")], "tags")
     ran = rollfeed("run", EXAMPLES / example / "run.toml", "--out", tmp_path / "run", "--json", *fewer)
     assert ran.code == 0, ran.err
     (step,) = (tmp_path / "run" / "batches").glob("*.parquet")

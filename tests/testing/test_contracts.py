@@ -1,7 +1,9 @@
 """Each contract check passes what keeps the contract and refuses what breaks it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from rollfeed.testing import (
     check_reward,
     check_rollout,
     check_sample_hook,
+    check_tool,
     check_tracker,
 )
 from rollfeed.types import Correct, Ending, Keep, SamplingParams, TensorUpdate, Trained, Verdict
@@ -151,6 +154,32 @@ def test_a_tracker_that_raises_is_found() -> None:
 
     with pytest.raises(AssertionError, match="only one step"):
         check_tracker(Tracker())
+
+
+class Shout:
+    name = "shout"
+    description = "shouts"
+    parameters: Mapping[str, Any] = {"type": "object", "properties": {"text": {}}, "required": ["text"]}
+    is_idempotent = True
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        return arguments["text"].upper()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"name": "a b"}, "is no name"),
+        ({"description": ""}, "without a description"),
+        ({"parameters": {"properties": {}}}, "JSON Schema of an object"),
+        ({"parameters": {"type": "object", "required": ["x"]}}, "'x' is required and not described"),
+        ({"is_idempotent": None}, "may be made again"),
+    ],
+)
+async def test_tools_that_break_their_contract_are_refused(broken: dict[str, Any], message: str) -> None:
+    await check_tool(Shout(), {"text": "a"})
+    with pytest.raises(AssertionError, match=message):
+        await check_tool(type("Broken", (Shout,), broken)(), {"text": "a"})
 
 
 def test_environments_that_break_their_contract_are_refused() -> None:

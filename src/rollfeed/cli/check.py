@@ -14,7 +14,7 @@ from rollfeed.app.training.checks import check_trained_model, check_trained_prom
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
 from rollfeed.config import RolloutMode, RunSpec, Settings
 from rollfeed.config.settings import flatten
-from rollfeed.conversations import audit_template
+from rollfeed.conversations import audit_template, call_syntax, names_in
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap
@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         "ok": True,
         "model": str(model.checkpoint),
         "chat_template": template,
+        "tools": checked.tools,
         "sources": sources,
         "eval_sets": [each.name for each in eval_sets],
         "eval_prompts": {each.name: _eval_counts(each) for each in eval_sets},
@@ -86,6 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"model    {settings.model.checkpoint} ({model.checkpoint})")
     if template is not None:
         print(f"template {template}")
+    if (tools := checked.tools) is not None:
+        shown = "shown by the chat template" if tools["shows_tools"] else "told in the first message"
+        print(f"tools    {', '.join(tools['names'])}; {shown}, called as {tools['call_format']}")
     _print_prompts(sources, eval_sets, found)
     if sources:
         print(
@@ -150,8 +154,16 @@ def _print_training(settings: Settings, *, has_weights: bool) -> None:
 
 class _Checked(NamedTuple):
     model: app.Model
-    source: PromptSource | None
-    limit: DataLimit | None
+    functions: app.Functions
+    source: PromptSource | None = None
+    limit: DataLimit | None = None
+
+    @property
+    def tools(self) -> dict[str, Any] | None:
+        """What the policy may call, and how its chat template has it call; None without tools."""
+        box = self.functions.services.toolbox
+        names = list(names_in(box.definitions))
+        return {"names": names, **asdict(call_syntax(self.model.tokenizer, box.call_format))} if names else None
 
 
 def _can_train(settings: Settings, model: app.Model) -> bool:
@@ -172,15 +184,14 @@ def _check_run(spec: RunSpec) -> _Checked:
     if _can_train(settings, prepared.model):
         check_trained_model(settings, prepared.model.checkpoint)
         check_trained_prompts(settings, prepared.dataset_prompts, prepared.model.checkpoint)
-    return _Checked(prepared.model, prepared.source, prepared.data_limit)
+    return _Checked(prepared.model, prepared.functions, prepared.source, prepared.data_limit)
 
 
 def _check_engine(spec: RunSpec) -> _Checked:
     settings = spec.settings
     model = app.load_settings_model(settings)
     app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
-    app.load_functions(settings, folders=spec.folders)
-    return _Checked(model, None, None)
+    return _Checked(model, app.load_functions(settings, folders=spec.folders))
 
 
 def _eval_counts(eval_set: EvalSet) -> dict[str, int]:

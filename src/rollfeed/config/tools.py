@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rollfeed.config.plugins import Plugin
-from rollfeed.config.section import Free, Resume, Section
+from rollfeed.config.section import Free, OnPurpose, Resume, Section
 from rollfeed.protocols import CallFormat
 
 
@@ -83,7 +83,7 @@ class ToolSettings(Section, resume=Resume.ANSWERS):
     """The corpus of `search`."""
     files: FileToolSettings | None = None
     """The folder of `files`."""
-    mcp: tuple[McpServerSettings, ...] = Field(default=(), strict=False)
+    mcp: OnPurpose[tuple[McpServerSettings, ...]] = Field(default=(), strict=False)
     """Servers of tools."""
 
     @property

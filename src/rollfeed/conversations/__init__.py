@@ -6,7 +6,7 @@ from rollfeed.conversations.chat import Chat, Span, Suffix
 from rollfeed.conversations.conversation import Conversation, FollowUp
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
 from rollfeed.conversations.syntax import CallSyntax, call_syntax
-from rollfeed.conversations.written_calls import Call, SaidTurn, UnreadableCall, names_in, read_turn
+from rollfeed.conversations.written_calls import Call, SaidTurn, UnreadableCall, names_in, read_json, read_turn
 
 __all__ = [
     "AnsweredPrompt",
@@ -27,5 +27,6 @@ __all__ = [
     "call_syntax",
     "conversation_tokens",
     "names_in",
+    "read_json",
     "read_turn",
 ]

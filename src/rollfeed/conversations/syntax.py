@@ -52,6 +52,8 @@ class CallSyntax:
     """Whether messages of the role tool may follow a turn of text."""
     results_follow_calls: bool
     """Whether they may follow a turn that is a message with calls."""
+    is_chat: bool
+    """Whether there are messages at all, and not one text."""
 
     def introduce(self, definitions: Sequence[Mapping[str, Any]]) -> str:
         """Return what the policy is told of tools that the template does not show."""
@@ -72,7 +74,7 @@ class CallSyntax:
                 for number, (call, answer) in enumerate(zip(turn.calls, answers, strict=True))
             ]
         shown = "\n".join(f"<tool_response>\n{answer}\n</tool_response>" for answer in answers)
-        return [{"role": "user", "content": shown}]
+        return [{"role": "user", "content": shown if self.is_chat else f"\n{shown}\n"}]
 
 
 def call_syntax(tokenizer: Tokenizer, call_format: CallFormat, *, is_chat: bool = True) -> CallSyntax:
@@ -90,7 +92,9 @@ def call_syntax(tokenizer: Tokenizer, call_format: CallFormat, *, is_chat: bool 
 def _syntax(tokenizer: Tokenizer, call_format: CallFormat, is_chat: bool) -> CallSyntax:
     if not (is_chat and tokenizer.has_chat_template):
         chosen = CallFormat.HERMES if call_format is CallFormat.AUTO else call_format
-        return CallSyntax(chosen, shows_tools=False, results_follow_text=False, results_follow_calls=False)
+        return CallSyntax(
+            chosen, shows_tools=False, results_follow_text=False, results_follow_calls=False, is_chat=False
+        )
     if call_format is CallFormat.AUTO:
         call_format = _shown_format(tokenizer)
     text_turn: Message = {"role": "assistant", "content": "a"}
@@ -99,6 +103,7 @@ def _syntax(tokenizer: Tokenizer, call_format: CallFormat, is_chat: bool) -> Cal
         shows_tools=_MARK in _rendered(tokenizer, [_QUESTION], tools=[_DEFINITION]),
         results_follow_text=_ANSWER in _rendered(tokenizer, [_QUESTION, text_turn, _RESULT]),
         results_follow_calls=_ANSWER in _rendered(tokenizer, [_QUESTION, _CALLED, _RESULT]),
+        is_chat=True,
     )
 
 

@@ -6,6 +6,7 @@ What is no call that can be made is read too, as a fault, so that the policy can
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _MAX_CALLS = 16
 """Calls of one turn; more are a mistake, and not made."""
 _MAX_TRIES = 256
 """Places of a text at which a JSON object is looked for."""
+_MAX_DEPTH, _MAX_DIGITS = 32, 19
 _WINDOW = 240
 """Characters before a JSON object in which the name of its tool may stand."""
 
@@ -167,14 +169,15 @@ def _only(parameters: Mapping[str, Any]) -> str | None:
 
 
 def _in_json(text: str) -> Iterator[tuple[int, Written]]:
-    decoder, place = json.JSONDecoder(strict=False, parse_constant=_refuse), text.find("{")
+    place = text.find("{")
     for _ in range(_MAX_TRIES):
         if place < 0:
             return
         window = text[max(0, place - _WINDOW) : place]
         named = _BEFORE_ARGUMENTS.match(window)
         try:
-            value, end = decoder.raw_decode(text, place)
+            value, end = _DECODER.raw_decode(text, place)
+            _checked(value)
         except (ValueError, RecursionError) as error:
             if named or _BEGINS_AS_CALL.match(text, place):
                 yield place, UnreadableCall(_not_json(error))
@@ -210,13 +213,52 @@ def _of_object(value: Any) -> Written:
 def _loaded(text: str) -> Any:
     """Return the value of a JSON text; an UnreadableCall where it is none."""
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return read_json(text)
     except (ValueError, RecursionError) as error:
         return UnreadableCall(_not_json(error))
 
 
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text, of which the turn journal can store everything.
+
+    Raises:
+        ValueError: If it is none, or has a number that is none or of more than 18 digits, or is nested too deeply.
+        RecursionError: If it is nested even more deeply.
+    """
+    return _checked(_DECODER.decode(text))
+
+
+def _checked(value: Any) -> Any:
+    level, depth = [value], 0
+    while level := [each for inner in level if isinstance(inner, dict | list) for each in _inside(inner)]:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise ValueError("it is nested too deeply")
+    return value
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")
+
+
+def _read_int(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError("a whole number has more than 18 digits: write it as a text")
+    return int(digits)
+
+
+def _read_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.20} is too large a number")
+    return number
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse, parse_int=_read_int, parse_float=_read_float)
 
 
 def _not_json(error: Exception) -> str:
@@ -227,4 +269,8 @@ def _not_json(error: Exception) -> str:
 def names_in(definitions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the parameters of tools by name, from definitions as chat templates take them."""
     functions = [definition.get("function", definition) for definition in definitions]
-    return {function["name"]: function.get("parameters") or {} for function in functions if "name" in function}
+    return {
+        function["name"]: function.get("parameters") or {}
+        for function in functions
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    }

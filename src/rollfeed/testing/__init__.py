@@ -13,6 +13,7 @@ from rollfeed.testing.contracts import (
     check_reward,
     check_rollout,
     check_sample_hook,
+    check_tool,
     check_tracker,
 )
 from rollfeed.testing.index_checks import check_batch_filter, check_buffer_policy
@@ -41,6 +42,7 @@ __all__ = [
     "check_reward",
     "check_rollout",
     "check_sample_hook",
+    "check_tool",
     "check_tracker",
     "group_of",
     "make_group",

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import random as global_random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -31,6 +32,7 @@ from rollfeed.protocols import (
     RunningGroup,
     SampleHook,
     Services,
+    Tool,
     Tracker,
 )
 from rollfeed.testing.builders import make_group, make_prompt, make_sample
@@ -284,6 +286,20 @@ def check_tracker(tracker: Tracker) -> None:
     for step in range(2):
         tracker.log({"rollout/reward_mean": 0.5}, step=step)
     tracker.close()
+
+
+async def check_tool(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Check what a tool says of itself, and what it answers to arguments that it takes."""
+    assert re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", tool.name), f"{tool.name!r} is no name: letters, digits, _, . and -"
+    assert tool.description, "without a description the policy does not know what it does"
+    parameters = json.loads(json.dumps(tool.parameters))
+    assert parameters.get("type") == "object", "parameters are the JSON Schema of an object"
+    missing = [name for name in parameters.get("required", ()) if name not in parameters.get("properties", {})]
+    assert not missing, f"parameters: {missing[0]!r} is required and not described"
+    assert isinstance(tool.is_idempotent, bool), "is_idempotent says whether a call may be made again"
+    answers = [await tool.call(arguments) for _ in range(1 + tool.is_idempotent)]
+    for answer in answers:
+        json.dumps(answer)
 
 
 async def check_engine(engine: Engine, *, token_ids: Sequence[int], max_new_tokens: int = 4) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rollfeed.conversations import read_json
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -46,7 +47,7 @@ def _read(value: Any, schema: Mapping[str, Any]) -> Any:
     if not isinstance(value, str) or not _kinds(schema) or _problem(value, schema) is None:
         return value
     try:
-        read = json.loads(value)
+        read = read_json(value)
     except (ValueError, RecursionError):
         return value
     return value if _problem(read, schema) else read
