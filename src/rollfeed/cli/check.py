@@ -87,10 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"model    {settings.model.checkpoint} ({model.checkpoint})")
     if template is not None:
         print(f"template {template}")
-    if (tools := checked.tools) is not None:
-        shown = "shown by the chat template" if tools["shows_tools"] else "told in the first message"
-        print(f"tools    {', '.join(tools['names'])}; {shown}, called as {tools['call_format']}")
-    _print_prompts(sources, eval_sets, found)
+    _print_prompts(sources, eval_sets, found, checked.tools)
     if sources:
         print(
             f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
@@ -136,7 +133,12 @@ def _training(settings: Settings) -> dict[str, Any]:
     return {"method": train.method, "advantage": advantage, "loss": train.loss.model_dump(mode="json")}
 
 
-def _print_prompts(sources: Sequence[str], eval_sets: Sequence[EvalSet], found: Sequence[Overlap]) -> None:
+def _print_prompts(
+    sources: Sequence[str], eval_sets: Sequence[EvalSet], found: Sequence[Overlap], tools: dict[str, Any] | None
+) -> None:
+    if tools is not None:
+        shown = "shown by the chat template" if tools["shows_tools"] else "told in the first message"
+        print(f"tools    {', '.join(tools['names'])}; {shown}, called as {tools['call_format']}")
     if sources:
         print(f"prompts  {', '.join(sources)}")
     if eval_sets:
@@ -160,7 +162,7 @@ class _Checked(NamedTuple):
 
     @property
     def tools(self) -> dict[str, Any] | None:
-        """What the policy may call, and how its chat template has it call; None without tools."""
+        """Names of what the policy may call, and how its chat template has it call; None without tools."""
         box = self.functions.services.toolbox
         names = list(names_in(box.definitions))
         return {"names": names, **asdict(call_syntax(self.model.tokenizer, box.call_format))} if names else None
