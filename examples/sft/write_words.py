@@ -18,7 +18,7 @@ from rollfeed.app.training import prepare_warm_up
 SETTINGS = Path(__file__).parents[1] / "reverse" / "train.toml"
 
 
-def write(path: Path, *, seed: int = 0, num_rows: int = 40_000) -> None:
+def write(path: Path, *, seed: int = 0, num_rows: int = 19_200) -> None:
     """Write the first words of the warm-up under a seed."""
     prepared = rollfeed.prepare(rollfeed.RunSpec.load(SETTINGS, [f"seed={seed}"]))
     warm_up = asyncio.run(prepare_warm_up(prepared))

@@ -50,10 +50,13 @@ async def sample_of(prompt: Prompt, tokenizer: Any, mask_type: LossMaskType = Lo
     return sample
 
 
+@pytest.mark.parametrize("num_conversations", [10, pytest.param(1500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_r05_the_sample_is_the_full_render_and_its_mask_begins_with_the_response(name: str) -> None:
+async def test_r05_the_sample_is_the_full_render_and_its_mask_begins_with_the_response(
+    name: str, num_conversations: int
+) -> None:
     random, tokenizer = Random(name), load(name)
-    for _ in range(10):
+    for _ in range(num_conversations):
         messages = conversation(FAMILIES[name], random)
         ids, mask = conversation_tokens(tokenizer, messages, mask_type=LossMaskType.QWEN3)
         sample = await sample_of(prompt_of(messages), tokenizer)

@@ -62,6 +62,21 @@ learning_rate = 3e-3
 [plugins]
 sample_hook = "killing_hook:keep"
 """
+EVALUATED = """
+[sampling]
+rollout_max_response_len = 4
+rollout_skip_special_tokens = true
+
+[[eval.datasets]]
+name = "words"
+path = "words.jsonl"
+label_key = "label"
+rm_type = "exact"
+apply_chat_template = false
+
+[engine]
+threads = 1
+"""
 HOOK = """
 import os, signal
 from pathlib import Path
@@ -350,3 +365,18 @@ def test_what_a_warm_up_is_taught_is_learned_as_by_the_warm_up(
     for name, tensor in taught.items():
         if name.startswith("model/"):
             np.testing.assert_allclose(learned[name], tensor, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_evaluations_of_a_training_ask_the_model_that_has_learned(
+    rollfeed: Callable[..., Any], words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(words / "cache"))
+    (tmp_path / "words.jsonl").write_text((words / "words.jsonl").read_text())
+    (tmp_path / "words.toml").write_text(RAW[: RAW.index("[plugins]")].replace("[engine]", EVALUATED))
+    values = ["rollout.num_rollout=40", "rollout.rollout_batch_size=40", "train.eval_interval=20"]
+    options = [option for each in [*values, "train.optimizer.learning_rate=1e-2"] for option in ("--set", each)]
+    result = rollfeed("train", tmp_path / "words.toml", "--out", tmp_path / "run", "--quiet", *options)
+    assert result.code == 0, result.err
+    found = [json.loads(line) for line in (tmp_path / "run/eval.jsonl").read_text().splitlines()]
+    assert [each["policy_versions"] for each in found] == [[0, 0], [20, 20], [40, 40]]
+    assert found[0]["sets"]["words"]["accuracy"] < found[2]["sets"]["words"]["accuracy"]

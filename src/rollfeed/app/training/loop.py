@@ -201,6 +201,9 @@ class _Loop:
     def __post_init__(self) -> None:
         out, trainer, self._num_batches = self.out, self.trainer, self.prepared.num_batches
         self._probes = _probes_of(self.prepared, trainer)
+        settings = self.prepared.settings
+        self._only_evaluates = settings.rollout.mode is RolloutMode.SFT and settings.needs_engine
+        """Whether the engine answers nothing but evaluations, and has the weights for them."""
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
@@ -222,7 +225,7 @@ class _Loop:
     async def _make_batches(self, rollouts: Rollouts) -> str | None:
         # An evaluation that an earlier process was stopped before, or the first one.
         if not self._eval_log.records or (self._is_evaluation_due() and not self._is_evaluated()):
-            await self._evaluate()
+            await self._evaluate(rollouts)
         num_rollout = self.prepared.settings.rollout.num_rollout
         while rollouts.next_step < num_rollout:
             try:
@@ -230,7 +233,7 @@ class _Loop:
             except PromptsEndedError as error:
                 ended = early_end(error, rollouts, num_rollout=num_rollout)
                 if not self._is_evaluated():
-                    await self._evaluate()
+                    await self._evaluate(rollouts)
                 await asyncio.to_thread(save_step, self.trainer, self.out, self.trainer.step - 1)
                 return ended
             await self._train_once(batch, rollouts)
@@ -277,11 +280,12 @@ class _Loop:
         if (probe := await self._probes.begin(batch)) is not None:
             await rollouts.prove_weights(probe)
         step = await self._train_on(batch)
-        await self._publish(rollouts)
+        if not self._only_evaluates:
+            await self._publish(rollouts)
         if self.on_step is not None:
             self.on_step(step)
         if self._is_evaluation_due():
-            await self._evaluate()
+            await self._evaluate(rollouts)
         # Last, so that what is before it is done again when it is not there.
         interval = self.prepared.settings.train.checkpoint_interval
         if trainer.step == self._num_batches or trainer.step % interval == 0:
@@ -341,9 +345,11 @@ class _Loop:
         else:
             await rollouts.update_weights(tensors, policy_version=version, probe=probe)
 
-    async def _evaluate(self) -> None:
+    async def _evaluate(self, rollouts: Rollouts) -> None:
         """Evaluate, where there are sets to evaluate on, and draw the curves so far."""
         if self.evaluation is not None:
+            if self._only_evaluates and self.prepared.engine.policy_version != self.trainer.step:
+                await self._publish(rollouts)
             result = await evaluate(self.evaluation, engine=self.prepared.engine)
             first = next(iter(self._eval_log.records), None)
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
