@@ -64,6 +64,7 @@ async def play(
     journal: TurnJournal | None = None,
     talk: Mapping[str, Any] | None = None,
     is_chat: bool = True,
+    rewritten: RewrittenTurns = RewrittenTurns.APPEND,
 ) -> list[Sample]:
     tokenizer = load(name)
     renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None, tools=box.definitions)
@@ -85,7 +86,7 @@ async def play(
         environments=EnvironmentRegistry([Talk()]),
         journal=journal or TurnJournal(),
         tools=box,
-        rewritten_turns=RewrittenTurns.APPEND,
+        rewritten_turns=rewritten,
     )
     return list(await by_environment(request, services=services))
 
@@ -129,6 +130,22 @@ async def test_r01_r05_a_call_is_answered_and_only_what_was_sampled_is_trained(n
     prompt = load(name).decode(endpoint.sent[0], skip_special_tokens=False)
     assert "Works out an arithmetic expression" in prompt
     assert QUESTION in prompt
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_r04_where_a_template_rewrites_turns_each_is_trained_once_in_the_context_it_was_sampled_in(
+    name: str,
+) -> None:
+    call = call_of(name, "calculator", {"expression": "6 * 7"})
+    thought = "<think>\nHm.\n</think>\n\n" if FAMILIES[name].thinks else ""
+    turns = turns_of(name, thought + call, f"{thought}{call}", "It is 42.")
+    endpoint = Echo(turns)
+    samples = await play(name, endpoint, box_of(Calculator()), rewritten=RewrittenTurns.FORK)
+    assert samples[-1].metadata["num_tool_calls"] == 2
+    trained = [sample.response_token_ids[sample.loss_mask == 1.0] for sample in samples]
+    np.testing.assert_array_equal(np.concatenate(trained), np.concatenate(turns))
+    for sent in endpoint.sent:
+        assert any(np.array_equal(sample.token_ids[: len(sent)], sent) for sample in samples)
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "merged_results"])
