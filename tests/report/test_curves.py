@@ -20,6 +20,17 @@ def test_curves_are_made_from_the_records_of_the_three_logs(evaluation) -> None:
     assert curves.num_batches == 1
 
 
+def test_where_answers_were_given_the_curve_of_training_is_the_loss() -> None:
+    metrics = [{"step": step, "rollout/reward_mean": 0.0} for step in range(2)]
+    curves = curves_of(
+        evaluations=[], metrics=metrics, trained=[{"step": step, "train/loss": 2.0 - step} for step in range(2)]
+    )
+    assert curves.of_training == ("loss", (Point(0, 2.0, 2.0, 2.0), Point(1, 1.0, 1.0, 1.0)))
+    sampled = [{"step": 0, "train/loss": 0.1, "train/mismatch_kl": 0.0}, {"step": 1, "no_update": "equal"}]
+    curves = curves_of(evaluations=[], metrics=metrics, trained=sampled)
+    assert curves.of_training == ("reward", (Point(0, 0.0, 0.0, 0.0), Point(1, 0.0, 0.0, 0.0)))
+
+
 def test_without_records_there_is_no_curve() -> None:
     curves = curves_of(evaluations=[])
     assert curves.num_batches == 0

@@ -20,7 +20,7 @@ from rollfeed.types import Group as RolloutGroup
 
 _FRAME_WIDTH, _FRAME_HEIGHT = 4, 2
 _LOG_HEIGHT = 4  # lines of the log that stay in sight above the panel
-_STYLES = {"held-out accuracy": "cyan", "reward of training": "green"}
+_STYLES = {"held-out accuracy": "cyan", "reward of training": "green", "loss of training": "green"}
 _WIDE = 96  # columns from which two charts stand side by side
 _GAP = 3  # columns between them
 _LOWEST_CHART, _HIGHEST_CHART = 6, 11  # lines, without the title
@@ -239,7 +239,8 @@ def charts_that_fit(
     """
     if curves is None:
         return []
-    found = [("held-out accuracy", curves.overall_accuracy(), True), ("reward of training", curves.reward, False)]
+    name, points = curves.of_training
+    found = [("held-out accuracy", curves.overall_accuracy(), True), (f"{name} of training", points, False)]
     shown = [each for each in found if each[1]]
     num_rows = 1 if width >= _WIDE else len(shown)
     while num_rows and height // num_rows - 1 < _LOWEST_CHART:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+_MISMATCH = "train/mismatch_kl"
 _LARGEST = 1e100  # what is beyond it would leave no room to compute an axis
 
 
@@ -68,6 +69,13 @@ class Curves:
     """Mean over trained tokens, in nats."""
     mismatch: tuple[Point, ...]
     """KL divergence between engine and trainer, mean over trained tokens, in nats."""
+    loss: tuple[Point, ...] = ()
+    """Of answers that were given and not sampled: cross entropy, mean over learned tokens, in nats."""
+
+    @property
+    def of_training(self) -> tuple[str, tuple[Point, ...]]:
+        """Name and return the curve of the batches: the loss where answers were given, else the reward."""
+        return ("loss", self.loss) if self.loss else ("reward", self.reward)
 
     def accuracy(self, name: str) -> tuple[Point, ...]:
         """Return the accuracy on a set with its interval, where there is one."""
@@ -114,12 +122,14 @@ def curves_of(
             change = record.get("change", {}).get(name)
             by_set.setdefault(name, {})[record["step"]] = _set_evaluation(record["step"], found, change)
     trained, metrics = tuple(trained), tuple(metrics)
+    given = [record for record in trained if _MISMATCH not in record]  # without an update there is no loss either
     return Curves(
         evaluations={name: tuple(found[step] for step in sorted(found)) for name, found in by_set.items()},
         reward=_series(metrics, "rollout/reward_mean"),
         response_length=_series(metrics, "rollout/response_length_mean"),
         entropy=_series(trained, "train/entropy"),
-        mismatch=_series(trained, "train/mismatch_kl"),
+        mismatch=_series(trained, _MISMATCH),
+        loss=_series(given, "train/loss"),
     )
 
 

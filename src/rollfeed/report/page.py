@@ -78,7 +78,8 @@ def page(curves: Curves, *, title: str, settings: Mapping[str, Any]) -> str:
         settings: Of the run, as settings.json has them; those of :data:`SETTINGS` are shown.
     """
     parts = [f"<h1>{escape(title)}</h1>", *_results(curves), *_settings(settings)]
-    parts += [*_accuracy(curves), *_figure("Reward of training", curves.reward, curves, size=_LOW)]
+    name, points = curves.of_training
+    parts += [*_accuracy(curves), *_figure(f"{name.capitalize()} of training", points, curves, size=_LOW)]
     small = [
         *_figure("Tokens a response", curves.response_length, curves, size=_SMALL),
         *_figure("Entropy, nats", curves.entropy, curves, size=_SMALL),

@@ -51,7 +51,7 @@ def draw(curves: Curves, *, title: str, file: IO[bytes]) -> None:
         if curves.evaluations:
             parts.append((3, _draw_accuracy))
         if curves.reward or not curves.evaluations:
-            parts.append((2, _draw_reward))
+            parts.append((2, _draw_training))
         axes = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=[share for share, _ in parts])
         for place, (_, draw_part) in zip(axes[:, 0], parts, strict=True):
             draw_part(place, curves)
@@ -84,10 +84,10 @@ def _draw_accuracy(axes: Axes, curves: Curves) -> None:
         text.set_parse_math(False)
 
 
-def _draw_reward(axes: Axes, curves: Curves) -> None:
-    points = curves.reward
+def _draw_training(axes: Axes, curves: Curves) -> None:
+    name, points = curves.of_training
     axes.plot(*_xy(points), color=_REWARD_COLOUR, marker=_mark(points), markersize=4, linewidth=1.5)
-    axes.set_ylabel("mean reward of a batch")
+    axes.set_ylabel(f"mean {name} of a batch")
     _set_values(axes, value_axis(point.value for point in points))
 
 
