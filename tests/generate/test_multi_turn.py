@@ -177,32 +177,6 @@ def check_exact(samples: list[Sample], endpoint: Echo, turns: list[NDArray[np.in
     assert sum(sample.loss_mask.sum() for sample in samples) == sum(map(len, turns))
 
 
-WORDS = ["the result", "<think>\nWell.\n</think>\n\nyes", " and\n\n", "caf\u00e9  ", '{"a": "b"}']
-
-
-@pytest.mark.parametrize("rewritten", [RewrittenTurns.FORK, RewrittenTurns.APPEND])
-@pytest.mark.parametrize("name", FAMILIES)
-async def test_r01_r04_r05_every_trained_token_was_sampled_there_in_that_context(
-    name: str, rewritten: RewrittenTurns
-) -> None:
-    random = Random(name)
-    num_forks = 0
-    for _ in range(10):
-        num_turns = random.randrange(1, 6)
-        turns = [turn_of(name, random.choice(WORDS), random) for _ in range(num_turns)]
-        endpoint = Echo(turns)
-        samples = await play(name, endpoint, says=["No {heard}."], num_turns=num_turns, rewritten=rewritten)
-        assert {(each.status, each.reward, each.correct) for each in samples} == {
-            (SampleStatus.COMPLETED, 0.5, Correct.YES)
-        }
-        check_exact(samples, endpoint, turns)
-        assert len({params.seed for params in endpoint.params}) == num_turns
-        counted = samples[-1].metadata.get(REWRITTEN_TURNS, 0)
-        assert counted == len(samples) - 1 if rewritten is RewrittenTurns.FORK else len(samples) == 1
-        num_forks += counted
-    assert num_forks or name not in ("qwen3", "llama3")
-
-
 async def test_a_fork_has_the_context_that_the_template_shows() -> None:
     tokenizer, thought = load("qwen3"), "<think>\nWell.\n</think>\n\n"
     turns = [turn_of("qwen3", f"{thought}{said}", Random(0)) for said in ("yes", "no", "yes")]
