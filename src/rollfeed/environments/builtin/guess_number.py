@@ -52,6 +52,14 @@ class GuessNumber:
             raise ConfigError(f"environment {self.environment_id}: parameters.{unknown[0]}: there is only style")
         return GuessNumber(**parameters)
 
+    def for_split(self, split: str) -> GuessNumber:
+        """Return the environment itself: no number is held out.
+
+        All problems ask the same, so that there is nothing to remember, and a number that never comes in training is
+        one that the policy learns not to guess.
+        """
+        return self
+
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw a number from 1 to ``4 * 2 ** level``, to be guessed in ``level + 3`` turns."""
         highest = _SMALLEST_RANGE << level
