@@ -115,4 +115,9 @@ def agents(result: dict[str, Any]) -> Iterator[str]:
             f"{row['last_quarter_over_first']:.2f} times the first ({row['reference_last_quarter_over_first']:.2f})"
         )
     if "schedule" in result:
-        yield from schedule(result["schedule"])
+        run = result["schedule"]
+        yield (
+            f"with tools of {result['mean_wait_seconds']:.2f} s on average: {run['efficiency']:.3f} of the bound of "
+            f"{run['bound_tokens_per_second']:.0f} tokens/s, {run['groups_in_flight']} groups in flight, slots idle "
+            f"{run['idle']:.1%}, wasted {run['wasted_fraction']:.1%}"
+        )

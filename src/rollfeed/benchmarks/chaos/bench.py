@@ -202,7 +202,7 @@ class _Monkey:
         self.kills: Counter[KillKind] = Counter()
         self.num_commits_hit = 0
         self.open_episodes: list[int] = []
-        """At each kill of an episode: how many had made their first call and not their last."""
+        """At each kill of an episode: how many had made their first call since it was due, and not their last."""
         self._engines = engines
         self._progress = progress
         self._has_just_started = True
@@ -246,10 +246,12 @@ class _Monkey:
 
     def _kill_episode(self, instant: float) -> bool:
         out, most = self.process.out, 1 + int(instant * _MOST_CALLS)
-        before = read_calls(out).total()
-        if not self.process.wait_until(lambda: read_calls(out).total() >= before + most) or not self._end_and_go_on():
+        before = read_calls(out)
+        if not self.process.wait_until(lambda: read_calls(out).total() >= before.total() + most):
             return False
-        self.open_episodes.append(num_open_episodes(read_calls(out)))
+        if not self._end_and_go_on():
+            return False
+        self.open_episodes.append(num_open_episodes(read_calls(out) - before))
         return True
 
     def _end_and_go_on(self) -> bool:
