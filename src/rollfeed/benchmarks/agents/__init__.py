@@ -29,7 +29,11 @@ def bench_agents(
         ConfigError: If the tokenizer has no chat template, or that refuses a conversation.
         RollfeedError: If the run fails.
     """
-    result = {"cpu": bench_turns(turns, tokenizer, progress=progress), "seed": agents.seed, "goals": GOALS}
+    result: dict[str, Any] = {
+        "cpu": bench_turns(turns, tokenizer, progress=progress),
+        "seed": agents.seed,
+        "goals": GOALS,
+    }
     if agents.num_steps:
         result["schedule"] = bench_schedule(agents, progress=progress)
         del result["schedule"]["versions"]["spanning_share"]  # to its count, every turn but the first is resumed
