@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from tests.conversations.test_turns import conversation
 from tests.conversations.zoo.families import FAMILIES, load
 
+from rollfeed import RolloutConfig, open_rollouts
 from rollfeed.conversations import LossMaskType, answered_prompt, conversation_tokens
 from rollfeed.errors import DataError
 from rollfeed.generate import given_answer
 from rollfeed.protocols import RolloutRequest, Services
-from rollfeed.testing import CharTokenizer
+from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
 from rollfeed.types import Prompt, Sample, SampleStatus, SamplingParams, VersionSpan
 
 
@@ -85,6 +86,16 @@ async def test_a_text_is_followed_by_its_label_and_the_token_that_ends_it() -> N
     sample = await sample_of(prompt_of(None, text="2 + 2 = ", label="4"), tokenizer)
     assert sample.token_ids.tolist() == [*map(ord, "2 + 2 = 4"), 3]
     assert sample.loss_mask.tolist() == [1.0, 1.0]
+
+
+async def test_a_manager_makes_batches_of_given_answers_and_asks_its_engine_nothing() -> None:
+    config = RolloutConfig(rollout={"mode": "sft", "rollout_batch_size": 2})
+    source, engine = ListSource(["1 + 1 = ", "1 + 2 = "], labels=["2", "3"]), ScriptedEngine()
+    async with open_rollouts(config, source=source, engine=engine, tokenizer=CharTokenizer()) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert [sample.response for sample in batch.samples] == ["2\x03", "3\x03"]
+    assert batch.advantages_S.tolist() == [1.0, 1.0]
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def answer_tokens(label: object, tokenizer: Tokenizer) -> NDArray[np.int32]:
         DataError: If it is no text, or nothing ends it.
     """
     if not isinstance(label, str):
-        raise DataError("there is no label to teach, which is a text")
+        raise DataError("there is no label to teach, which is a text: set label_key to a column with one")
     if not tokenizer.eos_token_ids:
         raise DataError("the tokenizer names no token that ends a response; use another checkpoint")
     end = np.array(tokenizer.eos_token_ids[:1], np.int32)

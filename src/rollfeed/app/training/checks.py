@@ -74,13 +74,13 @@ def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpo
             "use rollfeed run with a trainer of your own"
         )
     limit = (find_config(checkpoint) or {}).get("max_position_embeddings")
-    longest = settings.max_context_length
+    longest, is_sft = settings.max_context_length, settings.rollout.mode is RolloutMode.SFT
     if not (own.prompt_source or own.generate or own.rollout):
         longest = settings.max_sample_length
     if isinstance(limit, int) and longest - 1 > limit:
         raise ConfigError(
             f"samples of {longest} tokens are allowed, and the model that is trained takes at most {limit}: lower "
-            "engine.context_length, or prompts.rollout_max_prompt_len"
+            f"engine.context_length{'' if is_sft else ', or prompts.rollout_max_prompt_len'}"
         )
 
 
