@@ -224,3 +224,9 @@ async def test_the_calculator_is_called_with_what_fits(box_of, tmp_path: Path) -
     box = box_of(*tools_of({"use": ["calculator"]}, tmp_path).values())
     assert (await box.call("calculator", {"expression": "1 + 1"})).text == "2"
     assert isinstance(box.fitted("calculator", {"expression": 3}), ToolFailure)
+
+
+@pytest.mark.parametrize("server", [{}, {"command": "python", "url": "http://a:1"}, {"url": "ftp://a"}])
+def test_an_mcp_server_has_a_command_or_a_url(server: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"needs a command, or a url|should match pattern"):
+        ToolSettings.model_validate({"mcp": [{"name": "server", **server}]})

@@ -69,7 +69,7 @@ class ToolSettings(Section, resume=Resume.ANSWERS):
     """How calls are written: `hermes` (`<tool_call>` tags), `json`, `tags` (a tag of the tool's name), or `auto`: as
     the model's chat template shows them, and `hermes` where it shows none.
     """
-    max_turns: int = Field(default=64, ge=1, le=1_000_000)
+    max_turns: int = Field(default=256, ge=1, le=1_000_000)
     """Turns of the policy in an episode, with tools or with an environment that answers back; it is truncated then."""
     max_seconds: float = Field(default=600.0, gt=0.0, le=604_800.0, strict=False)
     """An episode that has taken longer is truncated before its next turn. `rollout.rollout_timeout_seconds`, after
