@@ -128,6 +128,16 @@ def test_the_agents_call_their_tool_and_only_what_they_sampled_is_trained(
     assert metrics["rollout/tool_calls_mean"] > 0.8
 
 
+@pytest.mark.model
+def test_an_agent_asks_the_mcp_server_of_its_settings(rollfeed, tmp_path: Path) -> None:
+    fewer = ("--set", "rollout.deterministic=true")
+    ran = rollfeed("run", EXAMPLES / "mcp-server" / "run.toml", "--out", tmp_path / "run", "--json", *fewer)
+    assert ran.code == 0, ran.err
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["rollout/tool_calls_mean"] > 0.3
+    assert metrics["rollout/tool_calls_failed_mean"] == 0.0
+
+
 async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
     await check_prompt_source(lambda: plugins("CountrySource")(CharTokenizer()))
     await check_generate(plugins("shorter_for_later_members"))
