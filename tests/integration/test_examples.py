@@ -138,6 +138,19 @@ def test_an_agent_asks_the_mcp_server_of_its_settings(rollfeed, tmp_path: Path) 
     assert metrics["rollout/tool_calls_failed_mean"] == 0.0
 
 
+def test_the_game_is_warmed_up_and_trained_on_in_several_turns(rollfeed, tmp_path: Path) -> None:
+    fewer = ("rollout.num_rollout=2", "rollout.rollout_batch_size=4", "train.warm_up.stop_accuracy=0.02")
+    small = ("eval.n_samples_per_prompt=4", "train.warm_up.probe_prompts=32", "model.tiny.hidden_size=32")
+    overrides = [word for each in (*fewer, *small) for word in ("--set", each)]
+    ran = rollfeed("train", EXAMPLES / "guess-number" / "train.toml", "--out", tmp_path / "run", *overrides)
+    assert ran.code == 0, ran.err
+    assert "after 2 batches, core/guess_number@0: accuracy" in ran.out
+    batches = sorted((tmp_path / "run" / "batches").glob("*.parquet"))
+    rows = [row for path in batches for row in pq.read_table(path).to_pylist()]
+    assert len(rows) == 2 * 4 * 16
+    assert any(0.0 in row["loss_mask"] for row in rows)
+
+
 async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
     await check_prompt_source(lambda: plugins("CountrySource")(CharTokenizer()))
     await check_generate(plugins("shorter_for_later_members"))
