@@ -65,8 +65,10 @@ class SampleBuilder:
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """Prompt and response so far. ``(P + R,)``."""
-        return np.concatenate(self._token_ids)
+        """Prompt and response so far, not to be written to. ``(P + R,)``."""
+        if len(self._token_ids) > 1:
+            self._token_ids = [np.concatenate(self._token_ids)]
+        return self._token_ids[0]
 
     @property
     def num_spent(self) -> int:
