@@ -67,6 +67,20 @@ def test_every_number_of_a_batch() -> None:
     }
 
 
+def test_episodes_have_numbers_of_their_own() -> None:
+    plain = make_group([0.0, 1.0, 1.0])
+    about = [{"num_turns": 2, "num_tool_calls": 3, "num_failed_tool_calls": 1}, {"num_turns": 5}, {}]
+    rollouts = tuple(
+        replace(rollout, samples=tuple(replace(sample, metadata=each) for sample in rollout.samples))
+        for rollout, each in zip(plain.rollouts, about, strict=True)
+    )
+    metrics = batch_metrics([replace(plain, rollouts=rollouts)], reward_key=None, policy_version=0)
+    assert metrics["rollout/turns_mean"] == 3.5
+    assert metrics["rollout/tool_calls_mean"] == 3.0
+    assert metrics["rollout/tool_calls_failed_mean"] == 1.0
+    assert "rollout/turns_mean" not in batch_metrics([plain], reward_key=None, policy_version=0)
+
+
 def test_a_batch_that_nobody_calls_right_or_wrong_has_no_share_of_right_answers() -> None:
     assert "rollout/correct_ratio" not in batch_metrics([make_group([0.0, 1.0])], reward_key=None, policy_version=0)
 

@@ -159,7 +159,11 @@ def asked(prompts: list[Any]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("environment", BUILTIN_ENVIRONMENTS, ids=lambda each: each.environment_id)
+HOLDING_OUT = [each for each in BUILTIN_ENVIRONMENTS if each.environment_id != "core/guess_number"]
+"""All but the one whose problems ask the same."""
+
+
+@pytest.mark.parametrize("environment", HOLDING_OUT, ids=lambda each: each.environment_id)
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_no_held_out_problem_is_one_of_training(make_source: MakeSource, environment: Any, level: int) -> None:
     held_out = asked(make_source(environment, level=level, split="eval").take_different(100))

@@ -46,8 +46,8 @@ kl_coefficient = {kl}
 correction = "truncate"
 dual_clip = 3.0
 """
-ELSEWHERE = ("engine/", "eval/")
-"""Of engines that are servers, and of trackers."""
+ELSEWHERE = ("engine/", "eval/", "rollout/turns_mean", "rollout/tool_calls_")
+"""Of engines that are servers, of trackers, and of episodes."""
 
 
 def written_by(folder: Path) -> set[str]:
