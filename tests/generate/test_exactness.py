@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.conversations.test_turns import said_by
-from tests.conversations.zoo.families import FAMILIES, Family, load
-from tests.generate.test_multi_turn import Echo, Talk, check_exact, turn_of
+from tests.conversations.zoo.families import FAMILIES, Family
+from tests.generate.test_multi_turn import Echo, check_exact, turn_of
+from tests.generate.test_tools import box_of, play
 
-from rollfeed.environments import EnvironmentRegistry
-from rollfeed.generate import by_environment
-from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import MULTI_TURN, REWRITTEN_TURNS, CallFormat, RewrittenTurns, RolloutRequest, Services
-from rollfeed.tools import LimitedToolbox
-from rollfeed.types import Prompt, Sample, SampleStatus, SamplingParams
+from rollfeed.protocols import REWRITTEN_TURNS, RewrittenTurns
+from rollfeed.types import SampleStatus
 
 NUM_CONVERSATIONS = [34, pytest.param(700, marks=pytest.mark.soak)]
 """Of each family, with forks and with what is appended."""
@@ -49,39 +46,6 @@ def said(family: Family, random: Random) -> str:
     return said_by(family, {"content": random.choice(["", "Let me see."]), "tool_calls": calls}, thought=thought)
 
 
-async def play(name: str, endpoint: Echo, random: Random, *, num_turns: int, rewritten: RewrittenTurns) -> list[Sample]:
-    box = LimitedToolbox(
-        [Add(random)],
-        call_format=CallFormat.AUTO,
-        max_turns=num_turns,
-        max_seconds=60.0,
-        timeout_seconds=30.0,
-        max_output_chars=200,
-    )
-    rendered = ChatRenderer(load(name), rollout_max_prompt_len=None, tools=box.definitions).render(
-        random.choice(WORDS) + "?", apply_chat_template=True
-    )
-    talk = {"environment": Talk.environment_id, "params": {"num_turns": 99, "says": ["No {heard}."]}, MULTI_TURN: True}
-    request = RolloutRequest(
-        prompt=Prompt(prompt_id="a", source="a", **rendered._asdict(), metadata=talk),
-        params=SamplingParams(max_new_tokens=8000, seed=7),
-        group_index=0,
-        index=0,
-        rollout_id=0,
-        step=0,
-        max_context_length=16000,
-    )
-    services = Services(
-        endpoint=endpoint,
-        tokenizer=load(name),
-        default=by_environment,
-        environments=EnvironmentRegistry([Talk()]),
-        tools=box,
-        rewritten_turns=rewritten,
-    )
-    return list(await by_environment(request, services=services))
-
-
 @pytest.mark.parametrize("num_conversations", NUM_CONVERSATIONS)
 @pytest.mark.parametrize("rewritten", [RewrittenTurns.FORK, RewrittenTurns.APPEND])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -94,7 +58,8 @@ async def test_r01_r04_r05_every_trained_token_was_sampled_there_in_that_context
             turn_of(name, said(FAMILIES[name], random), random) for _ in range(random.randrange(1, 6))
         ]
         endpoint = Echo(turns)
-        samples = await play(name, endpoint, random, num_turns=len(turns), rewritten=rewritten)
+        box, talk = box_of(Add(random), max_turns=len(turns)), {"num_turns": 99, "says": ["No {heard}."]}
+        samples = await play(name, endpoint, box, talk=talk, rewritten=rewritten)
         check_exact(samples, endpoint, turns)
         assert samples[-1].status is SampleStatus.TRUNCATED
         assert {(sample.status, sample.reward) for sample in samples[:-1]} <= {(SampleStatus.COMPLETED, -1.0)}
