@@ -207,6 +207,7 @@ async def test_a_partial_is_a_generate_function() -> None:
         max_context_length=2000,
     )
     endpoint = Script(CALL, "It is 8")
+    endpoint.context_length = None  # type: ignore[assignment]  # as of what a run gives
     services = Services(endpoint=endpoint, tokenizer=load(NAME), default=by_environment)
     (sample,) = await generate(request, services=services)
     assert (sample.reward, sample.group_index, sample.rollout_id, sample.index) == (1.0, 3, 25, 25)
@@ -247,5 +248,9 @@ async def test_what_is_missing_is_named() -> None:
         await agent_rollout_to_sample("a")
     with pytest.raises(ConfigError, match="tokenizer is missing"):
         await agent_rollout_to_sample("a", endpoint=Script("b"))
+    unbounded = Script("b")
+    unbounded.context_length = None  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="params are missing"):
+        await agent_rollout_to_sample("a", endpoint=unbounded, tokenizer=load(NAME))
     with pytest.raises(ConfigError, match="max_turns = 0"):
         await agent_rollout_to_sample("a", endpoint=Script("b"), tokenizer=load(NAME), max_turns=0)

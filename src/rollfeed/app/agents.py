@@ -36,6 +36,7 @@ Asked: TypeAlias = str | Sequence[Message] | Sample | RolloutRequest
 
 MESSAGES = "messages"
 """Key of a sample's metadata: the whole conversation."""
+_ANY_LENGTH = 2**31 - 1
 _TOOL_SECONDS, _TOOL_CHARS, _EPISODE_SECONDS = 60.0, 10_000, 3600.0
 
 
@@ -57,7 +58,8 @@ async def agent_rollout_to_sample(
     Turns that a chat template would show otherwise later stay as they were sampled (``append``).
 
     Args:
-        prompt: A question, messages, or a finished sample, whose tokens are kept and which ``messages`` goes on with.
+        prompt: A question, messages, a finished sample, whose tokens are kept and which ``messages`` goes on with, or
+            the request of a run, whose metadata and params are the sample's.
         environment_cls: Makes the environment. It may have ``tools`` (:class:`rollfeed.protocols.Tool`), and methods of
             a :class:`rollfeed.protocols.MultiTurnEnvironment`, or ``verify(params, response)`` alone; params are
             ``metadata["params"]``, and what it gives is the reward.
@@ -141,7 +143,9 @@ class _Question:
         """Ask messages, which say of tools that a template does not show where they were introduced before."""
         renderer = ChatRenderer(self.tokenizer, rollout_max_prompt_len=None, tools=() if is_introduced else tools)
         rendered = renderer.render(messages, apply_chat_template=True, tools=tools or None)
-        context_length = getattr(self.endpoint, "context_length", None) or 2**31 - 1
+        context_length = getattr(self.endpoint, "context_length", None)
+        if context_length is None and self.params is None:
+            raise ConfigError("params are missing: the endpoint does not say how long its context is")
         return RolloutRequest(
             prompt=Prompt(
                 prompt_id="agent",
@@ -152,12 +156,12 @@ class _Question:
                 metadata=self.metadata,
                 tools=rendered.tools,
             ),
-            params=self.params or SamplingParams(max_new_tokens=context_length),
+            params=self.params or SamplingParams(max_new_tokens=context_length or 0),
             group_index=0,
             index=0,
             rollout_id=0,
             step=0,
-            max_context_length=context_length,
+            max_context_length=_ANY_LENGTH if context_length is None else context_length,
         )
 
 
@@ -242,7 +246,7 @@ def _of_a_run(request: RolloutRequest, asked: _Question, box: LimitedToolbox) ->
         return request
     if prompt.messages is None:
         raise ConfigError(f"prompt {prompt.prompt_id}: tools need a prompt with the chat template")
-    shown = asked.request(prompt.messages, tools=box.definitions).prompt
+    shown = replace(asked, params=request.params).request(prompt.messages, tools=box.definitions).prompt
     metadata = {**prompt.metadata, OWN_CONTEXT: True}
     prompt = replace(shown, prompt_id=prompt.prompt_id, source=prompt.source, label=prompt.label, metadata=metadata)
     return replace(request, prompt=prompt)

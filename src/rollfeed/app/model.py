@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.config import EngineSettings, Settings
@@ -19,6 +23,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
 from rollfeed.prompts import load_tokenizer
 from rollfeed.protocols import Engine, Tokenizer
+from rollfeed.types import Completion, SamplingParams
 from rollfeed.weights import TRANSPORTS
 
 
@@ -171,9 +176,11 @@ class Endpoint:
         """The version that the next request will meet."""
         return self._engine.policy_version
 
-    async def generate(self, *arguments: Any, **named: Any) -> Any:
+    async def generate(
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+    ) -> Completion:
         """As :meth:`rollfeed.protocols.TokenEndpoint.generate`."""
-        return await self._engine.generate(*arguments, **named)
+        return await self._engine.generate(token_ids, params, request_id=request_id, images=images)
 
     async def __aenter__(self) -> Endpoint:
         async with self._opening:
