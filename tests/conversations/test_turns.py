@@ -262,3 +262,31 @@ def test_what_follows_a_call_that_was_written_in_another_way() -> None:
     shown = chat.render(TWO_RESULTS[:1], add_generation_prompt=True) + said
     suffix = chat.suffix(TWO_RESULTS[:1], shown, forms, [{"role": "tool", "content": "3"}])
     assert (suffix.text, suffix.extends) == ('</s>[TOOL_RESULTS]{"content": "3"}[/TOOL_RESULTS]', False)
+
+
+@pytest.mark.parametrize("mask_type", [LossMaskType.GENERIC, LossMaskType.QWEN3])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_plain_turns_are_found_where_all_others_are(
+    name: str, mask_type: LossMaskType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, random = FAMILIES[name], Random(name)
+    conversations = [conversation(family, random) for _ in range(8)]
+    for messages in conversations[:4]:
+        for message in messages:
+            if message["role"] == "assistant" and isinstance(message["content"], str):
+                message["content"] = random.choice(["<think>\nWell.\n</think>\n\n", " ", ""]) + message["content"]
+                message["content"] += random.choice(["\n", "  ", ""])
+
+    def found() -> list[Any]:
+        results: list[Any] = []
+        for messages in conversations:
+            try:
+                ids, mask = conversation_tokens(load(name), messages, mask_type=mask_type)
+                results.append((ids.tolist(), mask.tolist()))
+            except ConfigError as error:
+                results.append(str(error))
+        return results
+
+    quick = found()
+    monkeypatch.setattr("rollfeed.conversations.learned._PLAIN", frozenset())
+    assert found() == quick

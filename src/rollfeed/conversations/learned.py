@@ -19,6 +19,8 @@ from rollfeed.types import Message
 
 STEP_LOSS_MASK = "step_loss_mask"
 """Key of an assistant's message: where it is 0, the turn is not learned."""
+_PLAIN = {"role", "content", STEP_LOSS_MASK}
+"""Keys of a turn without calls or thoughts of its own."""
 
 
 class LossMaskType(StrEnum):
@@ -51,17 +53,16 @@ def conversation_tokens(
         DataError: If nothing is learned.
     """
     chat = _OneConversation(tokenizer, tools=tools)
-    text, turns = chat.turns(messages)
+    text = chat.render(messages, add_generation_prompt=False)
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     learned = [index for index in turns if messages[index].get(STEP_LOSS_MASK, 1)]
     if mask_type is LossMaskType.DISTILL_QWEN:
-        learned = [index for index in learned if index == max(turns)]
-    if mask_type is LossMaskType.GENERIC:
-        for index in learned:
-            _check_as_said(chat, messages[: index + 1], text, turns[index])
+        learned = [index for index in learned if index == turns[-1]]
+    spans = [_span(chat, text, messages, index, mask_type=mask_type) for index in learned]
     token_ids, offsets = tokenizer.encode_with_offsets(text)
     mask = np.zeros(len(token_ids), np.float32)
     starts, ends = offsets.T
-    for span in (turns[index] for index in learned):
+    for span in spans:
         first, behind = (int(place) for place in np.searchsorted(starts, span))
         if behind > first and ends[behind - 1] > span.end:
             behind -= 1
@@ -87,6 +88,25 @@ class _OneConversation(Chat):
             text = super().render(messages, add_generation_prompt=add_generation_prompt)
             self._rendered[key] = (tuple(messages), text)
         return self._rendered[key][1]
+
+
+def _span(chat: Chat, text: str, messages: Sequence[Message], index: int, *, mask_type: LossMaskType) -> Span:
+    """Return where a turn is in the render of its conversation, having checked that it may be learned as it is."""
+    said = messages[: index + 1]
+    content = messages[index].get("content")
+    if isinstance(content, str) and content and messages[index].keys() <= _PLAIN:
+        # Most turns stand behind their generation prompt as they are, which two renders tell.
+        asked = chat.render(said[:-1], add_generation_prompt=True)
+        shown = asked + content
+        is_plain = text.startswith(shown)
+        if is_plain and mask_type is LossMaskType.GENERIC:
+            is_plain = chat.render(said, add_generation_prompt=False).startswith(shown)
+        if is_plain:
+            return Span(len(asked), len(shown))
+    span = chat.turn(text, messages, index)
+    if mask_type is LossMaskType.GENERIC:
+        _check_as_said(chat, said, text, span)
+    return span
 
 
 def _check_as_said(chat: Chat, said: Sequence[Message], text: str, span: Span) -> None:
