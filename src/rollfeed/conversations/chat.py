@@ -105,22 +105,16 @@ class Chat:
                 return Suffix(text, extends=False, message=forms[-1], whole=rewritten)
         raise refusal or ConfigError("the chat template shows nothing of what follows an assistant's turn")
 
-    def turns(self, messages: Sequence[Message]) -> tuple[str, dict[int, Span]]:
-        """Return a conversation as the template shows it, and where in it each assistant's turn is, by message.
+    def turn(self, text: str, messages: Sequence[Message], index: int) -> Span:
+        """Return where in ``text``, the render of a conversation, an assistant's turn is, given its message's place.
 
         A turn is what a model would sample: neither the opening that the generation prompt has nor what ends it. It is
         empty where the template shows nothing of it.
 
         Raises:
-            ConfigError: If the template refuses the messages, or a turn cannot be told from what is around it; the
+            ConfigError: If the template refuses the messages, or the turn cannot be told from what is around it; the
                 message says which.
         """
-        text = self.render(messages, add_generation_prompt=False)
-        places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        return text, {index: self.turn(text, messages, index) for index in places}
-
-    def turn(self, text: str, messages: Sequence[Message], index: int) -> Span:
-        """Return where one turn is in ``text``, the render of a conversation; as :meth:`turns`, and raises as that."""
         header, opening = self._opening(messages[:index])
         start, behind = self._around(messages, index, header)
         if not text.endswith(behind):

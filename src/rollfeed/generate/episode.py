@@ -77,6 +77,11 @@ class Episode:
         self._counts = Counter[str]()
         self._waited_seconds = 0.0
 
+    @property
+    def num_turns(self) -> int:
+        """Turns of the policy so far, those of sub-agents included."""
+        return self._course.num_turns
+
     async def sample(self) -> Completion:
         """Sample the next turn and append it; one that was aborted is resumed.
 
@@ -127,26 +132,21 @@ class Episode:
             Whether a token can be.
         """
         ids = follow_up.token_ids
-        if follow_up.is_context:
-            begun = SampleBuilder(self._request, context_ids=ids, num_spent=self.builder.num_spent)
-            has_room = begun.remaining_budget > 0
-        else:
-            has_room = len(ids) < self.builder.remaining_budget
-        if not has_room:
+        begun = self._begun(ids) if follow_up.is_context else None
+        room = self.builder.remaining_budget - len(ids) if begun is None else begun.remaining_budget
+        if room <= 0:
             return False
         if follow_up.rewrites:
             self._counts[REWRITTEN_TURNS] += 1
-        if follow_up.is_context:
-            self.fork(ids)
-        else:
+        if begun is None:
             self.insert(ids)
+        else:
+            self._go_on_with(begun)
         return True
 
     def fork(self, context_ids: NDArray[np.int32]) -> None:
         """Go on from another context ``(P,)``, such as a summary; what was sampled so far is a sample of its own."""
-        self._ended.append(self.builder.build(SampleStatus.COMPLETED, response=self._said))
-        self.builder = SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
-        self._num_known = 0
+        self._go_on_with(self._begun(context_ids))
 
     def sub_agent(self, context_ids: NDArray[np.int32]) -> Episode:
         """Return a second conversation of this rollout, from a context ``(P,)`` of its own.
@@ -155,7 +155,7 @@ class Episode:
         left of this one's, and its :meth:`end` gives further samples of the rollout.
         """
         other = copy(self)
-        other.builder = SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
+        other.builder = self._begun(context_ids)
         other._ended, other._said, other._num_known, other._counts = [], "", 0, Counter()
         other._waited_seconds = 0.0
         return other
@@ -220,6 +220,13 @@ class Episode:
             raise errors.exceptions[0] from None
         self._waited_seconds += max((answered.seconds for answered in known.values()), default=0.0)
         return [known[place].answer for place in range(len(calls))]
+
+    def _begun(self, context_ids: NDArray[np.int32]) -> SampleBuilder:
+        return SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
+
+    def _go_on_with(self, builder: SampleBuilder) -> None:
+        self._ended.append(self.builder.build(SampleStatus.COMPLETED, response=self._said))
+        self.builder, self._num_known = builder, 0
 
     async def _generate(self) -> Completion:
         request, budget, num_turns = self._request, self.builder.remaining_budget, self._course.num_turns

@@ -57,7 +57,6 @@ class _Play:
         self._calling = Calling(prompt, services, self._episode) if may_call(prompt, services) else None
         self._max_turns = sys.maxsize if box is None else box.max_turns
         self._ends_at = float("inf") if box is None else asyncio.get_running_loop().time() + box.max_seconds
-        self._num_turns = 0
 
     async def play(self) -> list[Sample]:
         episode, limit = self._episode, None
@@ -67,7 +66,6 @@ class _Play:
         while True:
             begun = len(episode.builder.token_ids)
             turn = await episode.sample()
-            self._num_turns += 1
             if turn.finish_reason.kind is FinishKind.ABORT:
                 return episode.end(turn)
             limit = self._scarce() if turn.finish_reason.kind is FinishKind.LENGTH else None
@@ -98,7 +96,7 @@ class _Play:
 
     def _reached(self) -> str | None:
         """Return the limit that lets no further turn be sampled."""
-        if self._num_turns >= self._max_turns:
+        if self._episode.num_turns >= self._max_turns:
             return "max_turns"
         return "max_seconds" if asyncio.get_running_loop().time() >= self._ends_at else None
 
@@ -110,7 +108,7 @@ class _Play:
 
     def _judged(self, samples: Sequence[Sample], verdict: Verdict | None, *, ended_by: str | None) -> list[Sample]:
         *forks, last = samples
-        about: dict[str, Any] = {NUM_TURNS: self._num_turns}
+        about: dict[str, Any] = {NUM_TURNS: self._episode.num_turns}
         if self._calling is not None:
             about |= {NUM_CALLS: self._calling.num_calls, NUM_FAILED_CALLS: self._calling.num_failed}
         if ended_by is not None:
