@@ -42,6 +42,7 @@ class Script:
 
     policy_version = 2
     context_length = 4000
+    precision = "fp32"
 
     def __init__(self, *turns: str) -> None:
         self.turns = list(turns)
@@ -57,7 +58,7 @@ class Script:
             text=text,
             finish_reason=FinishReason(FinishKind.STOP),
             version_spans=(VersionSpan(0, len(ids), 2),),
-            precision="fp32",
+            precision=self.precision,
             prompt_tokens=len(token_ids),
             cached_tokens=0,
             timings=CompletionTimings(0.0, 0.0),
@@ -165,6 +166,19 @@ def definition() -> dict[str, Any]:
     tool = Calculator()
     about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": about}
+
+
+async def test_what_goes_on_keeps_what_is_known_of_the_first_part_and_has_the_whole_budget() -> None:
+    params = SamplingParams(max_new_tokens=4, seed=1)
+    given: dict[str, Any] = {"tokenizer": load(NAME), "params": params}
+    first = await agent_rollout_to_sample("a", endpoint=Script("It is 8, yes"), **given)
+    assert first.response_length == 4
+    endpoint = Script("It is 9, no")
+    endpoint.precision = "int8"
+    told = [{"role": "user", "content": "Sure?"}]
+    second = await agent_rollout_to_sample(first, messages=told, endpoint=endpoint, **given)
+    assert (second.loss_mask.sum(), second.precision) == (8, "fp32+int8")
+    assert second.prompt_length == first.prompt_length
 
 
 async def test_a_batch_is_in_the_order_of_its_prompts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -10,13 +9,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollfeed import protocols
 from rollfeed.app.model import Endpoint
+from rollfeed.base.waiting import all_at_once
 from rollfeed.conversations import Conversation
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.errors import ConfigError
-from rollfeed.generate import by_environment, multi_turn
+from rollfeed.generate import Episode, by_environment, multi_turn
 from rollfeed.prompts import ChatRenderer, load_tokenizer
 from rollfeed.protocols import (
     MULTI_TURN,
@@ -29,7 +30,7 @@ from rollfeed.protocols import (
     Tokenizer,
 )
 from rollfeed.tools import LimitedToolbox
-from rollfeed.types import Message, Prompt, Sample, SamplingMask, SamplingParams, VersionSpan
+from rollfeed.types import Message, Prompt, Sample, SamplingParams
 
 Asked: TypeAlias = str | Sequence[Message] | Sample | RolloutRequest
 """A question, messages, a finished sample to be gone on with, or the request of a run."""
@@ -118,13 +119,12 @@ async def generate_rollout_batch(
     async with AsyncExitStack() as stack:
         if isinstance(endpoint, Endpoint):
             await stack.enter_async_context(endpoint)
-        played = [
+        samples = await all_at_once(
             agent_rollout_to_sample(
                 prompt, environment_cls, endpoint, tokenizer, max_turns, metadata=each, services=services
             )
             for prompt, each in zip(prompts, about, strict=True)
-        ]
-        samples = await asyncio.gather(*played)
+        )
     return [replace(sample, index=index, rollout_id=index, group_index=index) for index, sample in enumerate(samples)]
 
 
@@ -136,6 +136,9 @@ class _Question:
     tokenizer: Tokenizer
     metadata: Mapping[str, Any]
     params: SamplingParams | None
+
+    def conversation(self, prompt: Prompt) -> Conversation:
+        return Conversation(prompt, self.tokenizer, rewritten=RewrittenTurns.APPEND)
 
     def request(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]], is_introduced: bool = False
@@ -211,32 +214,32 @@ async def _play(
     messages: Sequence[Message],
     services: Services | None,
 ) -> Sample:
-    before = prompt if isinstance(prompt, Sample) else None
-    if isinstance(prompt, RolloutRequest):
+    conversation: Conversation | None = None
+    told: NDArray[np.int32] | None = None
+    if isinstance(prompt, Sample):
+        request, conversation, told = _of_a_sample(prompt, asked, messages, tools=box.definitions)
+    elif isinstance(prompt, RolloutRequest):
         request = _of_a_run(prompt, asked, box)
-    elif before is None:
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        request = asked.request(said, tools=box.definitions)  # type: ignore[arg-type]
     else:
-        request = _continuing(before, asked, messages, tools=box.definitions)
-    own = replace(request.prompt, metadata=agent.metadata(request.prompt.metadata))
-    request = replace(request, prompt=own)
-    given = services or Services(endpoint=asked.endpoint, tokenizer=asked.tokenizer, default=by_environment)
+        said: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        request = asked.request(said, tools=box.definitions)
+    metadata = agent.metadata(request.prompt.metadata)
+    request = replace(request, prompt=replace(request.prompt, metadata=metadata))
     given = replace(
-        given,
+        services or Services(endpoint=asked.endpoint, tokenizer=asked.tokenizer, default=by_environment),
         endpoint=asked.endpoint,
         tokenizer=asked.tokenizer,
         environments=agent.registry(),
         tools=box,
-        rewritten_turns=RewrittenTurns.APPEND,
     )
-    conversation = Conversation(own, asked.tokenizer, rewritten=RewrittenTurns.APPEND)
-    (sample,) = await multi_turn(request, services=given, conversation=conversation)
+    conversation = conversation or asked.conversation(request.prompt)
+    episode = Episode(request, given)
+    if isinstance(prompt, Sample) and told is not None:
+        episode.go_on_behind(prompt, told)
+    (sample,) = await multi_turn(request, services=given, conversation=conversation, episode=episode)
     spoken = [*conversation.messages, {"role": "assistant", "content": sample.response}]
     sample = replace(sample, metadata={**sample.metadata, MESSAGES: spoken})
-    if before is not None:
-        sample = _behind(before, sample)
-    return agent.judged(sample, own.metadata.get("params", {}))
+    return agent.judged(sample, metadata.get("params", {}))
 
 
 def _of_a_run(request: RolloutRequest, asked: _Question, box: LimitedToolbox) -> RolloutRequest:
@@ -252,10 +255,10 @@ def _of_a_run(request: RolloutRequest, asked: _Question, box: LimitedToolbox) ->
     return replace(request, prompt=prompt)
 
 
-def _continuing(
+def _of_a_sample(
     before: Sample, asked: _Question, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]]
-) -> RolloutRequest:
-    """Return what goes on behind a sample: its tokens as they are, and what is said next."""
+) -> tuple[RolloutRequest, Conversation, NDArray[np.int32]]:
+    """Return the request of a finished sample, its conversation with what is said next, and the tokens of that."""
     history = list(before.metadata.get(MESSAGES, ()))
     if not history or not messages:
         raise ConfigError(
@@ -263,49 +266,30 @@ def _continuing(
             f"{MESSAGES!r} in its metadata, as agent_rollout_to_sample leaves it"
         )
     request = asked.request(history[:-1], tools=tools, is_introduced=True)
-    conversation = Conversation(request.prompt, asked.tokenizer, rewritten=RewrittenTurns.APPEND)
-    told = conversation.follow_up(_last_turn(before), messages)
-    token_ids = np.concatenate([before.token_ids, told.token_ids])
-    metadata = {key: value for key, value in before.metadata.items() if key != MESSAGES}
-    prompt = replace(
-        request.prompt,
-        token_ids=token_ids,
-        text=asked.tokenizer.decode(token_ids, skip_special_tokens=False),
-        messages=tuple(conversation.messages),
-        metadata={**metadata, **asked.metadata},
+    conversation = asked.conversation(request.prompt)
+    told = conversation.follow_up(_last_turn(before), messages).token_ids
+    metadata = {key: value for key, value in before.metadata.items() if key != MESSAGES} | dict(asked.metadata)
+    request = replace(
+        request,
+        prompt=replace(request.prompt, token_ids=before.token_ids[: before.prompt_length], metadata=metadata),
+        # What is there does not count.
+        params=replace(
+            request.params, max_new_tokens=request.params.max_new_tokens + before.response_length + len(told)
+        ),
+        group_index=before.group_index,
+        index=before.index,
+        rollout_id=before.rollout_id,
     )
-    return replace(
-        request, prompt=prompt, group_index=before.group_index, index=before.index, rollout_id=before.rollout_id
-    )
+    return request, conversation, told
 
 
-def _last_turn(sample: Sample) -> Any:
+def _last_turn(sample: Sample) -> NDArray[np.int32]:
     """Return the tokens that were sampled last, ``(T,)``."""
     trained = sample.loss_mask > 0.0
     behind = len(trained) - int(np.argmax(trained[::-1])) if trained.any() else 0
     others = np.flatnonzero(~trained[:behind])
     first = int(others[-1]) + 1 if len(others) else 0
     return sample.response_token_ids[first:behind]
-
-
-def _behind(before: Sample, after: Sample) -> Sample:
-    """Return two samples, the second of which goes on from the first, as one."""
-    num_told = after.prompt_length - len(before.token_ids)
-    told = np.zeros(num_told, np.float32)
-    shift = before.response_length + num_told
-    version = before.version_spans[-1].policy_version if before.version_spans else 0
-    spans = [*before.version_spans, VersionSpan(before.response_length, shift, version)]
-    spans += [VersionSpan(start + shift, end + shift, each) for start, end, each in after.version_spans]
-    return replace(
-        after,
-        response_length=shift + after.response_length,
-        loss_mask=np.concatenate([before.loss_mask, told, after.loss_mask]),
-        logprobs=np.concatenate([before.logprobs, told, after.logprobs]),
-        sampling_mask=None
-        if before.sampling_mask is None or after.sampling_mask is None
-        else SamplingMask.joined([before.sampling_mask, SamplingMask.without(num_told), after.sampling_mask]),
-        version_spans=tuple(span for span in spans if span.start < span.end),
-    )
 
 
 def _tokenizer_of(given: Tokenizer | str | Path | None, endpoint: object, services: Services | None) -> Tokenizer:

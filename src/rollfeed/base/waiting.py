@@ -1,9 +1,10 @@
-"""Work that is finished although who waits for it is cancelled."""
+"""Work that is waited for: finished although who waits is cancelled, or done all at once."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -20,3 +21,13 @@ async def until_done(task: asyncio.Task[T]) -> T:
         if not task.cancelled():
             task.exception()  # read, so that asyncio does not complain of one that nobody has
         raise
+
+
+async def all_at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what all return, in order; the first that raises ends the others, and its error is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in coroutines]
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -8,7 +8,6 @@ Invariant: a tool is called at most once, whatever ends the process and whenever
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import Counter, deque
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.waiting import all_at_once
 from rollfeed.conversations import FollowUp
 from rollfeed.errors import RunFailedError
 from rollfeed.generate.builder import STATUS_OF, SampleBuilder
@@ -144,6 +144,13 @@ class Episode:
             self._go_on_with(begun)
         return True
 
+    def go_on_behind(self, finished: Sample, token_ids: NDArray[np.int32]) -> None:
+        """Begin with a finished sample of the same prompt, all of it kept, and with tokens ``(N,)`` told behind it."""
+        self.builder = SampleBuilder(replace(self._request, partial=finished))
+        if finished.version_spans:
+            self._policy_version = finished.version_spans[-1].policy_version
+        self.insert(token_ids)
+
     def fork(self, context_ids: NDArray[np.int32]) -> None:
         """Go on from another context ``(P,)``, such as a summary; what was sampled so far is a sample of its own."""
         self._go_on_with(self._begun(context_ids))
@@ -211,13 +218,7 @@ class Episode:
             for each in wanted[num_begun:]:
                 journal.write(self._request, each)
             await journal.flush()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for place in range(len(calls)):
-                    if place not in known:
-                        tasks.create_task(make(place))
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
+        await all_at_once(make(place) for place in range(len(calls)) if place not in known)
         self._waited_seconds += max((answered.seconds for answered in known.values()), default=0.0)
         return [known[place].answer for place in range(len(calls))]
 

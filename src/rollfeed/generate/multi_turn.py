@@ -28,30 +28,41 @@ async def by_environment(request: RolloutRequest, *, services: Services) -> Sequ
 
 
 async def multi_turn(
-    request: RolloutRequest, *, services: Services, conversation: Conversation | None = None
+    request: RolloutRequest,
+    *,
+    services: Services,
+    conversation: Conversation | None = None,
+    episode: Episode | None = None,
 ) -> Sequence[Sample]:
     """Play an episode: calls of tools are answered, other turns are the environment's, or the answer.
 
     It is TRUNCATED where a limit ends it: of turns, of time, or of tokens, those that the policy would be told next
     included. The reward is the environment's verdict where it answers back, also of a truncated episode.
 
+    Args:
+        request: What is asked.
+        services: What may be used.
+        conversation: What was said before, to be gone on with; by default the prompt's.
+        episode: The same in tokens.
+
     Raises:
         PluginError: If the environment takes one turn only.
         RewardError: If the environment gives no reward.
     """
-    return await _Play(request, services, conversation).play()
+    conversation = conversation or Conversation(request.prompt, services.tokenizer, rewritten=services.rewritten_turns)
+    return await _Play(request, services, conversation, episode or Episode(request, services)).play()
 
 
 class _Play:
     """One episode under way."""
 
-    def __init__(self, request: RolloutRequest, services: Services, conversation: Conversation | None) -> None:
+    def __init__(
+        self, request: RolloutRequest, services: Services, conversation: Conversation, episode: Episode
+    ) -> None:
         prompt, box = request.prompt, services.tools
         self._request = request
-        self._episode = Episode(request, services)
-        self._conversation = conversation or Conversation(
-            prompt, services.tokenizer, rewritten=services.rewritten_turns
-        )
+        self._episode = episode
+        self._conversation = conversation
         self._game = _Game(prompt.metadata, services) if prompt.metadata.get(MULTI_TURN) else None
         self._environment_judges = services.environments_judge
         self._calling = Calling(prompt, services, self._episode) if may_call(prompt, services) else None
