@@ -76,6 +76,14 @@ async def test_search_returns_the_passages_that_fit(tmp_path: Path) -> None:
             await search.call({"query": query})
 
 
+async def test_a_row_of_a_corpus_may_have_line_breaks_of_all_kinds_in_its_text(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    rows = [{"text": "apples\u2028and\x85pears"}, {"text": "plums"}]
+    (tmp_path / "corpus.jsonl").write_text("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    search = tools_of({"use": ["search"], "search": {"corpus": "corpus.jsonl"}}, tmp_path)["search"]
+    assert "and\x85pears" in await search.call({"query": "apples"})
+
+
 async def test_search_reads_a_folder_of_texts(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     (tmp_path / "texts" / "deep").mkdir(parents=True)

@@ -119,7 +119,8 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _of_rows(file: Path) -> Iterator[tuple[str, str]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Texts may have breaks of other kinds within them, which end no row.
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"tools.search.corpus = {str(file)!r}: cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
