@@ -42,6 +42,12 @@ def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:
     return found
 
 
+def import_in_worker(path: str, *, key: str, folders: Sequence[str]) -> Any:
+    """Return what :func:`import_object` does, in a worker, where what it imports when it is called is found, too."""
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    return import_object(path, key=key, folders=[Path(folder) for folder in folders])
+
+
 def find_function(path: str) -> Callable[..., Any]:
     """Return the function that ``package.module.function`` or ``module:name`` names.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollfeed.base.importing import import_object
+from rollfeed.base.importing import import_in_worker
 from rollfeed.errors import RewardError
 from rollfeed.protocols import Workers
 from rollfeed.rewards.calls import OwnPace
@@ -66,10 +65,7 @@ def call_function(path: str, folders: list[str], takes: str, samples: list[Any],
     Raises:
         RewardError: If the result is nothing that can be sent back.
     """
-    places = [Path(folder) for folder in folders]
-    # For what it imports when it is called, too.
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    function = import_object(path, key="reward function", folders=places)
+    function = import_in_worker(path, key="reward function", folders=folders)
     made = [Sample.from_dict(sample) for sample in samples]
     asked = [from_dict(Prompt, prompt) for prompt in prompts]
     match Takes(takes):

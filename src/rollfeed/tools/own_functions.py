@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, create_model
 
-from rollfeed.base.importing import import_object, is_async
+from rollfeed.base.importing import import_in_worker, is_async
 from rollfeed.errors import PluginError, ToolError, WorkerCallError, WorkerTimeoutError
 from rollfeed.protocols import Workers
 
@@ -77,8 +76,7 @@ class FunctionTool:
 
 def call_function(path: str, folders: list[str], arguments: dict[str, Any]) -> Any:
     """Call a tool's function; runs in a worker."""
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    return import_object(path, key="tool", folders=[Path(folder) for folder in folders])(**arguments)
+    return import_in_worker(path, key="tool", folders=folders)(**arguments)
 
 
 def _parameters(function: Callable[..., Any], where: str) -> dict[str, Any]:
