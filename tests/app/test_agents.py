@@ -18,7 +18,8 @@ from rollfeed.errors import ConfigError
 from rollfeed.generate import by_environment
 from rollfeed.plugins import load_plugin
 from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import EnvironmentStep, GenerateFn, RolloutRequest, Services
+from rollfeed.protocols import EnvironmentStep, GenerateFn, Services
+from rollfeed.testing import make_request
 from rollfeed.tools.calculator import Calculator
 from rollfeed.types import (
     Completion,
@@ -211,15 +212,8 @@ async def test_a_partial_is_a_generate_function() -> None:
         messages=({"role": "user", "content": "What is 5 + 3?"},),
         metadata={"params": {"answer": 8}},
     )
-    request = RolloutRequest(
-        prompt=prompt,
-        params=SamplingParams(max_new_tokens=500, seed=1),
-        group_index=3,
-        index=25,
-        rollout_id=25,
-        step=1,
-        max_context_length=2000,
-    )
+    place = {"group_index": 3, "index": 25, "rollout_id": 25, "step": 1}
+    request = make_request(prompt, max_new_tokens=500, max_context_length=2000, **place)
     endpoint = Script(CALL, "It is 8")
     endpoint.context_length = None  # type: ignore[assignment]  # as of what a run gives
     services = Services(endpoint=endpoint, tokenizer=load(NAME), default=by_environment)

@@ -24,10 +24,10 @@ from rollfeed.protocols import (
     Environment,
     EnvironmentStep,
     RewrittenTurns,
-    RolloutRequest,
     Services,
     TurnJournal,
 )
+from rollfeed.testing import make_request
 from rollfeed.types import (
     Completion,
     CompletionTimings,
@@ -137,15 +137,7 @@ async def play(
             MULTI_TURN: True,
         },
     )
-    request = RolloutRequest(
-        prompt=prompt,
-        params=SamplingParams(max_new_tokens=budget, seed=7),
-        group_index=0,
-        index=0,
-        rollout_id=0,
-        step=0,
-        max_context_length=context,
-    )
+    request = make_request(prompt, max_new_tokens=budget, max_context_length=context)
     services = Services(
         endpoint=endpoint,
         tokenizer=tokenizer,
@@ -305,15 +297,8 @@ async def test_without_a_template_contents_are_appended_as_they_are() -> None:
         return replace(await generate(*arguments, **named), text=next(endpoint_texts))
 
     endpoint.generate = said  # type: ignore[method-assign]
-    request = RolloutRequest(
-        prompt=prompt,
-        params=SamplingParams(max_new_tokens=40, seed=None),
-        group_index=0,
-        index=0,
-        rollout_id=0,
-        step=0,
-        max_context_length=100,
-    )
+    unseeded = SamplingParams(max_new_tokens=40, seed=None)
+    request = make_request(prompt, max_new_tokens=40, max_context_length=100, params=unseeded)
     services = Services(
         endpoint=endpoint,
         tokenizer=tokenizer,

@@ -20,9 +20,10 @@ from rollfeed.generate import by_environment
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import MULTI_TURN, CallFormat, RewrittenTurns, RolloutRequest, Services, TurnJournal
 from rollfeed.store.turns import TurnFile
+from rollfeed.testing import make_request
 from rollfeed.tools import LimitedToolbox
 from rollfeed.tools.calculator import Calculator
-from rollfeed.types import FinishKind, Prompt, Sample, SampleStatus, SamplingParams
+from rollfeed.types import FinishKind, Prompt, Sample, SampleStatus
 
 QUESTION = "What is 6 * 7?"
 HERMES = '<tool_call>\n{{"name": "{0}", "arguments": {1}}}\n</tool_call>'
@@ -70,15 +71,8 @@ async def play(
     renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None, tools=box.definitions)
     rendered = renderer.render(QUESTION, apply_chat_template=is_chat)
     game = {} if talk is None else {"environment": Talk.environment_id, "params": talk, MULTI_TURN: True}
-    request = RolloutRequest(
-        prompt=Prompt(prompt_id="a", source="a", **rendered._asdict(), metadata=game),
-        params=SamplingParams(max_new_tokens=budget, seed=7),
-        group_index=0,
-        index=0,
-        rollout_id=0,
-        step=0,
-        max_context_length=context,
-    )
+    prompt = Prompt(prompt_id="a", source="a", **rendered._asdict(), metadata=game)
+    request = make_request(prompt, max_new_tokens=budget, max_context_length=context)
     services = Services(
         endpoint=endpoint,
         tokenizer=tokenizer,

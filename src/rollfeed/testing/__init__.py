@@ -1,6 +1,6 @@
 """Parts for the tests of rollfeed and of its plug-ins: an engine, a tokenizer and a source without a model."""
 
-from rollfeed.testing.builders import group_of, make_group, make_prompt, make_sample, sample_of
+from rollfeed.testing.builders import group_of, make_group, make_prompt, make_request, make_sample, sample_of
 from rollfeed.testing.contracts import (
     check_advantage,
     check_batched_reward,
@@ -47,6 +47,7 @@ __all__ = [
     "group_of",
     "make_group",
     "make_prompt",
+    "make_request",
     "make_sample",
     "sample_of",
 ]

@@ -8,8 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rollfeed.protocols import RolloutRequest
 from rollfeed.testing.prompts import CharTokenizer
-from rollfeed.types import Group, Prompt, Reward, Rollout, Sample, SampleStatus, Verdict, VersionSpan
+from rollfeed.types import (
+    Group,
+    Prompt,
+    Reward,
+    Rollout,
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    Verdict,
+    VersionSpan,
+)
 
 
 def make_prompt(text: str = "2 + 2 =", *, label: Any = "4", **changes: Any) -> Prompt:
@@ -17,6 +28,19 @@ def make_prompt(text: str = "2 + 2 =", *, label: Any = "4", **changes: Any) -> P
     ids = CharTokenizer().encode(text, add_special_tokens=False)
     fields = {"prompt_id": "made/0", "source": "made", "text": text, "token_ids": ids, "label": label}
     return Prompt(**{**fields, **changes})
+
+
+def make_request(prompt: Prompt, *, max_new_tokens: int, max_context_length: int, **changes: Any) -> RolloutRequest:
+    """Return the request of the first rollout of all, with seed 7; ``changes`` are fields that are otherwise."""
+    fields = {
+        "params": SamplingParams(max_new_tokens=max_new_tokens, seed=7),
+        "group_index": 0,
+        "index": 0,
+        "rollout_id": 0,
+        "step": 0,
+        "max_context_length": max_context_length,
+    }
+    return RolloutRequest(prompt=prompt, **{**fields, **changes})
 
 
 def sample_of(prompt_ids: ArrayLike, response_ids: ArrayLike, **changes: Any) -> Sample:

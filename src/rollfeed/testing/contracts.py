@@ -35,7 +35,7 @@ from rollfeed.protocols import (
     Tool,
     Tracker,
 )
-from rollfeed.testing.builders import make_group, make_prompt, make_sample
+from rollfeed.testing.builders import make_group, make_prompt, make_request, make_sample
 from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.testing.scripted import ScriptedEngine
 from rollfeed.types import (
@@ -78,15 +78,8 @@ async def check_prompt_source(make: Callable[[], PromptSource], *, count: int = 
 async def check_generate(generate: GenerateFn) -> None:
     """Check what a generate function returns for a plain prompt, and that it ends when a step is aborted."""
     prompt = make_prompt()
-    request = RolloutRequest(
-        prompt=prompt,
-        params=SamplingParams(max_new_tokens=8, seed=1),
-        group_index=7,
-        index=28,
-        rollout_id=28,
-        step=0,
-        max_context_length=1000,
-    )
+    place = {"group_index": 7, "index": 28, "rollout_id": 28}
+    request = make_request(prompt, max_new_tokens=8, max_context_length=1000, **place)
     async with ScriptedEngine() as engine:
         services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=_one_answer)
         for each in (request, replace(request, evaluation=True)):
