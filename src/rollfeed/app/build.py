@@ -118,7 +118,7 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, out))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
-    engine = run_engine(model, settings)
+    engine = run_engine(model, settings, folders=folders)
     no_images = no_images_of(settings.engine, model)
     rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
     tools = functions.services.toolbox.definitions

@@ -15,14 +15,16 @@ from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.config import EngineSettings, Settings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.paths import expand_path
+from rollfeed.config.servers import ServerSettings
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
-from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.client import Dialect, ServerEngine
 from rollfeed.engine.dialects import DIALECTS
 from rollfeed.engine.idle import IdleEngine
 from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
+from rollfeed.plugins import load_factory
 from rollfeed.prompts import load_tokenizer
-from rollfeed.protocols import Engine, Tokenizer
+from rollfeed.protocols import Engine, Tokenizer, WeightTransport
 from rollfeed.types import Completion, SamplingParams
 from rollfeed.weights import TRANSPORTS
 
@@ -81,36 +83,55 @@ def load_settings_model(settings: Settings) -> Model:
     return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched)
 
 
-def run_engine(model: Model, settings: Settings) -> Engine:
+def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()) -> Engine:
     """Return the engine of a run, not yet started; one without weights where nothing is sampled.
 
     Raises:
         ConfigError: As :func:`build_engine`.
     """
     if settings.needs_engine:
-        return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+        return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=folders)
     return IdleEngine(context_length=settings.engine.context_length, vocab_size=_vocab_size(model.checkpoint))
 
 
-def build_engine(model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False) -> Engine:
+def build_engine(
+    model: Model,
+    settings: EngineSettings | None = None,
+    *,
+    deterministic: bool = False,
+    folders: Sequence[Path] = (),
+) -> Engine:
     """Return the engine that the settings name, checked and not yet started.
+
+    Modules of plug-ins are looked for in ``folders`` too.
 
     Raises:
         ConfigError: If the checkpoint cannot be served with these settings.
     """
     settings = settings or EngineSettings()
-    for name, make_dialect in DIALECTS.items():
-        if (servers := getattr(settings, name)) is not None:
-            dialect = make_dialect(servers)
-            folder = None if servers.weights_folder is None else Path(expand_path(servers.weights_folder))
-            return ServerEngine(
-                dialect,
-                context_length=settings.context_length,
-                tokenizer=model.tokenizer,
-                vocab_size=_vocab_size(model.checkpoint),
-                transport=TRANSPORTS["disk"](folder, checkpoint=model.checkpoint, untied_head=dialect.untied_head),
-            )
+    for name, servers in settings.servers.items():
+        dialect = DIALECTS[name](servers)
+        return ServerEngine(
+            dialect,
+            context_length=settings.context_length,
+            tokenizer=model.tokenizer,
+            vocab_size=_vocab_size(model.checkpoint),
+            transport=_transport(model, servers, dialect, folders=folders),
+        )
     return _embedded_engine(model, settings, deterministic=deterministic)
+
+
+def _transport(model: Model, servers: ServerSettings, dialect: Dialect, *, folders: Sequence[Path]) -> WeightTransport:
+    folder = None if servers.weights_folder is None else Path(expand_path(servers.weights_folder))
+    return load_factory(
+        TRANSPORTS.get(servers.weights_transport, servers.weights_transport),
+        WeightTransport,
+        folder,
+        model.checkpoint,
+        dialect.untied_head,
+        key=f"{dialect.setting}.weights_transport",
+        folders=folders,
+    )
 
 
 def _vocab_size(checkpoint: Path) -> int:
@@ -132,7 +153,7 @@ def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: b
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
         deterministic=deterministic,
-        **settings.model_dump(mode="json", exclude={"sglang", "openai"}),
+        **settings.model_dump(mode="json", exclude=set(DIALECTS)),
     )
 
 

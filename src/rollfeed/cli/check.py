@@ -192,7 +192,7 @@ def _check_run(spec: RunSpec) -> _Checked:
 def _check_engine(spec: RunSpec) -> _Checked:
     settings = spec.settings
     model = app.load_settings_model(settings)
-    app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders)
     return _Checked(model, app.load_functions(settings, folders=spec.folders))
 
 

@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = spec.settings
     model = app.load_settings_model(settings)
     prepared = app.prepare_run_evaluation(spec, model)
-    engine = app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic)
+    engine = app.build_engine(
+        model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders
+    )
     out = arguments.out or default_directory(arguments.file, kind="-eval")
     app.check_eval_output(out, overwrite=arguments.overwrite)
     with StatusLine(progress_line, quiet=arguments.quiet) as progress:

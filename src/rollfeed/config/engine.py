@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
@@ -169,9 +170,15 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
     """OpenAI-style servers, such as vLLM, to use instead of the embedded engine."""
 
     @property
+    def servers(self) -> Mapping[str, ServerSettings]:
+        """The tables of servers that are given, by name: one, or none."""
+        tables = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: table for name, table in tables if isinstance(table, ServerSettings)}
+
+    @property
     def is_embedded(self) -> bool:
         """Whether the policy runs in this process, and its weights are needed here."""
-        return self.sglang is None and self.openai is None
+        return not self.servers
 
     @field_validator("device", mode="after")
     @classmethod
@@ -182,8 +189,8 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
 
     @model_validator(mode="after")
     def _has_one_kind_of_servers(self) -> EngineSettings:
-        if self.sglang is not None and self.openai is not None:
-            raise ValueError("sglang and openai are both given: remove one of the tables")
+        if len(self.servers) > 1:
+            raise ValueError(f"{' and '.join(self.servers)} are both given: remove one of the tables")
         return self
 
 

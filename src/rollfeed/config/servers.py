@@ -39,6 +39,10 @@ class ServerSettings(Section, resume=Resume.FREE):
     """Where new weights are written for the servers to load, a folder that they can read under the same path; by
     default a temporary one, which is enough for servers on this machine.
     """
+    weights_transport: str = Field(default="disk", min_length=1)
+    """How new weights reach the servers: `disk`, or the import path of a class or function that makes your own
+    `WeightTransport` from the folder or None, the checkpoint's folder, and whether an output head needs its own name.
+    """
 
     @property
     def addresses(self) -> tuple[str, ...]:

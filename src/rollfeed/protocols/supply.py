@@ -63,7 +63,7 @@ class WeightPublisher(Protocol):
 
 
 class WeightTransport(Protocol):
-    """Brings tensors of this process to servers. *Extension point* (``rollfeed.weights.TRANSPORTS``)."""
+    """Brings tensors of this process to servers. *Extension point* (``weights_transport`` of servers)."""
 
     async def stage(self, update: TensorUpdate) -> WeightUpdate:
         """Return what every server can take: a :class:`FolderUpdate`, or a :class:`ServerUpdate` of its own.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollfeed import app
 from rollfeed.cli.main import main
 from rollfeed.config import EngineSettings, validate_settings
 from rollfeed.engine.client import ServerEngine
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, PluginError
+from rollfeed.types import TensorUpdate
 
 BASE: dict[str, Any] = {"prompts": {"environments": [{"id": "core/copy_text"}]}}
 
@@ -60,6 +62,48 @@ def test_the_settings_make_an_engine_for_servers(tiny_checkpoint: Path) -> None:
     assert isinstance(engine, ServerEngine)
     assert engine.context_length == 64
     assert engine.max_running_requests == 1024
+
+
+OWN_TRANSPORT = """
+class Told:
+    def __init__(self, policy_version):
+        self.policy_version = policy_version
+
+    async def load(self, address, command):
+        body = {"model_path": "in place", "weight_version": str(self.policy_version)}
+        await command("/update_weights_from_disk", body)
+
+
+class Teller:
+    def __init__(self, folder, checkpoint, untied_head):
+        assert checkpoint.is_dir()
+
+    async def stage(self, update):
+        return Told(update.policy_version)
+
+    def close(self):
+        pass
+"""
+
+
+async def test_a_transport_of_ones_own_is_chosen_by_a_setting(
+    scripted: Any, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "teller.py").write_text(OWN_TRANSPORT)
+    async with scripted() as (server,):
+        table = {"workers": [server.address], "weights_transport": "teller.py:Teller"}
+        settings = EngineSettings.model_validate({"context_length": 64, "sglang": table})
+        async with app.build_engine(app.load_model(str(tiny_checkpoint)), settings, folders=[tmp_path]) as engine:
+            await engine.apply(TensorUpdate({"w": np.ones(2, np.float32)}, policy_version=3))
+        assert [body["model_path"] for body in server.bodies("/update_weights_from_disk")] == ["in place"]
+        assert server.version == "3"
+
+
+def test_a_transport_that_is_none_is_a_mistake(tiny_checkpoint: Path) -> None:
+    model = app.load_model(str(tiny_checkpoint))
+    table = {"workers": ["http://a:1"], "weights_transport": "pathlib:Path"}
+    with pytest.raises(PluginError, match=r"engine\.sglang\.weights_transport = 'pathlib:Path'"):
+        app.build_engine(model, EngineSettings.model_validate({"sglang": table}))
 
 
 @pytest.mark.parametrize("by_override", [True, False])

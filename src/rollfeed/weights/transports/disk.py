@@ -26,9 +26,7 @@ class DiskTransport:
         untied_head: As for :func:`write_some`.
     """
 
-    def __init__(
-        self, folder: Path | None = None, *, checkpoint: Path | None = None, untied_head: bool = False
-    ) -> None:
+    def __init__(self, folder: Path | None = None, checkpoint: Path | None = None, untied_head: bool = False) -> None:
         self._given = folder
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._checkpoint = checkpoint
