@@ -19,6 +19,7 @@ LAYERS = [
     "protocols",
     "completions",
     "conversations",
+    "chat_apis",
     "config",
     "<part>",
     "app",

@@ -1,6 +1,7 @@
 """Conversations of several turns: what follows a sampled turn, which tokens are learned, and what a template keeps."""
 
 from rollfeed.conversations.answered import AnsweredPrompt, answer_tokens, answered_prompt
+from rollfeed.conversations.arguments import fit_arguments
 from rollfeed.conversations.audit import TemplateAudit, audit_template
 from rollfeed.conversations.chat import Chat, Span, Suffix
 from rollfeed.conversations.conversation import Conversation, FollowUp
@@ -26,6 +27,7 @@ __all__ = [
     "audit_template",
     "call_syntax",
     "conversation_tokens",
+    "fit_arguments",
     "names_in",
     "read_json",
     "read_turn",

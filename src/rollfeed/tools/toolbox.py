@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollfeed.conversations import fit_arguments
 from rollfeed.errors import ConfigError, RollfeedError, ToolError, in_one_line, suggestion
 from rollfeed.protocols import CallFormat, Tool, ToolAnswer, ToolFailure
-from rollfeed.tools.arguments import fit_arguments
 from rollfeed.types.text import well_formed
 
 _log = logging.getLogger(__name__)

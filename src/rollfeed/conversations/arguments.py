@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollfeed.conversations import read_json
+from rollfeed.conversations.written_calls import read_json
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),

@@ -1,0 +1,39 @@
+"""The APIs through which assistants' turns are asked for: requests read, replies, events and errors in their forms."""
+
+from rollfeed.chat_apis.api_error import ApiError, ErrorKind
+from rollfeed.chat_apis.asked import Asked, ToolChoice
+from rollfeed.chat_apis.chat_api import ChatApi, ReplyEvents, stream_of
+from rollfeed.chat_apis.openai_chat import OpenAIChat
+from rollfeed.chat_apis.said import (
+    Finish,
+    Said,
+    SaidCall,
+    TokenLogprob,
+    call_openings,
+    next_call,
+    opens_thought,
+    said_of,
+    said_so_far,
+    token_logprobs,
+)
+
+__all__ = [
+    "ApiError",
+    "Asked",
+    "ChatApi",
+    "ErrorKind",
+    "Finish",
+    "OpenAIChat",
+    "ReplyEvents",
+    "Said",
+    "SaidCall",
+    "TokenLogprob",
+    "ToolChoice",
+    "call_openings",
+    "next_call",
+    "opens_thought",
+    "said_of",
+    "said_so_far",
+    "stream_of",
+    "token_logprobs",
+]

@@ -1,0 +1,183 @@
+"""Bodies of requests read field by field, with errors that name the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rollfeed.chat_apis.api_error import ApiError
+from rollfeed.conversations import read_json
+
+LARGEST_INT32 = 2**31 - 1
+MOST_MESSAGES = 100_000
+_MOST_STOPS, _LONGEST_STOP = 64, 1_000
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_MEDIA = ("image", "audio", "file", "video", "document")
+
+
+class Fields:
+    """Fields of a body by their names; null stands for a field that is not there.
+
+    Args:
+        body: Decoded JSON.
+    """
+
+    def __init__(self, body: Any) -> None:
+        if not isinstance(body, Mapping):
+            raise ApiError("the body must be a JSON object")
+        self._body = body
+        self._read: set[str] = set()
+
+    def take(self, name: str) -> Any:
+        """Return a field as it is."""
+        self._read.add(name)
+        return self._body.get(name)
+
+    def integer(self, name: str, *, least: int, most: int = LARGEST_INT32) -> int | None:
+        """Return a whole number."""
+        value = self.take(name)
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise ApiError(f"{name} must be a whole number of at least {least} and at most {most}", param=name)
+        return value
+
+    def number(self, name: str, *, least: float, most: float = 1e9) -> float | None:
+        """Return a finite number."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise ApiError(f"{name} must be a number of at least {least:g} and at most {most:g}", param=name)
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """Return a truth value, false where it is not there."""
+        value = self.take(name)
+        if not isinstance(value, bool | None):
+            raise ApiError(f"{name} must be true or false", param=name)
+        return value is True
+
+    def text(self, name: str) -> str | None:
+        """Return a text."""
+        value = self.take(name)
+        if not isinstance(value, str | None):
+            raise ApiError(f"{name} must be a text", param=name)
+        return value
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        """Return an object, an empty one where it is not there."""
+        value = self.take(name)
+        if not isinstance(value, Mapping | None):
+            raise ApiError(f"{name} must be an object", param=name)
+        return value or {}
+
+    def objects(self, name: str) -> list[Mapping[str, Any]]:
+        """Return a list of objects, an empty one where it is not there."""
+        value = self.take(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) > MOST_MESSAGES:
+            raise ApiError(f"{name} must be a list of at most {MOST_MESSAGES} objects", param=name)
+        for index, each in enumerate(value):
+            if not isinstance(each, Mapping):
+                raise ApiError(f"{name}[{index}] must be an object", param=f"{name}[{index}]")
+        return value
+
+    def stops(self, name: str) -> tuple[str, ...]:
+        """Return the texts at which sampling stops, one or several."""
+        value = self.take(name)
+        stops = [value] if isinstance(value, str) else value or []
+        fits = isinstance(stops, list) and len(stops) <= _MOST_STOPS
+        if not fits or not all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops):
+            raise ApiError(f"{name} must be a text, or at most {_MOST_STOPS} of at most {_LONGEST_STOP}", param=name)
+        return tuple(stops)
+
+    def refuse(self, neutral: Mapping[str, Sequence[Any]]) -> None:
+        """Refuse fields that cannot be had here, but for values that ask for nothing."""
+        for name, values in neutral.items():
+            if self.take(name) not in (None, *values):
+                raise ApiError(f"{name} is not supported here: leave it out", param=name)
+
+    def rest(self, harmless: Iterable[str]) -> list[str]:
+        """Return the names of fields that were not read and change what is meant."""
+        return sorted(str(name)[:80] for name in self._body.keys() - self._read - set(harmless))
+
+
+def text_of_parts(content: Any, where: str, *, between: str = "") -> str:
+    """Return the text of a content: a text, or parts of it.
+
+    Args:
+        content: Of a message; null is empty.
+        where: It is, for errors.
+        between: Put between parts.
+
+    Raises:
+        ApiError: If a part is none of text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise ApiError(f"{where} must be a text or a list of parts", param=where)
+    return between.join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise ApiError(f"{where} must be an object with a type", param=where)
+    kind = part.get("type", "text")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if kind in _TEXT_PARTS and isinstance(text, str | None):
+        return text or ""
+    if any(name in str(kind) for name in _MEDIA):
+        raise ApiError(
+            f"{where} is of type {kind!s:.80}: images and audio are not supported, the model reads text", param=where
+        )
+    raise ApiError(f"{where} is of type {kind!s:.80}, which is not supported: parts may hold text", param=where)
+
+
+def arguments_of(arguments: Any) -> Any:
+    """Return the arguments of a call as an object; text that is no JSON object stays text."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        read = read_json(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return read if isinstance(read, dict) else arguments
+
+
+def tool_call(call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
+    """Return an earlier call in the form that chat templates take."""
+    if not isinstance(name, str) or not isinstance(call_id, str | None):
+        raise ApiError(f"{where} must have a name and an id, which are texts", param=where)
+    function = {"name": name, "arguments": arguments_of(arguments)}
+    return {"id": call_id or "", "type": "function", "function": function}
+
+
+def tool_definition(given: Mapping[str, Any], where: str, *, parameters: str = "parameters") -> dict[str, Any]:
+    """Return the definition of a function in the form that chat templates take.
+
+    Args:
+        given: With name, description and a JSON Schema.
+        where: It is, for errors.
+        parameters: The field of the schema.
+    """
+    name, schema = given.get("name"), given.get(parameters)
+    if not isinstance(name, str) or not name:
+        raise ApiError(f"{where} has no name", param=where)
+    if not isinstance(schema, Mapping | None):
+        raise ApiError(f"{where}.{parameters} must be a JSON Schema", param=f"{where}.{parameters}")
+    described = {"description": given["description"]} if isinstance(given.get("description"), str) else {}
+    schema = schema or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose first ones of the system are one: many chat templates take no second."""
+    count = next((at for at, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    texts = [each["content"] for each in messages[:count] if each["content"]]
+    first = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+    return [*first, *messages[count:]]
