@@ -1,9 +1,11 @@
 """The APIs through which assistants' turns are asked for: requests read, replies, events and errors in their forms."""
 
+from rollfeed.chat_apis.anthropic_messages import AnthropicMessages
 from rollfeed.chat_apis.api_error import ApiError, ErrorKind
 from rollfeed.chat_apis.asked import Asked, ToolChoice
 from rollfeed.chat_apis.chat_api import ChatApi, ReplyEvents, stream_of
 from rollfeed.chat_apis.openai_chat import OpenAIChat
+from rollfeed.chat_apis.openai_responses import OpenAIResponses
 from rollfeed.chat_apis.said import (
     Finish,
     Said,
@@ -18,12 +20,14 @@ from rollfeed.chat_apis.said import (
 )
 
 __all__ = [
+    "AnthropicMessages",
     "ApiError",
     "Asked",
     "ChatApi",
     "ErrorKind",
     "Finish",
     "OpenAIChat",
+    "OpenAIResponses",
     "ReplyEvents",
     "Said",
     "SaidCall",

@@ -47,6 +47,8 @@ class Asked:
     include_usage: bool = False
     """Whether a stream of chat completions ends with token counts; the others always do."""
     with_logprobs: bool = False
+    with_reasoning: bool = True
+    """Whether thoughts are told; where they are not, they are no part of the turn that clients see."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template."""
     previous_response_id: str | None = None

@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollfeed.chat_apis.api_error import ApiError, ErrorKind
-from rollfeed.chat_apis.asked import Asked, ToolChoice
+from rollfeed.chat_apis.asked import Asked
 from rollfeed.chat_apis.chat_api import COMMENT, ReplyEvents, event, pieces
-from rollfeed.chat_apis.reading import Fields, text_of_parts, tool_call, tool_definition
+from rollfeed.chat_apis.reading import (
+    Fields,
+    read_sampling,
+    read_tool_choice,
+    text_of_parts,
+    tool_call,
+    tool_definition,
+)
 from rollfeed.chat_apis.said import Finish, Said, SaidCall, TokenLogprob
 
 HARMLESS = frozenset(
@@ -33,19 +40,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "continue_final_message": (False,),
 }
-_FURTHER: Mapping[str, tuple[Any, ...]] = {
-    "min_p": (0,),
-    "ignore_eos": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "skip_special_tokens": (True,),
-    "no_stop_trim": (False,),
-    "regex": (),
-    "ebnf": (),
-}
-"""Sampling parameters that only some servers have, with the values that change nothing."""
-_ROLES = {
+ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     "developer": "system",
     "function": "tool",
@@ -187,47 +182,6 @@ def openai_error(error: ApiError) -> tuple[int, dict[str, Any]]:
     return status, {"error": content}
 
 
-def read_sampling(fields: Fields, *, stop: str) -> dict[str, Any]:
-    """Return the sampling parameters of a body, and what all APIs have with them, by the names of :class:`Asked`."""
-    top_k, token_ids = fields.integer("top_k", least=-1), fields.take("stop_token_ids") or []
-    if not isinstance(token_ids, list) or not all(type(each) is int and 0 <= each < 2**31 for each in token_ids):
-        raise ApiError("stop_token_ids must be a list of token ids", param="stop_token_ids")
-    further = {
-        "min_new_tokens": fields.integer("min_tokens", least=0) or None,
-        "repetition_penalty": fields.number("repetition_penalty", least=0.0),
-        "stop_token_ids": tuple(token_ids) or None,
-        **{name: each for name, neutral in _FURTHER.items() if (each := fields.take(name)) not in neutral},
-    }
-    return {
-        "temperature": fields.number("temperature", least=0.0),
-        "top_p": fields.number("top_p", least=0.0, most=1.0),
-        "top_k": top_k or (None if top_k is None else -1),
-        "seed": fields.integer("seed", least=-(2**63), most=2**64 - 1),
-        "stop": fields.stops(stop),
-        "stream": fields.flag("stream"),
-        "template_kwargs": fields.object("chat_template_kwargs"),
-        "further": {name: value for name, value in further.items() if value is not None},
-    }
-
-
-def read_tool_choice(given: Any, tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> ToolChoice:
-    """Return whether calls are wanted; what cannot be promised of them is added to ``left_out``."""
-    if given is None or given in tuple(ToolChoice):
-        choice = ToolChoice(given or ToolChoice.AUTO)
-    elif isinstance(given, Mapping):
-        name = given.get("name") or Fields(given).object("function").get("name")
-        if name is not None and name not in [tool["function"]["name"] for tool in tools]:
-            raise ApiError(f"tool_choice names {name!r:.80}, which is not among the tools", param="tool_choice")
-        choice = ToolChoice.REQUIRED
-    else:
-        raise ApiError("tool_choice must be auto, none, required, or an object that names a tool", param="tool_choice")
-    if choice is ToolChoice.REQUIRED:
-        if not tools:
-            raise ApiError("tool_choice wants a call, but there are no tools for it", param="tool_choice")
-        left_out.append("tool_choice")
-    return choice
-
-
 def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the tools that a template can show, and what is left out."""
     tools, left_out = [], []
@@ -241,9 +195,9 @@ def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], li
 
 
 def _message(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    role = _ROLES.get(given["role"]) if isinstance(given.get("role"), str) else None
+    role = ROLES.get(given["role"]) if isinstance(given.get("role"), str) else None
     if role is None:
-        raise ApiError(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+        raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     calls = given.get("tool_calls") or []
     if not calls and "content" not in given:
         raise ApiError(f"{where} has no content", param=f"{where}.content")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollfeed.chat_apis.api_error import ApiError
+from rollfeed.chat_apis.asked import ToolChoice
 from rollfeed.conversations import read_json
 
 LARGEST_INT32 = 2**31 - 1
@@ -13,6 +14,19 @@ MOST_MESSAGES = 100_000
 _MOST_STOPS, _LONGEST_STOP = 64, 1_000
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _MEDIA = ("image", "audio", "file", "video", "document")
+
+_FURTHER: Mapping[str, tuple[Any, ...]] = {
+    "min_p": (0,),
+    "ignore_eos": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "skip_special_tokens": (True,),
+    "no_stop_trim": (False,),
+    "regex": (),
+    "ebnf": (),
+}
+"""Sampling parameters that only some servers have, with the values that change nothing."""
 
 
 class Fields:
@@ -117,10 +131,15 @@ def text_of_parts(content: Any, where: str, *, between: str = "") -> str:
         return content or ""
     if not isinstance(content, list):
         raise ApiError(f"{where} must be a text or a list of parts", param=where)
-    return between.join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return between.join(part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
-def _part_text(part: Any, where: str) -> str:
+def part_text(part: Any, where: str) -> str:
+    """Return the text of a part of a content.
+
+    Raises:
+        ApiError: If it is none of text.
+    """
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -181,3 +200,44 @@ def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     texts = [each["content"] for each in messages[:count] if each["content"]]
     first = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
     return [*first, *messages[count:]]
+
+
+def read_sampling(fields: Fields, *, stop: str) -> dict[str, Any]:
+    """Return the sampling parameters of a body, and what all APIs have with them, by the names of :class:`Asked`."""
+    top_k, token_ids = fields.integer("top_k", least=-1), fields.take("stop_token_ids") or []
+    if not isinstance(token_ids, list) or not all(type(each) is int and 0 <= each < 2**31 for each in token_ids):
+        raise ApiError("stop_token_ids must be a list of token ids", param="stop_token_ids")
+    further = {
+        "min_new_tokens": fields.integer("min_tokens", least=0) or None,
+        "repetition_penalty": fields.number("repetition_penalty", least=0.0),
+        "stop_token_ids": tuple(token_ids) or None,
+        **{name: each for name, neutral in _FURTHER.items() if (each := fields.take(name)) not in neutral},
+    }
+    return {
+        "temperature": fields.number("temperature", least=0.0),
+        "top_p": fields.number("top_p", least=0.0, most=1.0),
+        "top_k": top_k or (None if top_k is None else -1),
+        "seed": fields.integer("seed", least=-(2**63), most=2**64 - 1),
+        "stop": fields.stops(stop),
+        "stream": fields.flag("stream"),
+        "template_kwargs": fields.object("chat_template_kwargs"),
+        "further": {name: value for name, value in further.items() if value is not None},
+    }
+
+
+def read_tool_choice(given: Any, tools: Sequence[Mapping[str, Any]], left_out: list[str]) -> ToolChoice:
+    """Return whether calls are wanted; what cannot be promised of them is added to ``left_out``."""
+    if given is None or given in tuple(ToolChoice):
+        choice = ToolChoice(given or ToolChoice.AUTO)
+    elif isinstance(given, Mapping):
+        name = given.get("name") or Fields(given).object("function").get("name")
+        if name is not None and name not in [tool["function"]["name"] for tool in tools]:
+            raise ApiError(f"tool_choice names {name!r:.80}, which is not among the tools", param="tool_choice")
+        choice = ToolChoice.REQUIRED
+    else:
+        raise ApiError("tool_choice must be auto, none, required, or an object that names a tool", param="tool_choice")
+    if choice is ToolChoice.REQUIRED:
+        if not tools:
+            raise ApiError("tool_choice wants a call, but there are no tools for it", param="tool_choice")
+        left_out.append("tool_choice")
+    return choice

@@ -63,7 +63,7 @@ class Said:
 
     content: str
     reasoning: str
-    """Empty where there was no thought."""
+    """Empty where there was no thought, or none is told."""
     calls: tuple[SaidCall, ...]
     finish: Finish
     stop_sequence: str | None
@@ -135,7 +135,7 @@ def said_of(
     logprobs = token_logprobs(completion.token_ids, completion.logprobs, tokenizer) if asked.with_logprobs else None
     return Said(
         content=content,
-        reasoning=reasoning.strip(),
+        reasoning=reasoning.strip() if asked.with_reasoning else "",
         calls=calls,
         finish=finish,
         stop_sequence=stop if finish is Finish.STOP_SEQUENCE else None,
