@@ -161,6 +161,24 @@ def test_results_are_told_in_a_form_that_the_template_takes(name: str) -> None:
         assert "first answer" in shown
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_with_calls_is_shown_whole_whatever_the_template_takes(name: str) -> None:
+    tokenizer, syntax = load(name), call_syntax(load(name), CallFormat.AUTO)
+    messages = [
+        {"role": "user", "content": "the question"},
+        *SaidTurn("", (SAY, Call("say", {"text": "second call"}))).forms(),
+        {"role": "tool", "tool_call_id": "call00000", "name": "say", "content": "first answer"},
+        {"role": "tool", "tool_call_id": "call00001", "name": "say", "content": "second answer"},
+    ]
+    definitions = [{"type": "function", "function": {"name": "say", "description": "told of", "parameters": TEXT}}]
+    told = syntax.introduced(syntax.adapted(messages), definitions)
+    assert not isinstance(told, str)
+    shown = tokenizer.render_chat(told, tools=definitions)
+    for text in ("told of", "the question", "hi", "second call", "first answer", "second answer"):
+        assert shown.count(text) >= 1, text
+    assert shown.index("second call") < shown.index("first answer") < shown.index("second answer")
+
+
 def test_texts_without_a_template_are_told_how_to_call() -> None:
     syntax = call_syntax(CharTokenizer(), CallFormat.AUTO, is_chat=False)
     told = syntax.introduce([{"type": "function", "function": {"name": "say", "parameters": TEXT}}])

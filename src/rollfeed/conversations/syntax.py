@@ -30,6 +30,7 @@ _CALLED: Message = {
         {"id": call_id(0), "type": "function", "function": {"name": _MARK, "arguments": {"text": "a b"}}},
     ],
 }
+_CALLED_TWICE: Message = {**_CALLED, "tool_calls": [{**_CALLED["tool_calls"][0], "id": call_id(n)} for n in range(2)]}
 _RESULT: Message = {"role": "tool", "name": _MARK, "tool_call_id": call_id(0), "content": _ANSWER}
 
 _HOW = {
@@ -48,6 +49,8 @@ class CallSyntax:
     """Not ``AUTO``."""
     shows_tools: bool
     """Whether definitions of tools are shown to the policy by the template."""
+    shown_calls: int
+    """Calls of an earlier turn that are shown by it, at most: 0, 1, or 2 for any number."""
     results_follow_text: bool
     """Whether messages of the role tool may follow a turn of text."""
     results_follow_calls: bool
@@ -60,6 +63,50 @@ class CallSyntax:
         lines = [json.dumps(each.get("function", each), ensure_ascii=False) for each in definitions]
         how = f"{_HOW[self.call_format]}. You are told the answer before you go on."
         return "\n".join(["You can use these tools:", *lines, how, "", ""])
+
+    def introduced(
+        self, content: str | Sequence[Message], definitions: Sequence[Mapping[str, Any]]
+    ) -> str | Sequence[Message]:
+        """Return a conversation with the tools at the beginning of its first message where the template shows none."""
+        if self.shows_tools or not definitions:
+            return content
+        introduction = self.introduce(definitions)
+        if isinstance(content, str):
+            return introduction + content
+        first, *others = content
+        said = first.get("content")
+        if isinstance(said, list | tuple):
+            return [{**first, "content": [{"type": "text", "text": introduction}, *said]}, *others]
+        return [{**first, "content": f"{introduction}{said or ''}"}, *others]
+
+    def adapted(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages in the roles that the template takes: calls and results that it does not show become text."""
+        told: list[Message] = []
+        takes_results = self.results_follow_text
+        for message in messages:
+            num_calls = len(message.get("tool_calls") or ())
+            is_shown = min(num_calls, 2) <= self.shown_calls
+            if message["role"] == "assistant":
+                takes_results = self.results_follow_calls if num_calls and is_shown else self.results_follow_text
+            if not is_shown:
+                calls = [self._written(call["function"]) for call in message["tool_calls"]]
+                others = {name: value for name, value in message.items() if name != "tool_calls"}
+                told.append({**others, "content": "\n".join([text for text in (message["content"],) if text] + calls)})
+            elif message["role"] == "tool" and not takes_results:
+                shown = f"<tool_response>\n{message['content']}\n</tool_response>"
+                if told and told[-1]["role"] == "user" and told[-1]["content"].endswith("</tool_response>"):
+                    shown = f"{told.pop()['content']}\n{shown}"
+                told.append({"role": "user", "content": shown})
+            else:
+                told.append(message)
+        return told
+
+    def _written(self, function: Mapping[str, Any]) -> str:
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        if self.call_format is CallFormat.TAGS:
+            return f"<{function['name']}>{arguments}</{function['name']}>"
+        call = f'{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}'
+        return call if self.call_format is CallFormat.JSON else f"<tool_call>\n{call}\n</tool_call>"
 
     def results(self, turn: SaidTurn, answers: Sequence[str], *, first_id: int = 0) -> list[Message]:
         """Return what the policy is told after its calls, an answer for each in their order."""
@@ -93,22 +140,29 @@ def _syntax(tokenizer: Tokenizer, call_format: CallFormat, is_chat: bool) -> Cal
     if not (is_chat and tokenizer.has_chat_template):
         chosen = CallFormat.HERMES if call_format is CallFormat.AUTO else call_format
         return CallSyntax(
-            chosen, shows_tools=False, results_follow_text=False, results_follow_calls=False, is_chat=False
+            chosen,
+            shows_tools=False,
+            shown_calls=0,
+            results_follow_text=False,
+            results_follow_calls=False,
+            is_chat=False,
         )
+    shown = _shown_format(tokenizer)
     if call_format is CallFormat.AUTO:
-        call_format = _shown_format(tokenizer)
+        call_format = shown or CallFormat.HERMES
     text_turn: Message = {"role": "assistant", "content": "a"}
     return CallSyntax(
         call_format,
         shows_tools=_MARK in _rendered(tokenizer, [_QUESTION], tools=[_DEFINITION]),
+        shown_calls=0 if shown is None else 2 if _MARK in _rendered(tokenizer, [_QUESTION, _CALLED_TWICE]) else 1,
         results_follow_text=_ANSWER in _rendered(tokenizer, [_QUESTION, text_turn, _RESULT]),
         results_follow_calls=_ANSWER in _rendered(tokenizer, [_QUESTION, _CALLED, _RESULT]),
         is_chat=True,
     )
 
 
-def _shown_format(tokenizer: Tokenizer) -> CallFormat:
-    """Return the format whose reader finds a call where the template shows one."""
+def _shown_format(tokenizer: Tokenizer) -> CallFormat | None:
+    """Return the format whose reader finds a call where the template shows one; None where it finds none."""
     asked = _rendered(tokenizer, [_QUESTION])
     shown = _rendered(tokenizer, [_QUESTION, _CALLED])
     pairs = enumerate(zip(asked, shown, strict=False))
@@ -117,7 +171,7 @@ def _shown_format(tokenizer: Tokenizer) -> CallFormat:
     for call_format in (CallFormat.HERMES, CallFormat.JSON, CallFormat.TAGS):
         if Call(_MARK, {"text": "a b"}) in read_turn(behind, call_format, tools=tools).calls:
             return call_format
-    return CallFormat.HERMES
+    return None
 
 
 def _rendered(

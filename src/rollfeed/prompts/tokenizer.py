@@ -256,7 +256,7 @@ class ChatRenderer:
         if self._tools:
             tools = tuple(tools or self._tools)
             syntax = call_syntax(self._tokenizer, self._call_format, is_chat=apply_chat_template)
-            content = content if syntax.shows_tools else _introduced(content, syntax.introduce(tools))
+            content = syntax.introduced(content, tools)
         messages: tuple[Message, ...] | None = None
         if apply_chat_template:
             messages = ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
@@ -283,14 +283,3 @@ class ChatRenderer:
     def fits(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""
         return self._rollout_max_prompt_len is None or len(token_ids) <= self._rollout_max_prompt_len
-
-
-def _introduced(content: str | Sequence[Message], introduction: str) -> str | Sequence[Message]:
-    """Return what is asked behind an introduction."""
-    if isinstance(content, str):
-        return introduction + content
-    first, *others = content
-    said = first.get("content")
-    if isinstance(said, list | tuple):
-        return [{**first, "content": [{"type": "text", "text": introduction}, *said]}, *others]
-    return [{**first, "content": f"{introduction}{said or ''}"}, *others]
