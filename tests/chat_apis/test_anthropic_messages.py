@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.chat_apis import AnthropicMessages, ApiError, ToolChoice
+from rollfeed.chat_apis import AnthropicMessages, ApiError, ErrorKind, ToolChoice
 
 API = AnthropicMessages()
 BODY: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}]}
@@ -104,3 +104,16 @@ def test_tokens_are_counted_without_a_limit_for_the_answer() -> None:
     body = {"model": "m", "messages": [{"role": "assistant", "content": "Begun"}]}
     assert API.read_count(body).messages == ({"role": "assistant", "content": "Begun"},)
     assert API.count(7) == {"input_tokens": 7}
+
+
+def test_a_thread_is_gone_on_with_by_its_last_reply() -> None:
+    created = API.read({**BODY, "thread": {"type": "create"}})
+    assert (created.previous_response_id, created.keeps_tools, created.left_out) == (None, False, ())
+    asked = API.read({**BODY, "thread": {"type": "continue", "previous_message_id": "msg_1"}})
+    assert (asked.previous_response_id, asked.keeps_tools, asked.left_out) == ("msg_1", True, ())
+
+
+def test_a_thread_that_is_not_there_is_told_as_clients_know_it() -> None:
+    error = ApiError("there is no response msg_1", kind=ErrorKind.NOT_FOUND, param="previous_response_id")
+    status, body = API.error(error)
+    assert (status, body["error"]["details"]) == (404, {"error_code": "thread_not_found"})

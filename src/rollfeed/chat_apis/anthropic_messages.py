@@ -91,6 +91,8 @@ class AnthropicMessages:
         if Fields(fields.object("output_config")).take("format") is not None:
             raise ApiError("output_config.format is not supported here: leave it out", param="output_config.format")
         thinking = fields.object("thinking").get("type")
+        thread = Fields(fields.object("thread"))
+        previous = thread.text("previous_message_id") if thread.take("type") == "continue" else None
         asked = {"model": fields.text("model") or "", **read_sampling(fields, stop="stop_sequences")}
         left_out += fields.rest(_HARMLESS)
         return Asked(
@@ -99,6 +101,8 @@ class AnthropicMessages:
             tool_choice=choice,
             max_new_tokens=max_tokens,
             with_reasoning=thinking in ("enabled", "adaptive"),
+            previous_response_id=previous,
+            keeps_tools=previous is not None,
             left_out=tuple(left_out),
             **asked,
         )
@@ -126,7 +130,9 @@ class AnthropicMessages:
     def error(self, error: ApiError) -> tuple[int, dict[str, Any]]:
         status, kind = _STATUS[error.kind]
         message = error.message if error.param is None else f"{error.param}: {error.message}"
-        return status, {"type": "error", "error": {"type": kind, "message": message}}
+        # Where it is known by this, clients send the whole history, as a new thread.
+        details = {"details": {"error_code": "thread_not_found"}} if error.param == "previous_response_id" else {}
+        return status, {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 class _MessageEvents:

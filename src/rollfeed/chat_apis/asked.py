@@ -53,6 +53,8 @@ class Asked:
     """Variables of the chat template."""
     previous_response_id: str | None = None
     """The response that the messages go on from; they are all where it is None."""
+    keeps_tools: bool = False
+    """Whether the tools are those of that response."""
     left_out: tuple[str, ...] = ()
     """Asked for and not done, to be told in the header ``x-rollfeed-left-out``: tools that no chat template can show,
     fields that mean nothing here."""
