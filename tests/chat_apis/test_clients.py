@@ -45,22 +45,28 @@ class Clients:
 
 @pytest.fixture
 def talking(saying: Any) -> Callable[[str], Any]:
-    """A server where the policy always says the same, or fails with an error."""
+    """A server where the policy always says the same, says one text after the other, or fails with an error."""
 
     @asynccontextmanager
-    async def start(text: str, *, error: ErrorKind | None = None, fails_late: bool = False) -> AsyncIterator[Clients]:
+    async def start(
+        texts: str | list[str], *, error: ErrorKind | None = None, fails_late: bool = False
+    ) -> AsyncIterator[Clients]:
         seen: list[Any] = []
+        left = [] if isinstance(texts, str) else list(texts)
 
         def handler(api: ChatApi) -> Any:
             async def handle(request: web.Request) -> web.StreamResponse:
                 try:
                     asked = api.read(await request.json())
+                    if asked.previous_response_id is not None:
+                        raise ApiError("it is not kept", kind=ErrorKind.NOT_FOUND, param="previous_response_id")
                     seen.append(asked)
                     if error is not None and not fails_late:
                         raise ApiError("this went wrong", kind=error, param="model")
                 except ApiError as refusal:
                     status, body = api.error(refusal)
                     return web.json_response(body, status=status)
+                text = texts if isinstance(texts, str) else left.pop(0)
                 finish = next((reason for end, reason in FINISHES.items() if text.endswith(end)), None)
                 said, reply_id, created = saying(text, asked, finish=finish), api.new_id(), int(time.time())
                 if not asked.stream:
@@ -251,3 +257,31 @@ async def test_a_turn_given_back_as_clients_do_is_the_turn_that_was_said(talking
     said = saying(text, clients.asked[0]).message()
     for asked in clients.asked[1::2]:
         assert asked.messages == (USER[0], said, USER[0])
+
+
+async def test_the_tool_runner_of_anthropic_sends_all_of_a_thread_that_is_not_kept(talking: Any) -> None:
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Add one to a number."""
+        return str(a + 1)
+
+    async with talking([CALL, "It is 2."]) as clients:
+        runner = clients.anthropic.beta.messages.tool_runner(model="m", max_tokens=9, messages=USER, tools=[add])
+        last = await runner.until_done()
+    assert last.content[0].text == "It is 2."
+    first, second = clients.asked
+    assert [message["role"] for message in second.messages] == ["user", "assistant", "tool"]
+    assert second.messages[-1]["content"] == "2"
+    assert first.tools == second.tools
+
+
+async def test_calls_of_tools_in_a_namespace_name_it(talking: Any) -> None:
+    tool: Any = {
+        "type": "namespace",
+        "name": "sums",
+        "description": "d",
+        "tools": [{"type": "function", "name": "add"}],
+    }
+    async with talking(CALL) as clients:
+        response = await clients.respond(tools=[tool])
+    assert (response.output[0].name, response.output[0].namespace) == ("add", "sums")

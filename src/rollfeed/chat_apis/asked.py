@@ -10,6 +10,8 @@ from typing import Any
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.types import Message, SamplingParams
 
+_LONGEST_HEADER = 1_000
+
 
 class ToolChoice(StrEnum):
     """Whether calls of tools are wanted; that there are some cannot be promised."""
@@ -33,6 +35,8 @@ class Asked:
     """Definitions, as chat templates take them."""
     custom_tools: frozenset[str] = frozenset()
     """Names of those whose one argument, ``input``, is a text of any form (custom tools of the responses API)."""
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """By name of the tool, the namespace that a client knows it in (responses API)."""
     tool_choice: ToolChoice = ToolChoice.AUTO
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -56,8 +60,13 @@ class Asked:
     keeps_tools: bool = False
     """Whether the tools are those of that response."""
     left_out: tuple[str, ...] = ()
-    """Asked for and not done, to be told in the header ``x-rollfeed-left-out``: tools that no chat template can show,
-    fields that mean nothing here."""
+    """Asked for and not done: tools that no chat template can show, fields that mean nothing here."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the reply, which say what was left out."""
+        shown = ascii(", ".join(self.left_out)[:_LONGEST_HEADER])[1:-1]
+        return {"x-rollfeed-left-out": shown} if self.left_out else {}
 
     @property
     def callable_tools(self) -> tuple[Mapping[str, Any], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollfeed.chat_apis.api_error import ApiError
@@ -53,11 +54,14 @@ class OpenAIResponses:
         previous = fields.text("previous_response_id")
         if given in (None, []) and not previous:
             raise ApiError("input must be a text, or a list of at least one item", param="input")
-        tools, custom, left_out = _tools(fields.objects("tools"))
-        choice = read_tool_choice(fields.take("tool_choice"), tools, left_out)
+        tools = _Tools()
+        for index, tool in enumerate(fields.objects("tools")):
+            tools.add(tool, f"tools[{index}]")
+        left_out = tools.left_out
+        choice = read_tool_choice(fields.take("tool_choice"), tools.shown, left_out)
         if fields.integer("top_logprobs", least=0):
             left_out.append("top_logprobs")
-        if fields.take("parallel_tool_calls") is False and tools:
+        if fields.take("parallel_tool_calls") is False and tools.shown:
             left_out.append("parallel_tool_calls")
         included = fields.take("include")
         asked = {
@@ -68,8 +72,9 @@ class OpenAIResponses:
         left_out += fields.rest(_HARMLESS)
         return Asked(
             messages=tuple(system_first(messages)),
-            tools=tuple(tools),
-            custom_tools=frozenset(custom),
+            tools=tuple(tools.shown),
+            custom_tools=frozenset(tools.custom),
+            namespaces=tools.namespaces,
             tool_choice=choice,
             with_logprobs=isinstance(included, list) and "message.output_text.logprobs" in included,
             previous_response_id=previous,
@@ -92,23 +97,43 @@ class OpenAIResponses:
         return openai_error(error)
 
 
-def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Return the tools that a template can show, which of them are custom ones, and what is left out."""
-    tools, custom, left_out = [], [], []
-    for index, tool in enumerate(given):
-        where = f"tools[{index}]"
-        if tool.get("type") == "function":
-            tools.append(tool_definition(tool, where))
-        elif tool.get("type") == "custom":
-            text = tool.get("description") if isinstance(tool.get("description"), str) else ""
-            form = Fields(tool).object("format")
-            if form.get("definition"):
-                text = f"{text}\n\nThe input has the form of this {form.get('syntax')} grammar:\n{form['definition']}"
-            tools.append(tool_definition({"name": tool.get("name"), "description": text, "parameters": _CUSTOM}, where))
-            custom.append(tools[-1]["function"]["name"])
-        else:
-            left_out.append(f"{where} ({tool.get('type')!s:.40})")
-    return tools, custom, left_out
+@dataclass(slots=True)
+class _Tools:
+    """The tools of a body."""
+
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    namespaces: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, tool: Mapping[str, Any], where: str, *, namespace: str = "") -> None:
+        """Add what a template can show of a tool."""
+        kind = tool.get("type")
+        if kind == "namespace" and not namespace:
+            for index, inner in enumerate(Fields(tool).objects("tools")):
+                self.add(inner, f"{where}.tools[{index}]", namespace=str(tool.get("name")))
+            return
+        if kind not in ("function", "custom"):
+            self.left_out.append(f"{where} ({kind!s:.40})")
+            return
+        definition = tool_definition(_as_function(tool) if kind == "custom" else tool, where)
+        name = definition["function"]["name"]
+        if any(each["function"]["name"] == name for each in self.shown):
+            self.left_out.append(f"{where} (another {name:.40})")
+            return
+        self.shown.append(definition)
+        if kind == "custom":
+            self.custom.add(name)
+        if namespace:
+            self.namespaces[name] = namespace
+
+
+def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a custom tool, which takes a text of a certain form, as a function of one argument."""
+    text, form = tool.get("description") or "", Fields(tool).object("format")
+    if form.get("definition"):
+        text = f"{text}\n\nThe input has the form of this {form.get('syntax')} grammar:\n{form['definition']}"
+    return {"name": tool.get("name"), "description": text, "parameters": _CUSTOM}
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

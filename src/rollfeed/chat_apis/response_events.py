@@ -200,7 +200,8 @@ def _input(asked: Asked, call: SaidCall) -> str:
 def _call_item(asked: Asked, call: SaidCall, text: str, item_id: str, status: str) -> dict[str, Any]:
     is_custom = call.name in asked.custom_tools
     kind, field = ("custom_tool_call", "input") if is_custom else ("function_call", "arguments")
-    return {"id": item_id, "type": kind, "call_id": call.call_id, "name": call.name, field: text, "status": status}
+    item = {"id": item_id, "type": kind, "call_id": call.call_id, "name": call.name, field: text, "status": status}
+    return item | ({"namespace": asked.namespaces[call.name]} if call.name in asked.namespaces else {})
 
 
 def _usage(said: Said) -> dict[str, Any]:
