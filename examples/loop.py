@@ -22,9 +22,9 @@ from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.environments import EnvironmentSource
 from rollfeed.environments.builtin import ReverseText
 from rollfeed.filters import RewardStd
-from rollfeed.generate.builder import STATUS_OF, SampleBuilder
 from rollfeed.prompts import ChatRenderer, load_tokenizer
 from rollfeed.protocols import Engine, RolloutRequest
+from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.seeds import derive_seed
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Group, Keep, Prompt, Rollout, SamplingParams, TensorUpdate, TrainBatch

@@ -18,6 +18,7 @@ LAYERS = [
     "model_files",
     "protocols",
     "completions",
+    "sample_builder",
     "conversations",
     "chat_apis",
     "config",

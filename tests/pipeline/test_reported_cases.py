@@ -13,8 +13,8 @@ import pytest
 from rollfeed.buffer import Buffer, fifo
 from rollfeed.errors import RunFailedError
 from rollfeed.filters import build_filter
-from rollfeed.generate import SampleBuilder
 from rollfeed.protocols import Scorer
+from rollfeed.sample_builder import SampleBuilder
 from rollfeed.testing import CharTokenizer, Fault, ListSource, ScriptedEngine, make_group, make_prompt, make_sample
 from rollfeed.types import Drop, Group, Keep, LedgerCounts, Outcome, Rollout, RunState, SampleStatus, Verdict
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from rollfeed.base.waiting import all_at_once
 from rollfeed.conversations import FollowUp
 from rollfeed.errors import RunFailedError
-from rollfeed.generate.builder import STATUS_OF, SampleBuilder
 from rollfeed.protocols import REWRITTEN_TURNS, RolloutRequest, Services
+from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Answered, Called, Completion, FinishKind, Sample, Sampled, SampleStatus, Turn
 from rollfeed.types.text import well_formed

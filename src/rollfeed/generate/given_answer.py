@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollfeed.conversations import LossMaskType, answered_prompt
-from rollfeed.generate.builder import SampleBuilder
 from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.sample_builder import SampleBuilder
 from rollfeed.types import Sample, SampleStatus
 
 

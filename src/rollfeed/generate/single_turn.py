@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollfeed.generate.builder import STATUS_OF, SampleBuilder
 from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.types import Sample, SampleStatus
 
 

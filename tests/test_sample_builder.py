@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollfeed.generate import SampleBuilder
 from rollfeed.protocols import RolloutRequest
+from rollfeed.sample_builder import SampleBuilder
 from rollfeed.testing import make_prompt
 from rollfeed.types import (
     Completion,
