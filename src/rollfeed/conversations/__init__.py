@@ -4,7 +4,8 @@ from rollfeed.conversations.answered import AnsweredPrompt, answer_tokens, answe
 from rollfeed.conversations.arguments import fit_arguments
 from rollfeed.conversations.audit import TemplateAudit, audit_template
 from rollfeed.conversations.chat import Chat, Span, Suffix
-from rollfeed.conversations.conversation import Conversation, FollowUp
+from rollfeed.conversations.conversation import Conversation
+from rollfeed.conversations.dialogue import Dialogue, FollowUp, Place
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
 from rollfeed.conversations.syntax import CallSyntax, call_syntax
 from rollfeed.conversations.written_calls import Call, SaidTurn, UnreadableCall, names_in, read_json, read_turn
@@ -15,8 +16,10 @@ __all__ = [
     "CallSyntax",
     "Chat",
     "Conversation",
+    "Dialogue",
     "FollowUp",
     "LossMaskType",
+    "Place",
     "SaidTurn",
     "Span",
     "Suffix",

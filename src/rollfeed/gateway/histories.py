@@ -1,0 +1,133 @@
+"""Histories as harnesses send them, made alike, and digested so that equal ones are found without being compared.
+
+A digest of each beginning of a history that ends with a turn of the assistant: turns of a session are looked up by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from rollfeed.types import Message
+from rollfeed.types.text import text_of
+
+_DIGEST_BYTES = 16
+_OPENING, _CLOSING = "<think>", "</think>"
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Matching(StrEnum):
+    """Chooses when a turn in a history is one that was sampled, and a message one that was told before."""
+
+    LENIENT = "lenient"
+    """Also where a harness has changed white space around texts, contents that are empty or in parts, ids of calls, the
+    order of arguments, or has left thoughts out."""
+    STRICT = "strict"
+    """Where all of it is as it was returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A beginning of a history that ends with an assistant's turn."""
+
+    num_messages: int
+    digest: bytes
+    turn: bytes
+    """Digest of the turn alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a request asks to be gone on with."""
+
+    messages: Sequence[Message]
+    beginnings: Sequence[Beginning]
+    """The shortest first."""
+    digest: bytes
+    """Of all messages."""
+
+    def extended(self, turn: Message, matching: Matching) -> Beginning:
+        """Return the beginning of longer histories that this and a turn of the assistant make."""
+        alike = _alike(turn, matching)
+        return Beginning(len(self.messages) + 1, _chained(self.digest, alike), _chained(b"", alike))
+
+
+def digest_of(value: Any) -> bytes:
+    """Return a digest of JSON values, whatever the order of their keys."""
+    return blake2b(_encoder.encode(value), digest_size=_DIGEST_BYTES).digest()
+
+
+def read_history(messages: Sequence[Message], matching: Matching, *, manner: bytes = b"") -> History:
+    """Digest a history.
+
+    Args:
+        messages: In the form in which chat templates take them.
+        matching: What counts as equal.
+        manner: Digest of what else decides how messages are shown, such as tools.
+    """
+    digest, beginnings = manner, list[Beginning]()
+    for index, message in enumerate(messages):
+        alike = _alike(message, matching)
+        digest = _chained(digest, alike)
+        if message["role"] == "assistant":
+            beginnings.append(Beginning(index + 1, digest, _chained(b"", alike)))
+    return History(messages, beginnings, digest)
+
+
+def thoughts_fit(sent: Message, said: Message) -> bool:
+    """Whether a turn in a history has the thoughts of the one that was said, or none."""
+    return _thought(sent) in ("", _thought(said))
+
+
+def _chained(before: bytes, alike: bytes) -> bytes:
+    return blake2b(alike, digest_size=_DIGEST_BYTES, key=before).digest()
+
+
+def _alike(message: Message, matching: Matching) -> bytes:
+    """Return bytes that are the same for messages that count as equal."""
+    if matching is Matching.STRICT:
+        return _encoder.encode({key: value for key, value in message.items() if value is not None})
+    role, content = message["role"], text_of(message.get("content"))
+    if role != "assistant":
+        return _encoder.encode((role, content.strip()))
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    return _encoder.encode((role, _apart(content)[1].strip(), calls))
+
+
+def _apart(content: str) -> tuple[str, str]:
+    """Return the thought that a content begins with, where a harness has put it there, and the rest."""
+    begun = content.lstrip()
+    if not begun.startswith(_OPENING):
+        return "", content
+    thought, _, rest = begun.removeprefix(_OPENING).partition(_CLOSING)
+    return thought, rest
+
+
+def _call(call: Mapping[str, Any]) -> tuple[Any, Any]:
+    function = call.get("function") or call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = arguments.strip()
+    return function.get("name"), _plain(arguments or {})
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value whose whole numbers have no point: harnesses in JavaScript know no other."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _thought(message: Message) -> str:
+    told = message.get("reasoning_content") or _apart(text_of(message.get("content")))[0]
+    return str(told).strip()

@@ -1,0 +1,194 @@
+"""The sampled turns of a session as a tree, and the tokens that a history means in it.
+
+Invariant: the tokens of a turn stay as they were sampled, and so do those that it was sampled after. A history whose
+turns are all known goes on from their tokens; any other is rendered whole, as a context of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.conversations import Dialogue, Place
+from rollfeed.gateway.histories import History, Matching, thoughts_fit
+from rollfeed.protocols import RewrittenTurns
+from rollfeed.types import Completion, Message
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Turn:
+    """A sampled turn."""
+
+    number: int
+    """Of its session, from 0, in the order in which they ended."""
+    parent: Turn | None
+    """The last turn of the history that asked for it."""
+    context: NDArray[np.int32]
+    """What was sent: all of it, or what follows the parent where that is gone on from. ``(N,)``."""
+    goes_on: bool
+    """Whether the context follows the parent's tokens."""
+    place: Place
+    """Its opening in the conversation."""
+    num_messages: int
+    """Of the history that asked for it."""
+    history: bytes
+    """Digest of that history."""
+    digest: bytes
+    """Digest of that history and this turn."""
+    alone: bytes
+    """Digest of the turn."""
+    message: Message
+    """As it was returned."""
+    completion: Completion
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What it takes to answer the same request again; JSON values."""
+    num_followers: int = 0
+    """Turns whose histories end with it."""
+
+    @property
+    def token_parent(self) -> Turn | None:
+        """The turn whose tokens its own follow."""
+        return self.parent if self.goes_on else None
+
+    def context_ids(self) -> NDArray[np.int32]:
+        """Return all tokens that were sent for it, ``(P,)``."""
+        return np.concatenate(self._pieces())
+
+    def context_and_turn(self, following: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return all tokens that were sent for it, its own, and what follows."""
+        return np.concatenate([*self._pieces(), self.completion.token_ids, following])
+
+    def _pieces(self) -> list[NDArray[np.int32]]:
+        pieces = [self.context]
+        before = self.token_parent
+        while before is not None:
+            pieces += [before.completion.token_ids, before.context]
+            before = before.token_parent
+        return pieces[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What the policy is sent for a history."""
+
+    history: History
+    parent: Turn | None
+    """The last turn of the history that was sampled here, as far as nothing before it is unknown."""
+    context: NDArray[np.int32]
+    """As :attr:`Turn.context`."""
+    goes_on: bool
+    """As :attr:`Turn.goes_on`."""
+    place: Place
+    token_ids: NDArray[np.int32]
+    """All of them. ``(P,)``."""
+    is_fork: bool
+    """Whether turns were rendered anew in a context of its own."""
+    num_lost_tokens: int
+    """Sampled tokens that the context shows as the tokenizer makes them of their text."""
+
+
+class TurnTree:
+    """The turns of a session.
+
+    Args:
+        matching: What counts as a turn that was sampled.
+        rewritten: What is done where the template shows earlier turns otherwise than they were said.
+    """
+
+    def __init__(self, *, matching: Matching, rewritten: RewrittenTurns) -> None:
+        self._matching = matching
+        self._rewritten = rewritten
+        self.turns: list[Turn] = []
+        self._by_digest: dict[bytes, list[Turn]] = {}
+        self._sizes: dict[bytes, int] = {}
+        """Tokens of turns, by their digests alone."""
+
+    def open(self, history: History, dialogue: Dialogue) -> Opening:
+        """Return what the policy is sent for a history.
+
+        Raises:
+            ConfigError: If the chat template refuses the messages, or shows earlier turns otherwise than they were said
+                and that is refused.
+        """
+        parent, num_known = self._longest(history)
+        num_turns = len(history.beginnings)
+        if parent is not None and num_known == num_turns:
+            told = history.messages[history.beginnings[-1].num_messages :]
+            said, forms = parent.completion.token_ids, [parent.message] if parent.message.get("tool_calls") else []
+            follow_up, place = dialogue.go_on(parent.place, said, told, forms=forms, rewritten=self._rewritten)
+            if not follow_up.is_context:
+                return Opening(
+                    history=history,
+                    parent=parent,
+                    context=follow_up.token_ids,
+                    goes_on=True,
+                    place=place,
+                    token_ids=parent.context_and_turn(follow_up.token_ids),
+                    is_fork=False,
+                    num_lost_tokens=0,
+                )
+            token_ids = follow_up.token_ids
+        else:
+            place = dialogue.begin(history.messages)
+            token_ids = dialogue.encode(place.text)
+        return Opening(
+            history=history,
+            parent=parent,
+            context=token_ids,
+            goes_on=False,
+            place=place,
+            token_ids=token_ids,
+            is_fork=bool(self.turns) and num_turns > 0,
+            num_lost_tokens=sum(self._sizes.get(each.turn, 0) for each in history.beginnings),
+        )
+
+    def add(self, opening: Opening, completion: Completion, message: Message, about: Mapping[str, Any]) -> Turn:
+        """Append the turn that was sampled at an opening."""
+        beginning = opening.history.extended(message, self._matching)
+        turn = Turn(
+            number=len(self.turns),
+            parent=opening.parent,
+            context=opening.context,
+            goes_on=opening.goes_on,
+            place=opening.place,
+            num_messages=len(opening.history.messages),
+            history=opening.history.digest,
+            digest=beginning.digest,
+            alone=beginning.turn,
+            message=message,
+            completion=completion,
+            about=about,
+        )
+        self.put(turn)
+        return turn
+
+    def put(self, turn: Turn) -> None:
+        """Append a turn whose number is the next."""
+        assert turn.number == len(self.turns)
+        self.turns.append(turn)
+        self._by_digest.setdefault(turn.digest, []).append(turn)
+        self._sizes[turn.alone] = len(turn.completion.token_ids)
+        if turn.parent is not None:
+            turn.parent.num_followers += 1
+
+    def _longest(self, history: History) -> tuple[Turn | None, int]:
+        """Return the turn that ends the longest known beginning of a history, and how many turns that has."""
+        for num_turns in range(len(history.beginnings), 0, -1):
+            for turn in reversed(self._by_digest.get(history.beginnings[num_turns - 1].digest, ())):
+                if _thoughts_fit(turn, history.messages):
+                    return turn, num_turns
+        return None, 0
+
+
+def _thoughts_fit(last: Turn, messages: Sequence[Message]) -> bool:
+    """Whether the turns of a path have the thoughts that a history has in their places."""
+    turn: Turn | None = last
+    while turn is not None:
+        if not thoughts_fit(messages[turn.num_messages], turn.message):
+            return False
+        turn = turn.parent
+    return True
