@@ -70,7 +70,7 @@ class Talk:
         opening = self.tree.open(read_history(messages, self.matching), self.dialogue)
         self.openings.append(opening)
         made = completion_of(text or f"said {len(self.tree.turns)}", tokenizer=self.tokenizer, end=self.end)
-        turn = self.tree.add(opening, made, message or assistant(made.text), {})
+        turn = self.tree.add(opening, made, message or assistant(made.text), {}, number=len(self.openings))
         self.contexts[turn.number] = opening.token_ids
         return turn
 

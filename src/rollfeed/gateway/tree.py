@@ -33,6 +33,10 @@ class Turn:
     """Whether the context follows the parent's tokens."""
     place: Place
     """Its opening in the conversation."""
+    told: Sequence[Message]
+    """Messages of the history that asked for it: those after the parent, or all where it does not go on from that."""
+    follows: bool
+    """Whether they are those after the parent."""
     num_messages: int
     """Of the history that asked for it."""
     history: bytes
@@ -53,6 +57,15 @@ class Turn:
     def token_parent(self) -> Turn | None:
         """The turn whose tokens its own follow."""
         return self.parent if self.goes_on else None
+
+    def conversation(self) -> list[Message]:
+        """Return the history that asked for it, as it was first sent, and the turn."""
+        pieces, turn = list[Sequence[Message]](), self
+        while turn.follows and turn.parent is not None:
+            pieces += [[turn.message], turn.told]
+            turn = turn.parent
+        pieces += [[turn.message], turn.told]
+        return [message for piece in reversed(pieces) for message in piece]
 
     def context_ids(self) -> NDArray[np.int32]:
         """Return all tokens that were sent for it, ``(P,)``."""
@@ -83,6 +96,10 @@ class Opening:
     goes_on: bool
     """As :attr:`Turn.goes_on`."""
     place: Place
+    told: Sequence[Message]
+    """As :attr:`Turn.told`."""
+    follows: bool
+    """As :attr:`Turn.follows`."""
     token_ids: NDArray[np.int32]
     """All of them. ``(P,)``."""
     is_fork: bool
@@ -116,8 +133,9 @@ class TurnTree:
         """
         parent, num_known = self._longest(history)
         num_turns = len(history.beginnings)
-        if parent is not None and num_known == num_turns:
-            told = history.messages[history.beginnings[-1].num_messages :]
+        told, follows = history.messages, parent is not None and num_known == num_turns
+        if parent is not None and follows:
+            told = told[history.beginnings[-1].num_messages :]
             said, forms = parent.completion.token_ids, [parent.message] if parent.message.get("tool_calls") else []
             follow_up, place = dialogue.go_on(parent.place, said, told, forms=forms, rewritten=self._rewritten)
             if not follow_up.is_context:
@@ -127,6 +145,8 @@ class TurnTree:
                     context=follow_up.token_ids,
                     goes_on=True,
                     place=place,
+                    told=told,
+                    follows=True,
                     token_ids=parent.context_and_turn(follow_up.token_ids),
                     is_fork=False,
                     num_lost_tokens=0,
@@ -141,20 +161,26 @@ class TurnTree:
             context=token_ids,
             goes_on=False,
             place=place,
+            told=told,
+            follows=follows,
             token_ids=token_ids,
             is_fork=bool(self.turns) and num_turns > 0,
             num_lost_tokens=sum(self._sizes.get(each.turn, 0) for each in history.beginnings),
         )
 
-    def add(self, opening: Opening, completion: Completion, message: Message, about: Mapping[str, Any]) -> Turn:
-        """Append the turn that was sampled at an opening."""
+    def add(
+        self, opening: Opening, completion: Completion, message: Message, about: Mapping[str, Any], *, number: int
+    ) -> Turn:
+        """Append the turn that was sampled at an opening; its number is above all others."""
         beginning = opening.history.extended(message, self._matching)
         turn = Turn(
-            number=len(self.turns),
+            number=number,
             parent=opening.parent,
             context=opening.context,
             goes_on=opening.goes_on,
             place=opening.place,
+            told=opening.told,
+            follows=opening.follows,
             num_messages=len(opening.history.messages),
             history=opening.history.digest,
             digest=beginning.digest,
@@ -167,8 +193,7 @@ class TurnTree:
         return turn
 
     def put(self, turn: Turn) -> None:
-        """Append a turn whose number is the next."""
-        assert turn.number == len(self.turns)
+        """Append a turn."""
         self.turns.append(turn)
         self._by_digest.setdefault(turn.digest, []).append(turn)
         self._sizes[turn.alone] = len(turn.completion.token_ids)

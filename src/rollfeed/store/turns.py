@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
 import msgspec
-import numpy as np
 
 from rollfeed.base.atomic import replace_file
+from rollfeed.base.sealed import array_as_bytes, array_of_bytes, sealed, unsealed
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols import RolloutRequest, TurnJournal
-from rollfeed.types import Answered, Called, RunState, Sampled, Turn
+from rollfeed.types import Answered, Called, Replied, RunState, Sampled, Turn
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sampled, Called, Answered)}
-_HEADER_BYTES = 8
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sampled, Called, Answered, Replied)}
 _SMALL_BYTES = 1 << 24
 """What a file may have that is forgotten before it is written anew."""
 
@@ -71,11 +69,11 @@ class TurnFile(TurnJournal):
         ]
         for entry in kept:
             turns = self._turns.setdefault(entry.group_index, {}).setdefault(entry.rollout_id, [])
-            turns.append(msgspec.msgpack.decode(entry.turn, type=_KINDS[entry.kind], dec_hook=_array))
+            turns.append(msgspec.msgpack.decode(entry.turn, type=_KINDS[entry.kind], dec_hook=array_of_bytes))
         self._rewrite(kept)
 
     def write(self, request: RolloutRequest, turn: Turn) -> None:
-        encoded = msgspec.msgpack.encode(turn, enc_hook=_bytes)
+        encoded = msgspec.msgpack.encode(turn, enc_hook=array_as_bytes)
         self._append(_Done(request.group_index, request.rollout_id, type(turn).__name__, encoded))
         super().write(request, turn)
 
@@ -139,28 +137,8 @@ def _live(entries: Iterator[_Entry], *, next_step: int) -> list[_Entry]:
 
 
 def _read(path: Path) -> Iterator[_Entry]:
-    """Yield the entries of a file; what a killed process has not finished ends it."""
-    content = path.read_bytes()
-    start = 0
-    while start + _HEADER_BYTES <= len(content):
-        size, checksum = (int.from_bytes(content[at : at + 4], "little") for at in (start, start + 4))
-        packed = content[start + _HEADER_BYTES : start + _HEADER_BYTES + size]
-        if len(packed) < size or zlib.crc32(packed) != checksum:
-            return
-        yield msgspec.msgpack.decode(packed, type=_Entry)
-        start += _HEADER_BYTES + size
+    return (msgspec.msgpack.decode(packed, type=_Entry) for packed in unsealed(path.read_bytes()))
 
 
 def _sealed(entry: _Entry) -> bytes:
-    packed = msgspec.msgpack.encode(entry)
-    return len(packed).to_bytes(4, "little") + zlib.crc32(packed).to_bytes(4, "little") + packed
-
-
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def _array(kind: Any, encoded: bytes) -> Any:
-    return np.frombuffer(encoded, np.int32 if "int32" in str(kind) else np.float32).copy()
+    return sealed(msgspec.msgpack.encode(entry))

@@ -39,7 +39,7 @@ from rollfeed.types.run import (
     Surplus,
     Trained,
 )
-from rollfeed.types.turns import Answered, Called, Sampled, Turn
+from rollfeed.types.turns import Answered, Called, Replied, Sampled, Turn
 from rollfeed.types.updates import FolderUpdate, TensorUpdate, WeightUpdate
 from rollfeed.types.verdict import (
     REWARD_TOLERANCE,
@@ -86,6 +86,7 @@ __all__ = [
     "Place",
     "Prompt",
     "Requeued",
+    "Replied",
     "Reward",
     "Rollout",
     "RunState",

@@ -41,4 +41,19 @@ class Answered:
     """How long that took."""
 
 
-Turn: TypeAlias = Sampled | Called | Answered
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """A turn of an agent that speaks through the gateway."""
+
+    number: int
+    """Of its session; a turn that goes on from this one names it."""
+    parent: int | None
+    """The turn before it in the history that asked for it."""
+    context: NDArray[np.int32]
+    """What was sent, without the tokens before where it goes on from the parent's. ``(N,)``."""
+    completion: Completion
+    about: Any
+    """What else the gateway knows of it: JSON values."""
+
+
+Turn: TypeAlias = Sampled | Called | Answered | Replied

@@ -33,7 +33,18 @@ from rollfeed.protocols import (
     TurnJournal,
 )
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Group, Outcome, Prompt, Rollout, Sample, Sampled, SampleStatus, SamplingParams, Verdict
+from rollfeed.types import (
+    Group,
+    Outcome,
+    Prompt,
+    Replied,
+    Rollout,
+    Sample,
+    Sampled,
+    SampleStatus,
+    SamplingParams,
+    Verdict,
+)
 
 _GENERATE = "plugins.generate"
 _SAMPLE_HOOK = "plugins.sample_hook"
@@ -225,7 +236,7 @@ class GroupRunner:
 
     def _check(self, sample: Sample, request: RolloutRequest, *, setting: str, function: object) -> None:
         limits, turns = self._gate.limits, self.journal.turns(request)
-        earlier = [*(turn.completion.version_spans for turn in turns if isinstance(turn, Sampled))]
+        earlier = [*(turn.completion.version_spans for turn in turns if isinstance(turn, Sampled | Replied))]
         if request.partial is not None:
             earlier.append(request.partial.version_spans)
         # What another process has sampled may be of versions that have not been published in this one.

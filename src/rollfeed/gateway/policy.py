@@ -1,0 +1,149 @@
+"""What sessions answer with: the policy, how it is sampled, and the bounds of a session."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rollfeed.chat_apis import ApiError, Asked, ErrorKind
+from rollfeed.conversations import CallSyntax, Dialogue, call_syntax
+from rollfeed.gateway.histories import Matching, digest_of
+from rollfeed.protocols import CallFormat, RewrittenTurns, Tokenizer
+from rollfeed.types import Completion, SamplingMask, SamplingParams, VersionSpan
+
+_MOST_DIALOGUES = 256
+_CHARACTERS_OF_A_TOKEN = 64
+"""More than texts have on average: what is longer is not even tokenised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """Bounds of one session; a request beyond them is refused."""
+
+    max_turns: int = 10_000
+    max_tokens: int = 2**31 - 1
+    """Sampled in all of its turns."""
+    max_seconds: float = 86_400.0
+    """Since it was opened."""
+    max_body_bytes: int = 32 * 1024**2
+    """Of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What all sessions are answered with."""
+
+    tokenizer: Tokenizer
+    context_length: int
+    """Tokens of a request and its answer together."""
+    params: SamplingParams
+    """What is not asked for otherwise; ``max_new_tokens`` is the most of a turn."""
+    models: tuple[str, ...]
+    """Names of the policy, the first one is shown."""
+    takes_sampling: bool = True
+    """Whether requests choose how they are sampled; otherwise they choose where turns end, and no more."""
+    matching: Matching = Matching.LENIENT
+    rewritten: RewrittenTurns = RewrittenTurns.FORK
+
+    def params_for(self, asked: Asked, *, most: int) -> SamplingParams:
+        """Return how a request is sampled, in at most so many tokens.
+
+        Raises:
+            ApiError: If it asks for what there is not.
+        """
+        default = replace(
+            self.params, max_new_tokens=most, min_new_tokens=min(self.params.min_new_tokens, most), seed=None
+        )
+        if self.takes_sampling:
+            return asked.sampling(default)
+        wanted = asked.max_new_tokens
+        return replace(
+            default,
+            max_new_tokens=most if wanted is None else min(most, wanted),
+            stop=tuple(dict.fromkeys((*default.stop, *asked.stop))),
+        )
+
+
+class Dialogues:
+    """The conversations of a tokenizer, by tools and variables of the template; those that are used stay."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[bytes, Dialogue] = OrderedDict()
+
+    @property
+    def syntax(self) -> CallSyntax:
+        """The way in which the policy writes calls."""
+        return call_syntax(self._tokenizer, CallFormat.AUTO)
+
+    def of(self, tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> tuple[bytes, Dialogue]:
+        """Return the conversations with these tools and variables of the template, and their digest."""
+        manner = digest_of([tools, template_kwargs]) if tools or template_kwargs else b""
+        if manner in self._known:
+            self._known.move_to_end(manner)
+        else:
+            self._known[manner] = Dialogue(
+                self._tokenizer,
+                tools=tools or None,
+                template_kwargs=template_kwargs or None,
+                syntax=self.syntax,
+            )
+            if len(self._known) > _MOST_DIALOGUES:
+                self._known.popitem(last=False)
+        return manner, self._known[manner]
+
+
+@dataclass(slots=True)
+class Totals:
+    """What is counted over all sessions."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests that were answered with an error, by its kind."""
+
+
+def check_text(asked: Asked, *, context_length: int) -> None:
+    """Refuse texts that cannot be within the context, before they are tokenised.
+
+    Raises:
+        ApiError: If there is more.
+    """
+    size = sum(len(content) for each in asked.messages if isinstance(content := each.get("content"), str))
+    if size > _CHARACTERS_OF_A_TOKEN * context_length:
+        raise ApiError.too_long(size // _CHARACTERS_OF_A_TOKEN, context_length)
+
+
+def refused(message: str) -> ApiError:
+    """Return the error of a session that is at one of its bounds."""
+    return ApiError(message, kind=ErrorKind.RATE_LIMIT, code="session_limit")
+
+
+def joined(parts: Sequence[Completion], tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Completion:
+    """Return the completion of a turn that was sampled in parts, each from where the one before was aborted."""
+    if len(parts) == 1:
+        return parts[0]
+    token_ids = np.concatenate([part.token_ids for part in parts])
+    spans, begin = list[VersionSpan](), 0
+    for part in parts:
+        for start, end, version in part.version_spans:
+            start += begin
+            if spans and spans[-1].policy_version == version:
+                start = spans.pop().start
+            spans.append(VersionSpan(start, begin + end, version))
+        begin += len(part.token_ids)
+    masks = [part.sampling_mask for part in parts if part.sampling_mask is not None]
+    return replace(
+        parts[-1],
+        token_ids=token_ids,
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        # A character may be split between two parts, so their texts cannot simply be joined.
+        text=tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens),
+        version_spans=tuple(spans),
+        prompt_tokens=parts[0].prompt_tokens,
+        cached_tokens=parts[0].cached_tokens,
+        sampling_mask=SamplingMask.joined(masks) if masks else None,
+    )

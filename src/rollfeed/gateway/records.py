@@ -1,0 +1,64 @@
+"""Turns of sessions in the form in which journals keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollfeed.conversations import Place
+from rollfeed.gateway.tree import Turn
+from rollfeed.types import Replied
+
+_DIGESTS = ("history", "digest", "alone")
+
+
+def record_of(turn: Turn) -> Replied:
+    """Return what a journal keeps of a turn."""
+    place = turn.place
+    about = {
+        "goes_on": turn.goes_on,
+        "told": list(turn.told),
+        "follows": turn.follows,
+        "num_messages": turn.num_messages,
+        "message": turn.message,
+        "about": turn.about,
+        "place": {
+            "messages": list(place.messages),
+            "text": place.text,
+            "kinds": sorted(place.kinds),
+            "num_turns": place.num_turns,
+            "is_settled": place.is_settled,
+            "is_compared": place.is_compared,
+            "follows": place.before is not None,
+        },
+        **{name: getattr(turn, name).hex() for name in _DIGESTS},
+    }
+    parent = None if turn.parent is None else turn.parent.number
+    return Replied(turn.number, parent, turn.context, turn.completion, about)
+
+
+def turn_of(record: Replied, turns: Mapping[int, Turn]) -> Turn | None:
+    """Return the turn that a journal has kept; None where its parent is not among ``turns``, by number."""
+    parent = None if record.parent is None else turns.get(record.parent)
+    if record.parent is not None and parent is None:
+        return None
+    about: Mapping[str, Any] = record.about
+    kept = dict(about["place"])
+    before = parent.place if kept.pop("follows") and parent is not None else None
+    place = Place(before, **{**kept, "messages": tuple(kept["messages"]), "kinds": frozenset(kept["kinds"])})
+    return Turn(
+        number=record.number,
+        parent=parent,
+        context=record.context,
+        goes_on=about["goes_on"],
+        place=place,
+        told=about["told"],
+        follows=about["follows"],
+        num_messages=about["num_messages"],
+        message=about["message"],
+        completion=record.completion,
+        about=about["about"],
+        history=bytes.fromhex(about["history"]),
+        digest=bytes.fromhex(about["digest"]),
+        alone=bytes.fromhex(about["alone"]),
+    )
