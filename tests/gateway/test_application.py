@@ -57,6 +57,38 @@ def test_a_stream_tells_the_same_as_a_reply() -> None:
     asyncio.run(run())
 
 
+def test_all_three_apis_are_turns_of_the_same_session() -> None:
+    async def run() -> None:
+        async with gateway(answers("one", "two", "three")) as client:
+            opened = await client.open()
+            base = opened["anthropic_base_url"]
+            bodies = {
+                "/v1/chat/completions": {"messages": [QUESTION]},
+                "/v1/responses": {
+                    "input": [QUESTION, {"role": "assistant", "content": "one"}, {"role": "user", "content": "b"}]
+                },
+                "/v1/messages": {
+                    "max_tokens": 9,
+                    "messages": [
+                        QUESTION,
+                        {"role": "assistant", "content": "one"},
+                        {"role": "user", "content": "b"},
+                        {"role": "assistant", "content": [{"type": "text", "text": "two"}]},
+                        {"role": "user", "content": "c"},
+                    ],
+                },
+            }
+            for path, body in bodies.items():
+                async with client.http.post(base + path, json={"model": "policy", **body}) as response:
+                    assert response.status == 200, await response.text()
+            async with client.http.post(base + "/v1/messages/count_tokens", json=bodies["/v1/messages"]) as response:
+                assert (await response.json())["input_tokens"] == len(client.engine.requests[-1].token_ids)
+            (sample,) = await client.finish(opened)
+            assert sum(sample["loss_mask"]) == len("one\3two\3three\3")
+
+    asyncio.run(run())
+
+
 def test_models_are_listed_to_who_has_a_key() -> None:
     async def run() -> None:
         async with gateway() as client:

@@ -20,7 +20,6 @@ from rollfeed.conversations.syntax import CallSyntax
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import RewrittenTurns, Tokenizer
 from rollfeed.types import Message
-from rollfeed.types.text import text_of
 
 _TURNS_RENDERED = 4
 """The first turns, for each of which the whole conversation is rendered; then, for every power of two."""
@@ -100,7 +99,6 @@ class Dialogue:
     ) -> None:
         self._tokenizer = tokenizer
         self._syntax = syntax
-        self._introduction = "" if syntax is None or syntax.shows_tools or not tools else syntax.introduce(tools)
         self._chat = Chat(tokenizer, tools=tools, template_kwargs=template_kwargs)
         self._small = Chat(tokenizer, tools=[_TOOL] if tools else None, template_kwargs=template_kwargs)
         self._asked: str | None = None
@@ -113,11 +111,9 @@ class Dialogue:
         Raises:
             ConfigError: If the template refuses them.
         """
-        fitted = self._fitted(messages)
-        if self._introduction:
-            first, *others = fitted
-            fitted = [{**first, "content": self._introduction + text_of(first.get("content"))}, *others]
-        return Place(None, tuple(fitted), self._chat.render(fitted, add_generation_prompt=True))
+        if self._syntax is not None:
+            messages = self._syntax.introduced(self._syntax.adapted(messages), self._chat.tools or ())  # type: ignore[assignment]
+        return Place(None, tuple(messages), self._chat.render(messages, add_generation_prompt=True))
 
     def go_on(
         self,
@@ -143,7 +139,9 @@ class Dialogue:
             ConfigError: If the chat template refuses the conversation, or shows something of it otherwise than it was
                 said and that is refused.
         """
-        messages = self._fitted(messages)
+        if self._syntax is not None:
+            said_as = forms[-1] if forms else {"role": "assistant", "content": ""}
+            messages = self._syntax.adapted([said_as, *messages])[1:]
         has_ended = bool(len(said)) and int(said[-1]) in self._tokenizer.eos_token_ids
         text = self._tokenizer.decode(said[:-1] if has_ended else said, skip_special_tokens=False)
         suffix, opening = self._opening(place, text, [{"role": "assistant", "content": text}, *forms], messages)
@@ -174,10 +172,6 @@ class Dialogue:
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the tokens ``(N,)`` of rendered text."""
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with calls and results as texts, where the template does not show them otherwise."""
-        return messages if self._syntax is None else self._syntax.fitted(messages)
 
     def _opening(
         self, place: Place, text: str, forms: Sequence[Message], after: Sequence[Message]

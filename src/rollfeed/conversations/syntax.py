@@ -12,9 +12,8 @@ from rollfeed.conversations.written_calls import Call, SaidTurn, call_id, read_t
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import CallFormat, Tokenizer
 from rollfeed.types import Message
-from rollfeed.types.text import text_of
 
-_MARK, _ANSWER, _RESULTS = "rollfeedmark", "rollfeedanswer", "rollfeedresults"
+_MARK, _ANSWER = "rollfeedmark", "rollfeedanswer"
 _DEFINITION = {
     "type": "function",
     "function": {
@@ -121,34 +120,8 @@ class CallSyntax:
                 }
                 for number, (call, answer) in enumerate(zip(turn.calls, answers, strict=True))
             ]
-        shown = "\n".join(map(_shown_result, answers))
+        shown = "\n".join(f"<tool_response>\n{answer}\n</tool_response>" for answer in answers)
         return [{"role": "user", "content": shown if self.is_chat else f"\n{shown}\n"}]
-
-    def fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with calls, and with results of tools, as texts where the template shows none."""
-        shows_results = self.results_follow_text or self.results_follow_calls
-        fitted = list[Message]()
-        for message in messages:
-            calls, role = message.get("tool_calls"), message["role"]
-            if calls and not (self.shows_tools or self.results_follow_calls):
-                written = [_written(call["function"]) for call in calls]
-                text = "\n".join(filter(None, [text_of(message.get("content")), *written]))
-                message = {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": text}
-            if role == "tool" and not shows_results:
-                told = _shown_result(text_of(message.get("content")))
-                if fitted and fitted[-1].get(_RESULTS):
-                    told = f"{fitted.pop()['content']}\n{told}"
-                message = {"role": "user", "content": told, _RESULTS: True}
-            fitted.append(message)
-        return [{key: value for key, value in message.items() if key != _RESULTS} for message in fitted]
-
-
-def _shown_result(answer: str) -> str:
-    return f"<tool_response>\n{answer}\n</tool_response>"
-
-
-def _written(function: Mapping[str, Any]) -> str:
-    return f"<tool_call>\n{json.dumps(dict(function), ensure_ascii=False)}\n</tool_call>"
 
 
 def call_syntax(tokenizer: Tokenizer, call_format: CallFormat, *, is_chat: bool = True) -> CallSyntax:

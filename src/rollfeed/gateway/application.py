@@ -20,7 +20,15 @@ import msgspec
 from aiohttp import web
 
 from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
-from rollfeed.chat_apis import ApiError, ChatApi, ErrorKind, OpenAIChat, stream_of
+from rollfeed.chat_apis import (
+    AnthropicMessages,
+    ApiError,
+    ChatApi,
+    ErrorKind,
+    OpenAIChat,
+    OpenAIResponses,
+    stream_of,
+)
 from rollfeed.gateway.metrics import families
 from rollfeed.gateway.replies import Answer, Request
 from rollfeed.gateway.session import Session, SessionAbortedError
@@ -28,7 +36,8 @@ from rollfeed.gateway.sessions import OpenSession, Sessions, decoded_lines
 
 logger = logging.getLogger(__name__)
 
-APIS: Sequence[ChatApi] = (OpenAIChat(),)
+_ANTHROPIC = AnthropicMessages()
+APIS: Sequence[ChatApi] = (OpenAIChat(), OpenAIResponses(), _ANTHROPIC)
 _OPEN_SECONDS = 0.5
 """After which a stream is opened although nothing is there yet: until then an error has a status of its own."""
 _PING_SECONDS = 10.0
@@ -61,8 +70,9 @@ class GatewayServer:
     def application(self) -> web.Application:
         """Return the web application."""
         application = web.Application(client_max_size=self._sessions.caps.max_body_bytes, middlewares=[self._errors])
-        for api in APIS:
-            for prefix in ("", "/s/{key}"):
+        for prefix in ("", "/s/{key}"):
+            application.router.add_post(prefix + _ANTHROPIC.count_path, self._count_tokens)
+            for api in APIS:
                 application.router.add_post(prefix + api.path, partial(self._turn, api))
         application.add_routes(
             [
@@ -98,6 +108,11 @@ class GatewayServer:
         reply = api.reply(asked, answer.said, reply_id=answer.reply_id, created=answer.created)
         return _json(reply, headers=left_out)
 
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        session = self._sessions.of_key(_key_of(request))
+        asked = _ANTHROPIC.read_count(await _decoded(await self._read(request, session)))
+        return _json(_ANTHROPIC.count(session.num_prompt_tokens(asked)))
+
     async def _stream(
         self, api: ChatApi, request: web.Request, session: Session, wanted: Request, headers: Mapping[str, str]
     ) -> web.StreamResponse:
@@ -125,7 +140,7 @@ class GatewayServer:
                 try:
                     answer = task.result()
                 except ApiError as error:
-                    self._count(error)
+                    self._note(error)
                     await _write(response, events.failure(error))
                     return response
             await _write(response, told + b"".join(stream_of(events, answer.said)))
@@ -229,8 +244,8 @@ class GatewayServer:
         except Exception:
             logger.exception("%s %s failed", request.method, request.path)
             problem = ApiError("internal error; the gateway's log has the details", kind=ErrorKind.API_ERROR)
-        self._count(problem)
-        api = next((each for each in APIS if request.path.endswith(each.path)), APIS[0])
+        self._note(problem)
+        api = next((each for each in APIS if each.path in request.path), APIS[0])
         status, content = api.error(problem)
         # A session at its bounds stays there: clients that try again by themselves need not.
         headers = {"x-should-retry": "false"} if problem.code == "session_limit" else {}
@@ -239,7 +254,7 @@ class GatewayServer:
             response.force_close()
         return response
 
-    def _count(self, error: ApiError) -> None:
+    def _note(self, error: ApiError) -> None:
         self._sessions.totals.refused[error.kind.value] += 1
 
 

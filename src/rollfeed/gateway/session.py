@@ -13,8 +13,9 @@ import numpy as np
 
 from rollfeed.base.waiting import all_at_once
 from rollfeed.chat_apis import ApiError, Asked, ErrorKind, opens_thought, said_of
+from rollfeed.conversations import Dialogue
 from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
-from rollfeed.gateway.histories import read_history
+from rollfeed.gateway.histories import History, read_history
 from rollfeed.gateway.policy import Caps, Dialogues, Policy, Totals, check_text, joined, refused
 from rollfeed.gateway.records import record_of, turn_of
 from rollfeed.gateway.replies import Answer, Replies, Request
@@ -174,29 +175,20 @@ class Session:
 
     def _is_shown(self, turn: Turn) -> bool:
         """Whether the chat template shows the whole conversation before a turn as it was sent."""
-        root = turn
-        while root.token_parent is not None:
-            root = root.token_parent
-        _, dialogue = self._dialogues.of(root.about["tools"], root.about["template_kwargs"])
+        about = _root(turn).about
+        _, dialogue = self._dialogues.of(about["tools"], about["template_kwargs"])
         return dialogue.check(turn.place)
 
     async def _answer(self, request: Request) -> Answer:
         asked = self._whole(request.asked)
-        if asked.model and asked.model not in self._policy.models:
-            raise ApiError.unknown_model(asked.model, " or ".join(self._policy.models))
-        manner, dialogue = self._dialogues.of(asked.tools, asked.template_kwargs)
-        history = read_history(asked.messages, self._policy.matching, manner=manner)
+        history, dialogue = self._read(asked)
         if (again := self._recorded_answer(history.digest.hex(), asked.num_choices)) is not None:
             self._totals.counts["replayed_requests"] += 1
             for turn in again:
                 self._put(turn)
             return self._again(asked, again)
         self._check_bounds(asked.num_choices)
-        check_text(asked, context_length=self._policy.context_length)
-        try:
-            opening = self.tree.open(history, dialogue)
-        except ConfigError as error:
-            raise ApiError(str(error), param="messages") from error
+        opening = self._open(asked, history, dialogue)
         params = self._params(asked, opening)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         about = {
@@ -218,11 +210,35 @@ class Session:
         )
         return self._record(asked, opening, completions, about)
 
+    def num_prompt_tokens(self, asked: Asked) -> int:
+        """Return how many tokens the policy would be sent.
+
+        Raises:
+            ApiError: If it cannot be asked.
+        """
+        return len(self._open(asked, *self._read(asked)).token_ids)
+
+    def _read(self, asked: Asked) -> tuple[History, Dialogue]:
+        if asked.model and asked.model not in self._policy.models:
+            raise ApiError.unknown_model(asked.model, " or ".join(self._policy.models))
+        manner, dialogue = self._dialogues.of(asked.tools, asked.template_kwargs)
+        return read_history(asked.messages, self._policy.matching, manner=manner), dialogue
+
+    def _open(self, asked: Asked, history: History, dialogue: Dialogue) -> Opening:
+        check_text(asked, context_length=self._policy.context_length)
+        try:
+            return self.tree.open(history, dialogue)
+        except ConfigError as error:
+            raise ApiError(str(error), param="messages") from error
+
     def _whole(self, asked: Asked) -> Asked:
         """Return a request with the messages before those that it has, where it names a response to go on from."""
         if asked.previous_response_id is None:
             return asked
-        messages = self._replies.turns(asked.previous_response_id)[0].conversation()
+        before = self._replies.turns(asked.previous_response_id)[0]
+        messages = before.conversation()
+        if asked.keeps_tools:
+            asked = replace(asked, tools=tuple(_root(before).about["tools"]))
         if asked.messages and asked.messages[0]["role"] == "system":  # instructions are those of the request
             instructions, *messages = [asked.messages[0], *(each for each in messages if each["role"] != "system")]
             return replace(asked, messages=(instructions, *messages, *asked.messages[1:]), previous_response_id=None)
@@ -357,6 +373,13 @@ class Session:
             for turn in turns
         ]
         return Answer(tuple(said), turns[0].about["reply_id"], turns[0].about["created"])
+
+
+def _root(turn: Turn) -> Turn:
+    """Return the turn whose context was all that was sent."""
+    while turn.token_parent is not None:
+        turn = turn.token_parent
+    return turn
 
 
 def _closed() -> ApiError:
