@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from rollfeed.base.serving import serve_application
-from rollfeed.gateway.application import GatewayServer
-from rollfeed.gateway.journal import FolderJournal
-from rollfeed.gateway.policy import Caps, Policy
+from rollfeed.gateway.gateway_server import GatewayServer
+from rollfeed.gateway.policy import Caps, ServedPolicy
+from rollfeed.gateway.session_journal import FolderJournal
 from rollfeed.gateway.sessions import Sessions
 from rollfeed.testing import CharTokenizer, ScriptedEngine
 from rollfeed.types import SamplingParams
@@ -75,7 +75,7 @@ async def gateway(
     **others: Any,
 ) -> AsyncIterator[Client]:
     engine = engine or ScriptedEngine()
-    policy = Policy(
+    policy = ServedPolicy(
         tokenizer=CharTokenizer(),
         context_length=context_length,
         params=SamplingParams(max_new_tokens=context_length),

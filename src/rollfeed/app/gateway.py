@@ -8,16 +8,16 @@ from pathlib import Path
 
 from rollfeed.app.model import Endpoint
 from rollfeed.base.serving import serve_application
-from rollfeed.gateway.application import GatewayServer
-from rollfeed.gateway.journal import FolderJournal, Journal
-from rollfeed.gateway.policy import Caps, Policy
+from rollfeed.gateway.gateway_server import GatewayServer
+from rollfeed.gateway.policy import Caps, ServedPolicy
+from rollfeed.gateway.session_journal import FolderJournal, SessionJournal
 from rollfeed.gateway.sessions import Sessions
 
 
 @asynccontextmanager
 async def serve_gateway(
     endpoint: Endpoint,
-    policy: Policy,
+    policy: ServedPolicy,
     *,
     caps: Caps,
     max_sessions: int,
@@ -29,7 +29,7 @@ async def serve_gateway(
     """Serve a gateway while the block runs; give its address.
 
     Args:
-        endpoint: Opened and closed with it.
+        endpoint: SessionOpened and closed with it.
         policy: What it answers with.
         caps: Bounds of each session.
         max_sessions: That may be open at once.
@@ -41,7 +41,7 @@ async def serve_gateway(
     Raises:
         ConfigError: If they cannot be kept there, or the address cannot be listened on.
     """
-    journal = Journal() if folder is None else FolderJournal(folder)
+    journal = SessionJournal() if folder is None else FolderJournal(folder)
     try:
         sessions = Sessions(policy, endpoint, caps=caps, max_sessions=max_sessions, journal=journal)
         application = GatewayServer(sessions, token=token).application()

@@ -103,7 +103,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> int:
     from rollfeed.app.gateway import serve_gateway
     from rollfeed.app.model import Endpoint
     from rollfeed.gateway.histories import Matching
-    from rollfeed.gateway.policy import Caps, Policy
+    from rollfeed.gateway.policy import Caps, ServedPolicy
 
     told = exit_codes.ToldToEnd()
     provider = "embedded" if arguments.engine is None else _KINDS[arguments.engine_kind]
@@ -115,7 +115,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> int:
         api_key_env=arguments.engine_key_env,
     )
     names = tuple(arguments.served_name) or (Path(arguments.model).name,)
-    policy = Policy(
+    policy = ServedPolicy(
         tokenizer=endpoint.tokenizer,
         context_length=arguments.context_length,
         params=SamplingParams(max_new_tokens=arguments.context_length),

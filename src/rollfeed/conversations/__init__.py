@@ -5,7 +5,7 @@ from rollfeed.conversations.arguments import fit_arguments
 from rollfeed.conversations.audit import TemplateAudit, audit_template
 from rollfeed.conversations.chat import Chat, Span, Suffix
 from rollfeed.conversations.conversation import Conversation
-from rollfeed.conversations.dialogue import Dialogue, FollowUp, Place
+from rollfeed.conversations.dialogue import Dialogue, FollowUp, TurnPlace
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
 from rollfeed.conversations.syntax import CallSyntax, call_syntax
 from rollfeed.conversations.written_calls import Call, SaidTurn, UnreadableCall, names_in, read_json, read_turn
@@ -19,11 +19,11 @@ __all__ = [
     "Dialogue",
     "FollowUp",
     "LossMaskType",
-    "Place",
     "SaidTurn",
     "Span",
     "Suffix",
     "TemplateAudit",
+    "TurnPlace",
     "UnreadableCall",
     "answer_tokens",
     "answered_prompt",

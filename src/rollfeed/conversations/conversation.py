@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.conversations.dialogue import Dialogue, FollowUp, Place
+from rollfeed.conversations.dialogue import Dialogue, FollowUp, TurnPlace
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import RewrittenTurns, Tokenizer
 from rollfeed.types import Message, Prompt
@@ -32,7 +32,7 @@ class Conversation:
         self._dialogue = Dialogue(tokenizer, tools=prompt.tools)
         self._rewritten = rewritten
         self._is_chat = prompt.messages is not None
-        self._place = Place(None, tuple(prompt.messages or ()), prompt.text)
+        self._place = TurnPlace(None, tuple(prompt.messages or ()), prompt.text)
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -1,4 +1,4 @@
-"""What a chat template does with conversations that go on, learned once for all of them that have the same tools.
+"""Learns what a chat template does with conversations that go on, once for all that have the same tools.
 
 A turn is asked for in a conversation of three messages that stands for the real one: so it costs the same however much
 was said before. That a template shows no more of what was before is not believed but compared: the whole is rendered at
@@ -44,10 +44,10 @@ class FollowUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurnPlace:
     """The opening of a turn in a conversation, which may go on from there in several ways."""
 
-    before: Place | None
+    before: TurnPlace | None
     """The opening of the turn before; None where everything is told here."""
     messages: tuple[Message, ...]
     """Since then: the turn in the form in which it was rendered, and what was told."""
@@ -70,8 +70,8 @@ class Place:
         """Return what the policy was sent and said."""
         return "".join(place.text for place in self._path())
 
-    def _path(self) -> Iterator[Place]:
-        places, place = list[Place](), self
+    def _path(self) -> Iterator[TurnPlace]:
+        places, place = list[TurnPlace](), self
         while place.before is not None:
             places.append(place)
             place = place.before
@@ -105,7 +105,7 @@ class Dialogue:
         self._deepest: dict[frozenset[str], int] = {}
         """For how many turns of each kind of conversation the small one was as the whole; or ``_NOT_LOCAL``."""
 
-    def begin(self, messages: Sequence[Message]) -> Place:
+    def begin(self, messages: Sequence[Message]) -> TurnPlace:
         """Return the opening of the first turn after messages, all of which are told.
 
         Raises:
@@ -113,17 +113,17 @@ class Dialogue:
         """
         if self._syntax is not None:
             messages = self._syntax.introduced(self._syntax.adapted(messages), self._chat.tools or ())  # type: ignore[assignment]
-        return Place(None, tuple(messages), self._chat.render(messages, add_generation_prompt=True))
+        return TurnPlace(None, tuple(messages), self._chat.render(messages, add_generation_prompt=True))
 
     def go_on(
         self,
-        place: Place,
+        place: TurnPlace,
         said: NDArray[np.int32],
         messages: Sequence[Message],
         *,
         forms: Sequence[Message] = (),
         rewritten: RewrittenTurns = RewrittenTurns.FORK,
-    ) -> tuple[FollowUp, Place]:
+    ) -> tuple[FollowUp, TurnPlace]:
         """Return what is sent from the end of a sampled turn to the opening of the next, and that opening.
 
         A token that ended the turn and with which it would begin is not repeated.
@@ -149,7 +149,7 @@ class Dialogue:
             if rewritten is RewrittenTurns.REFUSE:
                 raise ConfigError(_refusal(opening.num_turns))
             if suffix.whole is not None:
-                begun = Place(None, (*place.conversation(), *opening.messages), suffix.whole)
+                begun = TurnPlace(None, (*place.conversation(), *opening.messages), suffix.whole)
                 if rewritten is RewrittenTurns.FORK:
                     return FollowUp(self.encode(suffix.whole), is_context=True, rewrites=True), begun
                 opening = replace(begun, kinds=opening.kinds, num_turns=opening.num_turns)
@@ -157,7 +157,7 @@ class Dialogue:
         is_repeated = has_ended and token_ids[:1] == said[-1:]
         return FollowUp(token_ids[1:] if is_repeated else token_ids, rewrites=not suffix.extends), opening
 
-    def check(self, place: Place) -> bool:
+    def check(self, place: TurnPlace) -> bool:
         """Whether the whole conversation is shown as it was sent and said; if not, more is rendered from now on."""
         if place.is_compared:
             return True
@@ -174,8 +174,8 @@ class Dialogue:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _opening(
-        self, place: Place, text: str, forms: Sequence[Message], after: Sequence[Message]
-    ) -> tuple[Suffix, Place]:
+        self, place: TurnPlace, text: str, forms: Sequence[Message], after: Sequence[Message]
+    ) -> tuple[Suffix, TurnPlace]:
         num_turns, kinds = place.num_turns + 1, place.kinds | _kinds(text, forms, after)
         is_heard = any(message["role"] != "tool" for message in after)
         near, known = None, self._deepest.get(kinds, 0)
@@ -183,7 +183,7 @@ class Dialogue:
             near = self._near(text, forms, after)
         is_due = num_turns > known and (num_turns <= _TURNS_RENDERED or num_turns.bit_count() == 1)
         is_surprising = is_heard and not place.is_settled
-        opening = Place(place, (), "", kinds, num_turns, is_settled=is_heard, is_compared=False)
+        opening = TurnPlace(place, (), "", kinds, num_turns, is_settled=is_heard, is_compared=False)
         if near is None or not near.extends or is_due or is_surprising:
             suffix = self._chat.suffix(place.conversation(), place.shown() + text, forms, after)
             opening = replace(opening, is_compared=True)

@@ -43,7 +43,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a request asks to be gone on with."""
+    """A conversation that a request asks to be gone on with."""
 
     messages: Sequence[Message]
     beginnings: Sequence[Beginning]

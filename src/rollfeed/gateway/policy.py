@@ -1,10 +1,10 @@
-"""What sessions answer with: the policy, how it is sampled, and the bounds of a session."""
+"""The policy that sessions are answered with, how it is sampled, and the bounds of a session."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What all sessions are answered with."""
+class ServedPolicy:
+    """The policy that answers, and how."""
 
     tokenizer: Tokenizer
     context_length: int
@@ -95,15 +95,6 @@ class Dialogues:
             if len(self._known) > _MOST_DIALOGUES:
                 self._known.popitem(last=False)
         return manner, self._known[manner]
-
-
-@dataclass(slots=True)
-class Totals:
-    """What is counted over all sessions."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    """Requests that were answered with an error, by its kind."""
 
 
 def check_text(asked: Asked, *, context_length: int) -> None:

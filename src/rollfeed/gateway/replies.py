@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rollfeed.chat_apis import ApiError, Asked, ErrorKind, Said
-from rollfeed.gateway.tree import Turn
+from rollfeed.gateway.turn_tree import Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AgentRequest:
     """One request of an agent."""
 
     asked: Asked
@@ -26,7 +26,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AgentReply:
     """The answer to a request, a turn for each choice."""
 
     said: tuple[Said, ...]
@@ -65,7 +65,7 @@ class Replies:
             )
         return self._turns[reply_id]
 
-    def known(self, request: Request) -> list[Turn] | None:
+    def known(self, request: AgentRequest) -> list[Turn] | None:
         """Return the turns that answered a request before, where it says that it was sent before.
 
         Raises:
@@ -80,7 +80,7 @@ class Replies:
         return turns if turns and len(turns) == turns[0].about["num_choices"] else None
 
     @contextmanager
-    def answering(self, request: Request) -> Iterator[None]:
+    def answering(self, request: AgentRequest) -> Iterator[None]:
         """Have a request known as under way while the block runs.
 
         Raises:

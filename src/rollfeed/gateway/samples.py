@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollfeed.gateway.tree import Turn
+from rollfeed.gateway.turn_tree import Turn
 from rollfeed.protocols import RolloutRequest
 from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.types import Sample

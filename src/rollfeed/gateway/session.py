@@ -16,11 +16,12 @@ from rollfeed.chat_apis import ApiError, Asked, ErrorKind, opens_thought, said_o
 from rollfeed.conversations import Dialogue
 from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
 from rollfeed.gateway.histories import History, read_history
-from rollfeed.gateway.policy import Caps, Dialogues, Policy, Totals, check_text, joined, refused
-from rollfeed.gateway.records import record_of, turn_of
-from rollfeed.gateway.replies import Answer, Replies, Request
+from rollfeed.gateway.policy import Caps, Dialogues, ServedPolicy, check_text, joined, refused
+from rollfeed.gateway.replies import AgentReply, AgentRequest, Replies
 from rollfeed.gateway.samples import samples_of, sift
-from rollfeed.gateway.tree import Opening, Turn, TurnTree
+from rollfeed.gateway.stored_turns import record_of, turn_of
+from rollfeed.gateway.totals import Totals
+from rollfeed.gateway.turn_tree import Opening, Turn, TurnTree
 from rollfeed.protocols import RolloutRequest, TokenEndpoint
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Completion, FinishKind, Replied, Sample, SamplingParams
@@ -51,7 +52,7 @@ class Session:
         self,
         session_id: str,
         *,
-        policy: Policy,
+        policy: ServedPolicy,
         endpoint: TokenEndpoint,
         dialogues: Dialogues,
         caps: Caps,
@@ -80,7 +81,7 @@ class Session:
         self._next_call = 0
         self._num_requests = 0
         self._replies = Replies()
-        self._asking: set[asyncio.Task[Answer]] = set()
+        self._asking: set[asyncio.Task[AgentReply]] = set()
         self._recorded: dict[str, deque[list[Replied]]] = {}
         """Answers of an earlier execution that have not been asked for again, by the digest of the history."""
         self._parts: dict[tuple[str, int], list[Completion]] = {}
@@ -114,7 +115,7 @@ class Session:
                 by_number[turn.number] = turn
                 self._put(turn)
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: AgentRequest) -> AgentReply:
         """Answer a request: from the record where it says that it is a retry, or else by sampling.
 
         Raises:
@@ -179,7 +180,7 @@ class Session:
         _, dialogue = self._dialogues.of(about["tools"], about["template_kwargs"])
         return dialogue.check(turn.place)
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: AgentRequest) -> AgentReply:
         asked = self._whole(request.asked)
         history, dialogue = self._read(asked)
         if (again := self._recorded_answer(history.digest.hex(), asked.num_choices)) is not None:
@@ -306,7 +307,7 @@ class Session:
 
     def _record(
         self, asked: Asked, opening: Opening, completions: Sequence[Completion], about: Mapping[str, Any]
-    ) -> Answer:
+    ) -> AgentReply:
         """Keep the turns of an answer."""
         said = []
         in_thought = opens_thought(opening.token_ids, self._policy.tokenizer)
@@ -330,7 +331,7 @@ class Session:
         counts["tokens"] += sum(len(completion.token_ids) for completion in completions)
         counts["forks"] += opening.is_fork
         counts["lost_tokens"] += opening.num_lost_tokens
-        return Answer(tuple(said), about["reply_id"], about["created"])
+        return AgentReply(tuple(said), about["reply_id"], about["created"])
 
     def _take_number(self) -> int:
         self._next_number += 1
@@ -357,7 +358,7 @@ class Session:
         answers.popleft()
         return found
 
-    def _again(self, asked: Asked, turns: Sequence[Turn]) -> Answer:
+    def _again(self, asked: Asked, turns: Sequence[Turn]) -> AgentReply:
         """Return the answer that turns were."""
         tokenizer, call_format = self._policy.tokenizer, self._dialogues.syntax.call_format
         in_thought = opens_thought(turns[0].context, tokenizer)
@@ -372,7 +373,7 @@ class Session:
             )
             for turn in turns
         ]
-        return Answer(tuple(said), turns[0].about["reply_id"], turns[0].about["created"])
+        return AgentReply(tuple(said), turns[0].about["reply_id"], turns[0].about["created"])
 
 
 def _root(turn: Turn) -> Turn:

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from rollfeed.chat_apis import ApiError, ErrorKind
-from rollfeed.gateway.journal import Journal, Opened, json_line
-from rollfeed.gateway.policy import Caps, Dialogues, Policy, Totals
+from rollfeed.gateway.policy import Caps, Dialogues, ServedPolicy
 from rollfeed.gateway.session import Session
+from rollfeed.gateway.session_journal import SessionJournal, SessionOpened, json_line
+from rollfeed.gateway.totals import Totals
 from rollfeed.protocols import RolloutRequest, TokenEndpoint
 from rollfeed.types import Prompt, Replied, Sample
 from rollfeed.types.fields import to_dict
@@ -48,17 +49,17 @@ class Sessions:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: ServedPolicy,
         endpoint: TokenEndpoint,
         *,
         caps: Caps,
         max_sessions: int = 100_000,
-        journal: Journal | None = None,
+        journal: SessionJournal | None = None,
     ) -> None:
         self.policy = policy
         self.caps = caps
         self.totals = Totals()
-        self.journal = journal or Journal()
+        self.journal = journal or SessionJournal()
         self._endpoint = endpoint
         self._dialogues = Dialogues(policy.tokenizer)
         self._max_sessions = max_sessions
@@ -93,7 +94,7 @@ class Sessions:
         if session_id in self._by_id or session_id in self.journal.ended:
             raise ApiError(f"there is a session {session_id:.80} already", param="session_id")
         number, self._next_number = self._next_number, self._next_number + 1
-        opened = Opened(session_id, _new_key(), number, time.time(), {**about})
+        opened = SessionOpened(session_id, _new_key(), number, time.time(), {**about})
         self.journal.opened(opened)
         return self._put(OpenSession(self._session(session_id, opened.at), opened.key, opened.number, opened.about))
 
@@ -102,7 +103,7 @@ class Sessions:
         request: RolloutRequest,
         endpoint: TokenEndpoint,
         *,
-        policy: Policy,
+        policy: ServedPolicy,
         caps: Caps,
         write: Callable[[Replied], None],
     ) -> OpenSession:
@@ -222,7 +223,7 @@ def _new_key() -> str:
     return f"rf-{secrets.token_urlsafe(_KEY_BYTES)}"
 
 
-def _request_of(opened: OpenSession, policy: Policy) -> RolloutRequest:
+def _request_of(opened: OpenSession, policy: ServedPolicy) -> RolloutRequest:
     """Return what the samples of a session answer."""
     prompt = Prompt(
         prompt_id=opened.session.session_id,

@@ -16,7 +16,7 @@ from tests.conversations.zoo.families import load
 from rollfeed.conversations import Dialogue
 from rollfeed.gateway.histories import Matching, read_history
 from rollfeed.gateway.samples import samples_of, sift
-from rollfeed.gateway.tree import Opening, Turn, TurnTree
+from rollfeed.gateway.turn_tree import Opening, Turn, TurnTree
 from rollfeed.protocols import OWN_CONTEXT, RewrittenTurns
 from rollfeed.testing import CharTokenizer, make_prompt, make_request
 from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, Message, Sample, VersionSpan

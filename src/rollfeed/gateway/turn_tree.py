@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.conversations import Dialogue, Place
+from rollfeed.conversations import Dialogue, TurnPlace
 from rollfeed.gateway.histories import History, Matching, thoughts_fit
 from rollfeed.protocols import RewrittenTurns
 from rollfeed.types import Completion, Message
@@ -31,7 +31,7 @@ class Turn:
     """What was sent: all of it, or what follows the parent where that is gone on from. ``(N,)``."""
     goes_on: bool
     """Whether the context follows the parent's tokens."""
-    place: Place
+    place: TurnPlace
     """Its opening in the conversation."""
     told: Sequence[Message]
     """Messages of the history that asked for it: those after the parent, or all where it does not go on from that."""
@@ -86,7 +86,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What the policy is sent for a history."""
+    """The tokens that the policy is sent for a history."""
 
     history: History
     parent: Turn | None
@@ -95,7 +95,7 @@ class Opening:
     """As :attr:`Turn.context`."""
     goes_on: bool
     """As :attr:`Turn.goes_on`."""
-    place: Place
+    place: TurnPlace
     told: Sequence[Message]
     """As :attr:`Turn.told`."""
     follows: bool

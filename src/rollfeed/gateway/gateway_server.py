@@ -29,10 +29,10 @@ from rollfeed.chat_apis import (
     OpenAIResponses,
     stream_of,
 )
-from rollfeed.gateway.metrics import families
-from rollfeed.gateway.replies import Answer, Request
+from rollfeed.gateway.replies import AgentReply, AgentRequest
 from rollfeed.gateway.session import Session, SessionAbortedError
 from rollfeed.gateway.sessions import OpenSession, Sessions, decoded_lines
+from rollfeed.gateway.totals import families
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class GatewayServer:
         asked = api.read(await _decoded(body))
         asked = asked if asked.model else replace(asked, model=self._sessions.policy.models[0])
         headers = request.headers
-        wanted = Request(
+        wanted = AgentRequest(
             asked=asked,
             reply_id=api.new_id(),
             body=blake2b(body, digest_size=16).hexdigest(),
@@ -114,7 +114,7 @@ class GatewayServer:
         return _json(_ANTHROPIC.count(session.num_prompt_tokens(asked)))
 
     async def _stream(
-        self, api: ChatApi, request: web.Request, session: Session, wanted: Request, headers: Mapping[str, str]
+        self, api: ChatApi, request: web.Request, session: Session, wanted: AgentRequest, headers: Mapping[str, str]
     ) -> web.StreamResponse:
         """Answer by events: they are opened while the turn is sampled, and tell it when it is whole."""
         task = asyncio.ensure_future(_asked(session, wanted))
@@ -267,7 +267,7 @@ def addresses(address: str, key: str) -> dict[str, str]:
     }
 
 
-async def _asked(session: Session, wanted: Request) -> Answer:
+async def _asked(session: Session, wanted: AgentRequest) -> AgentReply:
     try:
         return await session.ask(wanted)
     except SessionAbortedError:

@@ -1,12 +1,12 @@
-"""What a gateway counts, as Prometheus reads it."""
+"""Counts over all sessions, as Prometheus reads them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-from rollfeed.gateway.policy import Totals
 
 COUNTED: Mapping[str, str] = {
     "turns": "Turns that were sampled and answered.",
@@ -23,6 +23,15 @@ COUNTED: Mapping[str, str] = {
     "dropped_sessions": "Sessions that were deleted.",
     "samples": "Samples of these sessions.",
 }
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over all sessions."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests that were answered with an error, by its kind."""
 
 
 def families(totals: Totals, *, num_open: int) -> Iterator[Metric]:

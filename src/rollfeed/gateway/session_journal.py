@@ -24,7 +24,7 @@ _MOST_ENDED = 256
 SAMPLES, TURNS = "samples.jsonl", "turns.journal"
 
 
-class Opened(msgspec.Struct, array_like=True, frozen=True, tag="opened"):
+class SessionOpened(msgspec.Struct, array_like=True, frozen=True, tag="opened"):
     """A session was opened."""
 
     session_id: str
@@ -42,7 +42,7 @@ class _Done(msgspec.Struct, array_like=True, frozen=True, tag="turn"):
     turn: bytes
 
 
-class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
+class SessionEnded(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
     """A session was finished, or dropped."""
 
     session_id: str
@@ -55,26 +55,26 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
     """Those, while they may not be there yet."""
 
 
-_Entry = Opened | _Done | Ended
+_Entry = SessionOpened | _Done | SessionEnded
 
 
 @dataclass(slots=True)
 class StoredSession:
-    """What is known of a session that has not ended."""
+    """A session that has not ended, as an earlier process left it."""
 
-    opened: Opened
+    opened: SessionOpened
     turns: list[Replied] = field(default_factory=list)
 
 
-class Journal:
+class SessionJournal:
     """Keeps sessions; this one in memory, which is to say not at all."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, StoredSession] = {}
         """Those that an earlier process has left."""
-        self.ended: dict[str, Ended] = {}
+        self.ended: dict[str, SessionEnded] = {}
 
-    def opened(self, entry: Opened) -> None:
+    def opened(self, entry: SessionOpened) -> None:
         """Keep that a session was opened."""
 
     def turn(self, session_id: str, turn: Replied) -> None:
@@ -82,7 +82,7 @@ class Journal:
 
     def ends(self, session_id: str, number: int, lines: Sequence[bytes]) -> None:
         """Keep the samples of a session that ends, a line each."""
-        self.ended[session_id] = Ended(session_id, number, 0, 0, b"".join(lines))
+        self.ended[session_id] = SessionEnded(session_id, number, 0, 0, b"".join(lines))
         while len(self.ended) > _MOST_ENDED:
             del self.ended[next(iter(self.ended))]
 
@@ -94,7 +94,7 @@ class Journal:
         """Close the files."""
 
 
-class FolderJournal(Journal):
+class FolderJournal(SessionJournal):
     """A journal in a folder, of one process at a time.
 
     Args:
@@ -120,7 +120,7 @@ class FolderJournal(Journal):
         except OSError as error:
             raise ConfigError(f"{folder}: sessions cannot be kept there: {error.strerror or error}") from error
 
-    def opened(self, entry: Opened) -> None:
+    def opened(self, entry: SessionOpened) -> None:
         self._append(entry)
 
     def turn(self, session_id: str, turn: Replied) -> None:
@@ -129,8 +129,8 @@ class FolderJournal(Journal):
     def ends(self, session_id: str, number: int, lines: Sequence[bytes]) -> None:
         joined = b"".join(lines)
         start = self._samples.stat().st_size
-        self._append(Ended(session_id, number, start, len(joined), joined))
-        self.ended[session_id] = Ended(session_id, number, start, len(joined))
+        self._append(SessionEnded(session_id, number, start, len(joined), joined))
+        self.ended[session_id] = SessionEnded(session_id, number, start, len(joined))
         self._write_samples(joined, start)
 
     def samples(self, session_id: str) -> bytes:
@@ -148,11 +148,11 @@ class FolderJournal(Journal):
             return []
         entries = [msgspec.msgpack.decode(each, type=_Entry) for each in unsealed(self._turns.read_bytes())]
         for entry in entries:
-            if isinstance(entry, Opened):
+            if isinstance(entry, SessionOpened):
                 self.sessions[entry.session_id] = StoredSession(entry)
-            elif isinstance(entry, Ended):
+            elif isinstance(entry, SessionEnded):
                 self.sessions.pop(entry.session_id, None)
-                self.ended[entry.session_id] = Ended(entry.session_id, entry.number, entry.start, entry.size)
+                self.ended[entry.session_id] = SessionEnded(entry.session_id, entry.number, entry.start, entry.size)
             elif entry.session_id in self.sessions:
                 turn = msgspec.msgpack.decode(entry.turn, type=Replied, dec_hook=array_of_bytes)
                 self.sessions[entry.session_id].turns.append(turn)
@@ -160,13 +160,13 @@ class FolderJournal(Journal):
 
     def _mend(self, entries: Sequence[_Entry]) -> None:
         """Write the samples of the last session that ended, which a kill may have prevented."""
-        last = next((entry for entry in reversed(entries) if isinstance(entry, Ended) and entry.lines), None)
+        last = next((entry for entry in reversed(entries) if isinstance(entry, SessionEnded) and entry.lines), None)
         if last is not None and self._samples.stat().st_size < last.start + last.size:
             os.truncate(self._samples, last.start)
             self._write_samples(last.lines, last.start)
 
     def _kept(self, entries: Sequence[_Entry]) -> list[_Entry]:
-        live = [entry for entry in entries if not isinstance(entry, Ended) and entry.session_id in self.sessions]
+        live = [entry for entry in entries if not isinstance(entry, SessionEnded) and entry.session_id in self.sessions]
         return [*self.ended.values(), *live]
 
     def _write_samples(self, lines: bytes, start: int) -> None:

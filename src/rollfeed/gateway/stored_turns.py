@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollfeed.conversations import Place
-from rollfeed.gateway.tree import Turn
+from rollfeed.conversations import TurnPlace
+from rollfeed.gateway.turn_tree import Turn
 from rollfeed.types import Replied
 
 _DIGESTS = ("history", "digest", "alone")
@@ -45,7 +45,7 @@ def turn_of(record: Replied, turns: Mapping[int, Turn]) -> Turn | None:
     about: Mapping[str, Any] = record.about
     kept = dict(about["place"])
     before = parent.place if kept.pop("follows") and parent is not None else None
-    place = Place(before, **{**kept, "messages": tuple(kept["messages"]), "kinds": frozenset(kept["kinds"])})
+    place = TurnPlace(before, **{**kept, "messages": tuple(kept["messages"]), "kinds": frozenset(kept["kinds"])})
     return Turn(
         number=record.number,
         parent=parent,
