@@ -21,8 +21,6 @@ _FURTHER: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "skip_special_tokens": (True,),
-    "no_stop_trim": (False,),
     "regex": (),
     "ebnf": (),
 }
@@ -205,7 +203,7 @@ def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def read_sampling(fields: Fields, *, stop: str) -> dict[str, Any]:
     """Return the sampling parameters of a body, and what all APIs have with them, by the names of :class:`Asked`."""
     top_k, token_ids = fields.integer("top_k", least=-1), fields.take("stop_token_ids") or []
-    if not isinstance(token_ids, list) or not all(type(each) is int and 0 <= each < 2**31 for each in token_ids):
+    if not isinstance(token_ids, list) or not all(type(each) is int and -(2**31) <= each < 2**31 for each in token_ids):
         raise ApiError("stop_token_ids must be a list of token ids", param="stop_token_ids")
     further = {
         "min_new_tokens": fields.integer("min_tokens", least=0) or None,

@@ -66,8 +66,8 @@ def register(actions: Parsers) -> None:
         actions,
         "engine",
         run,
-        help="serve the embedded engine, to SGLang and OpenAI clients",
-        description="Serve the embedded engine with SGLang's endpoints and OpenAI's.",
+        help="serve the embedded engine, to clients of SGLang, OpenAI and Anthropic",
+        description="Serve the embedded engine with SGLang's endpoints, OpenAI's and Anthropic's.",
         epilog="example: rollfeed serve engine --model smollm2-135m-instruct --port 30000",
     )
     engine.add_argument(

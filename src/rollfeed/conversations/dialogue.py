@@ -112,7 +112,7 @@ class Dialogue:
             ConfigError: If the template refuses them.
         """
         if self._syntax is not None:
-            messages = self._syntax.introduced(self._syntax.adapted(messages), self._chat.tools or ())  # type: ignore[assignment]
+            messages = self._syntax.introduced(self._syntax.adapted(messages), self._chat.tools or ())
         return TurnPlace(None, tuple(messages), self._chat.render(messages, add_generation_prompt=True))
 
     def go_on(

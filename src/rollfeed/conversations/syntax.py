@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, overload
 
 from rollfeed.conversations.written_calls import Call, SaidTurn, call_id, read_turn
 from rollfeed.errors import ConfigError
@@ -63,6 +63,12 @@ class CallSyntax:
         lines = [json.dumps(each.get("function", each), ensure_ascii=False) for each in definitions]
         how = f"{_HOW[self.call_format]}. You are told the answer before you go on."
         return "\n".join(["You can use these tools:", *lines, how, "", ""])
+
+    @overload
+    def introduced(self, content: str, definitions: Sequence[Mapping[str, Any]]) -> str: ...
+
+    @overload
+    def introduced(self, content: Sequence[Message], definitions: Sequence[Mapping[str, Any]]) -> Sequence[Message]: ...
 
     def introduced(
         self, content: str | Sequence[Message], definitions: Sequence[Mapping[str, Any]]
@@ -147,22 +153,30 @@ def _syntax(tokenizer: Tokenizer, call_format: CallFormat, is_chat: bool) -> Cal
             results_follow_calls=False,
             is_chat=False,
         )
-    shown = _shown_format(tokenizer)
     if call_format is CallFormat.AUTO:
-        call_format = shown or CallFormat.HERMES
+        call_format = _shown_format(tokenizer)
     text_turn: Message = {"role": "assistant", "content": "a"}
     return CallSyntax(
         call_format,
         shows_tools=_MARK in _rendered(tokenizer, [_QUESTION], tools=[_DEFINITION]),
-        shown_calls=0 if shown is None else 2 if _MARK in _rendered(tokenizer, [_QUESTION, _CALLED_TWICE]) else 1,
+        shown_calls=_num_shown_calls(tokenizer),
         results_follow_text=_ANSWER in _rendered(tokenizer, [_QUESTION, text_turn, _RESULT]),
         results_follow_calls=_ANSWER in _rendered(tokenizer, [_QUESTION, _CALLED, _RESULT]),
         is_chat=True,
     )
 
 
-def _shown_format(tokenizer: Tokenizer) -> CallFormat | None:
-    """Return the format whose reader finds a call where the template shows one; None where it finds none."""
+def _num_shown_calls(tokenizer: Tokenizer) -> int:
+    """Return 0 where the template shows no call, 1 where it takes one a turn, else 2."""
+    silent: Message = {"role": "assistant", "content": ""}
+    without, once, twice = (_rendered(tokenizer, [_QUESTION, turn]) for turn in (silent, _CALLED, _CALLED_TWICE))
+    if not once or once == without:
+        return 0
+    return 2 if twice else 1
+
+
+def _shown_format(tokenizer: Tokenizer) -> CallFormat:
+    """Return the format whose reader finds a call where the template shows one."""
     asked = _rendered(tokenizer, [_QUESTION])
     shown = _rendered(tokenizer, [_QUESTION, _CALLED])
     pairs = enumerate(zip(asked, shown, strict=False))
@@ -171,7 +185,7 @@ def _shown_format(tokenizer: Tokenizer) -> CallFormat | None:
     for call_format in (CallFormat.HERMES, CallFormat.JSON, CallFormat.TAGS):
         if Call(_MARK, {"text": "a b"}) in read_turn(behind, call_format, tools=tools).calls:
             return call_format
-    return None
+    return CallFormat.HERMES
 
 
 def _rendered(

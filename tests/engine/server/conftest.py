@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import aiohttp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 import rollfeed
 from rollfeed.engine.local import create_local_engine
@@ -165,4 +167,74 @@ def other_weights(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
         },
         folder / "model.safetensors",
     )
+    return folder
+
+
+TEMPLATE = """{% if tools %}{{ tools | tojson }}
+{% endif %}{% for message in messages %}<{{ message.role }}>{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{{ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
+</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% if enable_thinking %}<think>{% endif %}
+{{- {"user": "\\n", "tool": "\\t"}.get(messages[-1].role, "\\r") }}{% endif %}"""
+ANSWERS = {
+    "\n": [
+        *(
+            "hm, ",
+            "hm",
+            "</think>",
+            "\n\nLet ",
+            "me see.",
+            "\n<tool_call>",
+            '\n{"name": "add",',
+            ' "arguments": {"a": 1}}',
+        ),
+        *("\n</tool_call>", "\n<tool_call>\n<function=add>", "\n<parameter=a>2</parameter></function></tool_call>"),
+    ],
+    "\t": ["ok", "</think>\n", "It", " is", " 3."],
+}
+"""What is said where a prompt ends with a character: every piece is a token, and all of them differ."""
+
+
+@pytest.fixture(scope="session")
+def speaking_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows which token follows which: to users it calls a tool twice, and it knows answers of tools."""
+    folder = tmp_path_factory.mktemp("speaking")
+    characters = [chr(code) for code in [*range(9, 11), 13, *range(32, 127)]]
+    pieces = [piece for answer in ANSWERS.values() for piece in answer]
+    names = ["<end>", "<unknown>", *characters, *pieces]
+    ids = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel({name: ids[name] for name in names[: -len(pieces)]}, unk_token="<unknown>"))
+    tokenizer.add_special_tokens(names[:2])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"eos_token": "<end>", "pad_token": "<end>", "unk_token": "<unknown>"}
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    width, size = 64, len(names)
+    config: dict[str, Any] = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": size, "hidden_size": width},
+        **{"intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2},
+        **{"head_dim": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0},
+        **{"max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float32"},
+        **{"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    inputs = np.random.default_rng(0).standard_normal((size, width)).astype(np.float32)
+    outputs = np.zeros((size, width), np.float32)
+    for opening, answer in ANSWERS.items():
+        chain = [opening, *answer, "<end>"]
+        for before, after in pairwise(chain):
+            outputs[ids[after]] += inputs[ids[before]]
+    nothing = np.zeros((width, width), np.float32)
+    tensors = {"model.embed_tokens.weight": inputs, "lm_head.weight": outputs, "model.norm.weight": np.ones(width)}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"):
+        tensors[f"model.layers.0.{name}.weight"] = nothing
+    for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        tensors[f"model.layers.0.{name}.weight"] = nothing
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        tensors[f"model.layers.0.{name}.weight"] = np.ones(width)
+    save_file({name: values.astype(np.float32) for name, values in tensors.items()}, folder / "model.safetensors")
     return folder

@@ -24,6 +24,50 @@ OPENAI = [
     *("model", "prompt", "messages", "max_tokens", "stream", "stream_options", "logprobs", "echo", "seed", "tools"),
     *("response_format", "n", "stop", "rid", "min_tokens", "temperature"),
 ]
+CHATS = [
+    *(
+        "model",
+        "messages",
+        "input",
+        "instructions",
+        "system",
+        "tools",
+        "tool_choice",
+        "thinking",
+        "thread",
+        "max_tokens",
+    ),
+    *(
+        "max_output_tokens",
+        "stop_sequences",
+        "stop",
+        "stream",
+        "stream_options",
+        "include",
+        "text",
+        "reasoning",
+        "seed",
+    ),
+    *("previous_response_id", "parallel_tool_calls", "output_config", "chat_template_kwargs", "logprobs", "rid"),
+    *("top_logprobs", "store", "metadata", "response_format", "n", "temperature", "min_tokens", "stop_token_ids"),
+]
+PARTS = [
+    "type",
+    "role",
+    "content",
+    "text",
+    "tool_calls",
+    "call_id",
+    "name",
+    "arguments",
+    "input",
+    "output",
+    "tool_use_id",
+]
+TOOLS = ["type", "name", "function", "parameters", "input_schema", "description", "format", "tools"]
+KINDS = ["message", "reasoning", "function_call", "custom_tool_call", "function_call_output", "tool_use", "tool_result"]
+KINDS += ["thinking", "text", "input_text", "image", "function", "custom", "namespace"]
+CHAT_PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
 CONTROL = ["rid", "abort_all", "mode", "new_version", "name", "truncate_size", "abort_all_requests", "flush_cache"]
 MESSAGE = ["role", "content", "name", "tool_calls"]
 
@@ -40,6 +84,12 @@ def body_for(random: Random, path: str) -> dict[str, Any]:
             "sampling_params": sampling,
             **(some(random, GENERATE) if random.random() < 0.5 else {}),
         }
+    if path in CHAT_PATHS:
+        part = {"type": random.choice(KINDS), **some(random, PARTS)}
+        messages: list[Any] = [{"role": "user", "content": "x"}, {"role": "user", "content": [part]}, part]
+        usual = {"messages": random.sample(messages, 2), "input": random.sample(messages, 2), "max_tokens": 2}
+        tools = [{"type": random.choice(KINDS), **some(random, TOOLS)}]
+        return {**usual, **({"tools": tools} if random.random() < 0.5 else {}), **some(random, CHATS)}
     if path.startswith("/v1/"):
         messages = [{"role": "user", "content": "x", **some(random, MESSAGE)}]
         usual = {"messages": messages} if "chat" in path else {"prompt": "x"}
@@ -50,7 +100,7 @@ def body_for(random: Random, path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/generate", "/v1/completions", "/v1/chat/completions", "/abort_request", "/update_weight_version"),
+        *("/generate", "/v1/completions", *CHAT_PATHS, "/abort_request", "/update_weight_version"),
         *("/get_weights_by_name", "/update_weights_from_disk"),
     ],
 )
@@ -83,6 +133,8 @@ FITTING = {
         ("/generate", ["max_new_tokens", "n", "top_k", "min_new_tokens", "stop_token_ids", "sampling_seed"]),
         ("/generate", ["logprob_start_len", "input_ids"]),
         ("/v1/completions", ["max_tokens", "n", "top_k", "min_tokens", "stop_token_ids", "seed", "prompt"]),
+        ("/v1/chat/completions", ["max_tokens", "n", "top_k", "min_tokens", "stop_token_ids", "seed"]),
+        ("/v1/messages", ["top_k", "min_tokens"]),
         ("/get_weights_by_name", ["truncate_size"]),
     ],
 )
@@ -96,6 +148,7 @@ async def test_an_integer_near_a_limit_is_answered_or_refused_and_never_ends_the
             body = {"input_ids": [5], "sampling_params": sampling, "return_logprob": True, "name": "model.norm.weight"}
             if path != "/generate":
                 body = {"prompt": [5], "max_tokens": 2, "name": "model.norm.weight"}
+                body["messages"] = [{"role": "user", "content": "x"}]
             if name not in sampling or path != "/generate":
                 body[name] = given
             async with client.session.post(client.address + path, json=body) as response:

@@ -136,7 +136,8 @@ async def test_half_of_a_surrogate_pair_in_a_body_is_named(serving: Any) -> None
     ("body", "message"),
     [
         ({"messages": [], "model": "tiny"}, "messages must be a list"),
-        ({"messages": MESSAGES, "model": "tiny", "tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"messages": MESSAGES, "model": "tiny", "tools": [{"type": "function"}]}, "has no name"),
+        ({"messages": MESSAGES, "model": "tiny", "min_p": 0.1}, "min_p is not supported"),
         ({"messages": MESSAGES, "model": "tiny", "max_tokens": 10_000}, "maximum context length of 256 tokens"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "model": "tiny"},

@@ -1,10 +1,10 @@
-"""The web application: generation in SGLang's form and in OpenAI's, and how it is served and ended."""
+"""The web application: generation in SGLang's form, completions in OpenAI's, and how it is served and ended."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,11 +12,12 @@ from aiohttp import web
 
 from rollfeed.base.serving import serve_application
 from rollfeed.base.sglang_wire import model_list
+from rollfeed.engine.server.chats import ChatHandlers
 from rollfeed.engine.server.control import ControlHandlers
-from rollfeed.engine.server.openai import OpenAICall, chunk, logprobs_of, parse_call, usage_of, whole_reply
+from rollfeed.engine.server.openai import CompletionsCall, chunk, logprobs_of, parse_call, usage_of, whole_reply
 from rollfeed.engine.server.parsing import GenerateCall, parse_generate
 from rollfeed.engine.server.replies import generate_reply, partial_reply, settled_text
-from rollfeed.engine.server.service import RunningJob, ServerJob, Service
+from rollfeed.engine.server.service import RunningJob, Service
 from rollfeed.engine.server.wire import EventStream, error_body, errors_as_json, json_reply, read_json
 from rollfeed.errors import EngineError
 
@@ -28,8 +29,8 @@ _LARGE_TEXT_BYTES = 1 << 14
 def create_application(service: Service) -> web.Application:
     """Return the application of a service whose engine is entered."""
     application = web.Application(middlewares=[errors_as_json], client_max_size=_MAX_BODY_BYTES)
-    for handlers in (GenerateHandlers(service), OpenAIHandlers(service), ControlHandlers(service)):
-        application.add_routes(handlers.routes())
+    for handlers in (GenerateHandlers, CompletionHandlers, ChatHandlers, ControlHandlers):
+        application.add_routes(handlers(service).routes())
     return application
 
 
@@ -84,7 +85,7 @@ class GenerateHandlers:
 
     async def _stream(self, request: web.Request, call: GenerateCall) -> web.StreamResponse:
         service = self._service
-        async with _progress(service, call.jobs) as (answers, changes):
+        async with service.progress(call.jobs) as (answers, changes):
             events = EventStream(request)
             try:
                 async for index in changes:
@@ -98,43 +99,11 @@ class GenerateHandlers:
                     await events.send(reply if call.is_single else {**reply, "index": index})
             except EngineError as error:
                 await events.send(error_body(request, str(error), 500))
-            return await events.end()
+            return await events.end(b"data: [DONE]\n\n")
 
 
-@asynccontextmanager
-async def _progress(
-    service: Service, jobs: Sequence[ServerJob]
-) -> AsyncIterator[tuple[list[RunningJob], AsyncIterator[int]]]:
-    """Run jobs; give the answers, and the index of an answer whenever it has more tokens or has ended.
-
-    Tokens that come while the client is slow are told together. Leaving drops what still runs.
-    """
-    changed = asyncio.Event()
-    answers = service.start(jobs, on_progress=changed.set)
-    try:
-        yield answers, _changes(answers, changed)
-    finally:
-        service.drop(answers)
-
-
-async def _changes(answers: Sequence[RunningJob], changed: asyncio.Event) -> AsyncIterator[int]:
-    seen = [0] * len(answers)
-    left = set(range(len(answers)))
-    while left:
-        await changed.wait()
-        changed.clear()
-        for index in sorted(left):
-            answer = answers[index]
-            if answer.task.done():
-                left.discard(index)
-                yield index
-            elif answer.request.num_published > seen[index]:
-                seen[index] = answer.request.num_published
-                yield index
-
-
-class OpenAIHandlers:
-    """Completions, chat and the list of models."""
+class CompletionHandlers:
+    """Completions of texts, and the list of models."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -144,7 +113,6 @@ class OpenAIHandlers:
         return [
             web.get("/v1/models", self.models),
             web.post("/v1/completions", self.completions),
-            web.post("/v1/chat/completions", self.chat),
         ]
 
     async def models(self, _request: web.Request) -> web.Response:
@@ -157,20 +125,12 @@ class OpenAIHandlers:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Continue text or tokens."""
-        return await self._answer(request, is_chat=False)
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer messages."""
-        return await self._answer(request, is_chat=True)
-
-    async def _answer(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
         service = self._service
         body = await read_json(request)
         body.setdefault("model", service.model.name)
         call = await asyncio.to_thread(
             parse_call,
             body,
-            is_chat=is_chat,
             tokenizer=service.tokenizer,
             context_length=service.engine.context_length,
         )
@@ -182,31 +142,27 @@ class OpenAIHandlers:
         num_tokens = sum(len(completion.token_ids) for completion in completions)
         return await json_reply(whole_reply(call, completions, service.tokenizer), num_tokens=num_tokens)
 
-    async def _stream(self, request: web.Request, call: OpenAICall) -> web.StreamResponse:
-        async with _progress(self._service, call.jobs) as (answers, changes):
+    async def _stream(self, request: web.Request, call: CompletionsCall) -> web.StreamResponse:
+        async with self._service.progress(call.jobs) as (answers, changes):
             events = EventStream(request)
             deltas = [_Deltas(call, index, answer, self._service) for index, answer in enumerate(answers)]
             try:
-                for index in range(len(answers) if call.is_chat else 0):
-                    opening = chunk(call, index, "")
-                    opening["choices"][0]["delta"] = {"role": "assistant", "content": ""}
-                    await events.send(opening)
                 async for index in changes:
                     piece = deltas[index].next_chunk()
                     if piece is not None:
                         await events.send(piece)
                 if call.include_usage:
                     usage = usage_of(call, [answer.completion for answer in answers])
-                    await events.send({**call.envelope(is_chunk=True), "choices": [], "usage": usage})
+                    await events.send({**call.envelope(), "choices": [], "usage": usage})
             except EngineError as error:
                 await events.send({"error": error_body(request, str(error), 500)})
-            return await events.end()
+            return await events.end(b"data: [DONE]\n\n")
 
 
 class _Deltas:
     """What of one choice has been sent already."""
 
-    def __init__(self, call: OpenAICall, index: int, answer: RunningJob, service: Service) -> None:
+    def __init__(self, call: CompletionsCall, index: int, answer: RunningJob, service: Service) -> None:
         self._call = call
         self._index = index
         self._answer = answer

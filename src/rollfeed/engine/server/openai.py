@@ -1,4 +1,4 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: bodies to jobs, completions to replies."""
+"""``/v1/completions``: bodies to jobs, completions to replies."""
 
 from __future__ import annotations
 
@@ -26,63 +26,54 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "echo": (None, False),
     "response_format": (None, {"type": "text"}),
-    "tools": (None, []),
-    "functions": (None, []),
-    "audio": (None,),
 }
 """What this server does not do, with the values that ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAICall:
+class CompletionsCall:
     """A whole call."""
 
     call_id: str
     created: int
     model: str
-    is_chat: bool
     jobs: Sequence[ServerJob]
     num_prompts: int
     stream: bool
     include_usage: bool
     with_logprobs: bool
 
-    def envelope(self, *, is_chunk: bool) -> dict[str, Any]:
+    def envelope(self) -> dict[str, Any]:
         """Return what every reply and chunk of the call carries."""
-        kind = "text_completion"
-        if self.is_chat:
-            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
-        return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.call_id, "object": "text_completion", "created": self.created, "model": self.model}
 
 
-def parse_call(body: Mapping[str, Any], *, is_chat: bool, tokenizer: Tokenizer, context_length: int) -> OpenAICall:
+def parse_call(body: Mapping[str, Any], *, tokenizer: Tokenizer, context_length: int) -> CompletionsCall:
     """Return the jobs of a body.
 
     Raises:
         RequestError: If it cannot be served.
-        ConfigError: If the model's chat template refuses the messages.
     """
     for name, neutral in _REFUSED.items():
         if body.get(name) not in neutral:
             raise RequestError(f"{name} is not supported by this server")
-    prompts = [_chat_prompt(body, tokenizer)] if is_chat else _prompts(body, tokenizer)
+    prompts = _prompts(body, tokenizer)
     call_id = body.get("rid") if isinstance(body.get("rid"), str) else None
-    call_id = call_id or f"{'chatcmpl' if is_chat else 'cmpl'}-{new_request_id()}"
+    call_id = call_id or f"cmpl-{new_request_id()}"
     jobs: list[ServerJob] = []
     for index, prompt_ids in enumerate(prompts):
         check_prompt_length(len(prompt_ids), context_length)
         room = context_length - len(prompt_ids)
         sampling = parse_sampling(
-            _sampling_params(body, room, is_chat=is_chat), prompt_tokens=len(prompt_ids), context_length=context_length
+            _sampling_params(body, room), prompt_tokens=len(prompt_ids), context_length=context_length
         )
         rid = call_id if len(prompts) == 1 else f"{call_id}_{index}"
         jobs += make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True)
     stream_options = body.get("stream_options")
-    return OpenAICall(
+    return CompletionsCall(
         call_id=call_id,
         created=int(time.time()),
         model=str(body.get("model") or ""),
-        is_chat=is_chat,
         jobs=jobs,
         num_prompts=len(prompts),
         stream=body.get("stream") is True,
@@ -91,36 +82,34 @@ def parse_call(body: Mapping[str, Any], *, is_chat: bool, tokenizer: Tokenizer, 
     )
 
 
-def whole_reply(call: OpenAICall, completions: Sequence[Completion], tokenizer: Tokenizer) -> dict[str, Any]:
+def whole_reply(call: CompletionsCall, completions: Sequence[Completion], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the reply to a call that is not streamed."""
     choices = []
     for index, completion in enumerate(completions):
-        message = {"role": "assistant", "content": completion.text}
         choices.append(
             {
                 "index": index,
-                **({"message": message} if call.is_chat else {"text": completion.text}),
+                "text": completion.text,
                 "logprobs": logprobs_of(call, completion.token_ids, completion.logprobs, tokenizer),
                 "finish_reason": completion.finish_reason.kind.value,
                 "matched_stop": completion.finish_reason.matched,
             }
         )
-    return {**call.envelope(is_chunk=False), "choices": choices, "usage": usage_of(call, completions)}
+    return {**call.envelope(), "choices": choices, "usage": usage_of(call, completions)}
 
 
 def chunk(
-    call: OpenAICall, index: int, text: str, *, logprobs: Any = None, completion: Completion | None = None
+    call: CompletionsCall, index: int, text: str, *, logprobs: Any = None, completion: Completion | None = None
 ) -> dict[str, Any]:
     """Return one piece of a streamed reply; the last one of a choice carries its ``completion``."""
-    content: dict[str, Any] = {"delta": {"content": text} if text else {}} if call.is_chat else {"text": text}
-    choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": None}
+    choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
     if completion is not None:
         choice["finish_reason"] = completion.finish_reason.kind.value
         choice["matched_stop"] = completion.finish_reason.matched
-    return {**call.envelope(is_chunk=True), "choices": [choice]}
+    return {**call.envelope(), "choices": [choice]}
 
 
-def usage_of(call: OpenAICall, completions: Sequence[Completion]) -> dict[str, Any]:
+def usage_of(call: CompletionsCall, completions: Sequence[Completion]) -> dict[str, Any]:
     """Return token counts of a call, each prompt counted once."""
     samples = len(completions) // call.num_prompts
     prompt_tokens = sum(completion.prompt_tokens for completion in completions[::samples])
@@ -134,30 +123,22 @@ def usage_of(call: OpenAICall, completions: Sequence[Completion]) -> dict[str, A
 
 
 def logprobs_of(
-    call: OpenAICall, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], tokenizer: Tokenizer
+    call: CompletionsCall, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], tokenizer: Tokenizer
 ) -> dict[str, Any] | None:
     """Return the log-probabilities of tokens in the form of the endpoint, if they were asked for."""
     if not call.with_logprobs:
         return None
     tokens = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in token_ids.tolist()]
-    if call.is_chat:
-        pairs = zip(tokens, logprobs.tolist(), strict=True)
-        return {
-            "content": [
-                {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
-                for token, logprob in pairs
-            ]
-        }
     offsets = [0, *np.cumsum([len(token) for token in tokens]).tolist()][: len(tokens)]
     return {"tokens": tokens, "token_logprobs": logprobs.tolist(), "top_logprobs": None, "text_offset": offsets}
 
 
-def _sampling_params(body: Mapping[str, Any], room: int, *, is_chat: bool) -> dict[str, Any]:
+def _sampling_params(body: Mapping[str, Any], room: int) -> dict[str, Any]:
     given = {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
     limit = body.get("max_completion_tokens")
     limit = body.get("max_tokens") if limit is None else limit
     if limit is None:
-        limit = room if is_chat else min(_DEFAULT_COMPLETION_TOKENS, room)
+        limit = min(_DEFAULT_COMPLETION_TOKENS, room)
     given["max_new_tokens"] = limit
     if body.get("min_tokens") is not None:
         given["min_new_tokens"] = body["min_tokens"]
@@ -177,13 +158,3 @@ def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[NDArray[np.i
     if isinstance(prompt[0], list):
         return [token_array(each, name="prompt") for each in prompt]
     return [token_array(prompt, name="prompt")]
-
-
-def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> NDArray[np.int32]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError("messages must be a list of at least one message")
-    kwargs = body.get("chat_template_kwargs")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise RequestError("chat_template_kwargs must be an object")
-    return tokenizer.encode(tokenizer.render_chat(messages, template_kwargs=kwargs), add_special_tokens=False)

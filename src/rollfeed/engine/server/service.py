@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,19 @@ class Service:
         finally:
             self.drop(answers)
 
+    @asynccontextmanager
+    async def progress(self, jobs: Sequence[ServerJob]) -> AsyncIterator[tuple[list[RunningJob], AsyncIterator[int]]]:
+        """Run jobs; give the answers, and the index of an answer whenever it has more tokens or has ended.
+
+        Tokens that come while the client is slow are told together. Leaving drops what still runs.
+        """
+        changed = asyncio.Event()
+        answers = self.start(jobs, on_progress=changed.set)
+        try:
+            yield answers, _changes(answers, changed)
+        finally:
+            self.drop(answers)
+
     def drop(self, answers: Iterable[RunningJob]) -> None:
         """Abort answers that nobody waits for any more."""
         for answer in answers:
@@ -318,6 +331,22 @@ class Service:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # its client is told; without one, nobody need be
+
+
+async def _changes(answers: Sequence[RunningJob], changed: asyncio.Event) -> AsyncIterator[int]:
+    seen = [0] * len(answers)
+    left = set(range(len(answers)))
+    while left:
+        await changed.wait()
+        changed.clear()
+        for index in sorted(left):
+            answer = answers[index]
+            if answer.task.done():
+                left.discard(index)
+                yield index
+            elif answer.request.num_published > seen[index]:
+                seen[index] = answer.request.num_published
+                yield index
 
 
 def _threadsafe(callback: Callable[[], None]) -> Callable[[], None]:

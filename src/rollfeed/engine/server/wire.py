@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from rollfeed.base.sglang_wire import RequestError, error_content
+from rollfeed.chat_apis import AnthropicMessages, ApiError, ChatApi, ErrorKind, OpenAIChat, OpenAIResponses
 from rollfeed.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,16 @@ _LONE_SURROGATE = re.compile(
 
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
+
+CHAT_APIS: Mapping[str, ChatApi] = {api.path: api for api in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())}
+"""By the path of the endpoint."""
+_ERROR_KINDS = {
+    404: ErrorKind.NOT_FOUND,
+    413: ErrorKind.TOO_LARGE,
+    429: ErrorKind.RATE_LIMIT,
+    500: ErrorKind.API_ERROR,
+    503: ErrorKind.OVERLOADED,
+}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,11 +68,19 @@ async def json_reply(content: Any, *, num_tokens: int = 0, status: int = 200) ->
 
 
 def error_body(request: web.Request, message: str, status: int) -> dict[str, Any]:
-    """Return an error as the asked endpoint words it: OpenAI's are flat."""
+    """Return an error as SGLang's endpoints word it; that of completions is flat."""
     if not request.path.startswith("/v1/"):
         return error_content(message)
     kind = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}.get(status, "InternalServerError")
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+
+
+def _error_reply(request: web.Request, message: str, status: int) -> tuple[int, dict[str, Any]]:
+    """Return status and body of an error, as the asked endpoint has it."""
+    api = next((api for path, api in CHAT_APIS.items() if request.path.startswith(path)), None)
+    if api is None:
+        return status, error_body(request, message, status)
+    return api.error(ApiError(message, kind=_ERROR_KINDS.get(status, ErrorKind.INVALID_REQUEST)))
 
 
 @web.middleware
@@ -69,6 +88,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     """Turn every error into one line of JSON; what was not foreseen is logged and kept from the client."""
     try:
         return await handler(request)
+    except ApiError as error:
+        status, body = next(api for path, api in CHAT_APIS.items() if request.path.startswith(path)).error(error)
+        return await json_reply(body, status=status)
     except RequestError as error:
         message, status = str(error), error.status
     except ConfigError as error:
@@ -84,7 +106,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
         message, status = "internal error; the server's log has the details", 500
-    response = await json_reply(error_body(request, message, status), status=status)
+    status, body = _error_reply(request, message, status)
+    response = await json_reply(body, status=status)
     if status == 429:
         response.headers["Retry-After"] = "1"
     return response
@@ -99,23 +122,24 @@ def _status_of(error: EngineError) -> int:
 class EventStream:
     """Server-sent events; the headers go out with the first one."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, *, headers: Mapping[str, str] | None = None) -> None:
         self._request = request
-        self._response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        )
+        own = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        self._response = web.StreamResponse(headers={**own, **(headers or {})})
 
     async def send(self, content: Any) -> None:
         """Send one JSON value."""
-        await self._write(b"data: " + _encoder.encode(content) + b"\n\n")
+        await self.write(b"data: " + _encoder.encode(content) + b"\n\n")
 
-    async def end(self) -> web.StreamResponse:
-        """Say that nothing more comes."""
-        await self._write(b"data: [DONE]\n\n")
-        await self._response.write_eof()
-        return self._response
-
-    async def _write(self, event: bytes) -> None:
+    async def write(self, events: bytes) -> None:
+        """Send what is one event or several."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
-        await self._response.write(event)
+        await self._response.write(events)
+
+    async def end(self, last: bytes = b"") -> web.StreamResponse:
+        """Say that nothing more comes."""
+        if last:
+            await self.write(last)
+        await self._response.write_eof()
+        return self._response

@@ -1,0 +1,192 @@
+"""The endpoints that answer conversations, in OpenAI's forms and Anthropic's, on one way through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from numpy.typing import NDArray
+
+from rollfeed.chat_apis import (
+    AnthropicMessages,
+    ApiError,
+    Asked,
+    ChatApi,
+    ErrorKind,
+    OpenAIChat,
+    Said,
+    TokenLogprob,
+    call_openings,
+    next_call,
+    opens_thought,
+    said_of,
+    said_so_far,
+    token_logprobs,
+)
+from rollfeed.conversations import call_syntax
+from rollfeed.engine.server.parsing import make_jobs, parse_sampling
+from rollfeed.engine.server.replies import settled_text
+from rollfeed.engine.server.service import RunningJob, ServerJob, Service
+from rollfeed.engine.server.wire import CHAT_APIS, EventStream, json_reply, read_json
+from rollfeed.errors import EngineError
+from rollfeed.protocols import CallFormat, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChatCall:
+    api: ChatApi
+    asked: Asked
+    call_format: CallFormat
+    prompt_ids: NDArray[np.int32]
+    in_thought: bool
+    """Whether the prompt ends with the opening of a thought."""
+    jobs: Sequence[ServerJob]
+    reply_id: str
+    created: int
+
+    def said(self, answers: Sequence[RunningJob], tokenizer: Tokenizer) -> list[Said]:
+        return [self.said_in(answer, tokenizer) for answer in answers]
+
+    def said_in(self, answer: RunningJob, tokenizer: Tokenizer) -> Said:
+        return said_of(
+            answer.completion,
+            self.asked,
+            tokenizer,
+            self.call_format,
+            in_thought=self.in_thought,
+            first_call=next_call(self.asked.messages),
+        )
+
+
+class ChatHandlers:
+    """Chat completions, responses and messages; the tokens of messages counted."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the endpoints."""
+        answering = [web.post(path, partial(self.answer, api)) for path, api in CHAT_APIS.items()]
+        return [*answering, web.post(AnthropicMessages.count_path, self.count)]
+
+    async def count(self, request: web.Request) -> web.Response:
+        """Count the tokens of messages."""
+        body, api = await read_json(request), AnthropicMessages()
+        asked = api.read_count(body)
+        _, prompt_ids = await asyncio.to_thread(self._prompt, asked)
+        return await json_reply(api.count(len(prompt_ids)))
+
+    async def answer(self, api: ChatApi, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation."""
+        call = await asyncio.to_thread(self._call, api, await read_json(request))
+        if call.asked.stream:
+            return await self._stream(request, call)
+        answers = self._service.start(call.jobs)
+        await self._service.wait(answers)
+        said = call.said(answers, self._service.tokenizer)
+        reply = api.reply(call.asked, said, reply_id=call.reply_id, created=call.created)
+        response = await json_reply(reply, num_tokens=sum(each.completion_tokens for each in said))
+        response.headers.update(call.asked.headers)
+        return response
+
+    async def _stream(self, request: web.Request, call: _ChatCall) -> web.StreamResponse:
+        tokenizer = self._service.tokenizer
+        async with self._service.progress(call.jobs) as (answers, changes):
+            stream = EventStream(request, headers=call.asked.headers)
+            events = call.api.events(call.asked, reply_id=call.reply_id, created=call.created)
+            told = [_Told(call, answer, tokenizer) for answer in answers]
+            try:
+                await stream.write(events.opening(prompt_tokens=len(call.prompt_ids)))
+                async for index in changes:
+                    if answers[index].task.done():
+                        news = events.finished(index, call.said_in(answers[index], tokenizer))
+                    else:
+                        news = events.progress(index, *told[index].so_far())
+                    if news:
+                        await stream.write(news)
+                await stream.write(events.ending(call.said(answers, tokenizer)))
+            except EngineError as error:
+                await stream.write(events.failure(ApiError(str(error), kind=ErrorKind.API_ERROR)))
+            return await stream.end()
+
+    def _call(self, api: ChatApi, body: dict[str, Any]) -> _ChatCall:
+        """Return the call that a body is.
+
+        Raises:
+            ApiError: If it is none.
+            RequestError: If its sampling parameters cannot be served.
+            ConfigError: If the model's chat template refuses the messages.
+        """
+        asked = api.read(body)
+        if asked.previous_response_id is not None:
+            raise ApiError(
+                "responses are not kept here: send the whole conversation as input", param="previous_response_id"
+            )
+        asked = replace(asked, model=asked.model or self._service.model.name)
+        call_format, prompt_ids = self._prompt(asked)
+        context_length = self._service.engine.context_length
+        room = context_length - len(prompt_ids)
+        if room < 1:
+            raise ApiError.too_long(len(prompt_ids), context_length)
+        limit = room if asked.max_new_tokens is None else asked.max_new_tokens
+        if not isinstance(api, OpenAIChat):
+            limit = min(limit, room)  # agents ask for as much as models of others have
+        given = {
+            "max_new_tokens": limit,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "stop": asked.stop,
+            "sampling_seed": asked.seed,
+            "n": asked.num_choices,
+            **asked.further,
+        }
+        sampling = parse_sampling(given, prompt_tokens=len(prompt_ids), context_length=context_length)
+        rid = body["rid"] if isinstance(body.get("rid"), str) and body["rid"] else api.new_id()
+        return _ChatCall(
+            api=api,
+            asked=asked,
+            call_format=call_format,
+            prompt_ids=prompt_ids,
+            in_thought=opens_thought(prompt_ids, self._service.tokenizer),
+            jobs=make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True),
+            reply_id=rid,
+            created=int(time.time()),
+        )
+
+    def _prompt(self, asked: Asked) -> tuple[CallFormat, NDArray[np.int32]]:
+        """Return how calls are written, and the tokens of a conversation, ``(P,)``."""
+        tokenizer = self._service.tokenizer
+        syntax = call_syntax(tokenizer, CallFormat.AUTO)
+        messages = syntax.introduced(syntax.adapted(asked.messages), asked.tools)
+        text = tokenizer.render_chat(messages, tools=asked.tools or None, template_kwargs=asked.template_kwargs)
+        return syntax.call_format, tokenizer.encode(text, add_special_tokens=False)
+
+
+class _Told:
+    """A choice that is under way."""
+
+    def __init__(self, call: _ChatCall, answer: RunningJob, tokenizer: Tokenizer) -> None:
+        self._call = call
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._openings = call_openings(call.asked, call.call_format)
+        self._num_tokens = 0
+
+    def so_far(self) -> tuple[str, str, Sequence[TokenLogprob]]:
+        """Return thought and content so far, and the log-probabilities of tokens that were not told of before."""
+        request, params = self._answer.request, self._answer.job.params
+        num_tokens = request.num_published
+        token_ids, logprobs = request.token_ids[:num_tokens], request.logprobs[:num_tokens]
+        text = settled_text(token_ids, params, self._tokenizer)
+        new = slice(self._num_tokens, num_tokens)
+        self._num_tokens = num_tokens
+        wanted = self._call.asked.with_logprobs
+        scores = token_logprobs(token_ids[new], logprobs[new], self._tokenizer) if wanted else ()
+        return *said_so_far(text, self._openings, in_thought=self._call.in_thought), scores
