@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import aiohttp
 import httptools
 import msgspec
 
+from rollfeed.benchmarks.machine import machine
 from rollfeed.engine.http import Connections
 from rollfeed.testing.fake_sglang import start_fake_sglang
 
@@ -58,11 +58,9 @@ def main() -> None:
         "command": "python bench/http_pool.py --out bench/http_pool.json",
         "repetitions": arguments.repetitions,
         "min_tokens": arguments.min_tokens,
-        "versions": {
-            "python": platform.python_version(),
-            "aiohttp": aiohttp.__version__,
-            "httptools": httptools.__version__,
-        },
+        "seed": "of a request: its number",
+        "machine": machine(),
+        "versions": {"aiohttp": aiohttp.__version__, "httptools": httptools.__version__},
     }
     text = json.dumps(figures, indent=2) + "\n"
     if arguments.out is None:
