@@ -40,6 +40,11 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "continue_final_message": (False,),
 }
+_KEPT = (
+    *(("name", "name"), ("tool_call_id", "tool_call_id")),
+    *(("reasoning", "reasoning_content"), ("reasoning_content", "reasoning_content")),
+)
+"""Fields of messages, and what they are called here."""
 ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     "developer": "system",
@@ -201,15 +206,17 @@ def _message(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     calls = given.get("tool_calls") or []
     if not calls and "content" not in given:
         raise ApiError(f"{where} has no content", param=f"{where}.content")
-    message: dict[str, Any] = {"role": role, "content": text_of_parts(given.get("content"), f"{where}.content")}
-    for name, known in (("name", "name"), ("tool_call_id", "tool_call_id"), ("reasoning_content", "reasoning")):
-        value = given.get(name) or given.get(known)
-        if value and not isinstance(value, str):
-            raise ApiError(f"{where}.{name} must be a text", param=f"{where}.{name}")
-        if value:
-            message[name] = value
+    content = given.get("content")
+    if not isinstance(content, str):
+        content = text_of_parts(content, f"{where}.content")
+    message: dict[str, Any] = {"role": role, "content": content}
+    for name, ours in _KEPT:
+        if value := given.get(name):
+            if not isinstance(value, str):
+                raise ApiError(f"{where}.{name} must be a text", param=f"{where}.{name}")
+            message[ours] = value
     if calls:
-        if role != "assistant" or not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        if role != "assistant" or not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise ApiError(
                 f"{where}.tool_calls must be a list of objects, of the assistant", param=f"{where}.tool_calls"
             )

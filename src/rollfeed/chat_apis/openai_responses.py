@@ -181,6 +181,6 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _thought(item: Mapping[str, Any], where: str) -> str:
     parts = item.get("content") or item.get("summary") or []
-    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise ApiError(f"{where} must have a list of parts", param=where)
     return "\n".join(str(part.get("text") or "") for part in parts)

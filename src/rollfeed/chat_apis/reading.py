@@ -35,7 +35,7 @@ class Fields:
     """
 
     def __init__(self, body: Any) -> None:
-        if not isinstance(body, Mapping):
+        if not isinstance(body, dict):
             raise ApiError("the body must be a JSON object")
         self._body = body
         self._read: set[str] = set()
@@ -78,7 +78,7 @@ class Fields:
     def object(self, name: str) -> Mapping[str, Any]:
         """Return an object, an empty one where it is not there."""
         value = self.take(name)
-        if not isinstance(value, Mapping | None):
+        if not isinstance(value, dict | None):
             raise ApiError(f"{name} must be an object", param=name)
         return value or {}
 
@@ -90,7 +90,7 @@ class Fields:
         if not isinstance(value, list) or len(value) > MOST_MESSAGES:
             raise ApiError(f"{name} must be a list of at most {MOST_MESSAGES} objects", param=name)
         for index, each in enumerate(value):
-            if not isinstance(each, Mapping):
+            if not isinstance(each, dict):
                 raise ApiError(f"{name}[{index}] must be an object", param=f"{name}[{index}]")
         return value
 
@@ -140,7 +140,7 @@ def part_text(part: Any, where: str) -> str:
     """
     if isinstance(part, str):
         return part
-    if not isinstance(part, Mapping):
+    if not isinstance(part, dict):
         raise ApiError(f"{where} must be an object with a type", param=where)
     kind = part.get("type", "text")
     text = part.get("refusal" if kind == "refusal" else "text")
@@ -185,7 +185,7 @@ def tool_definition(given: Mapping[str, Any], where: str, *, parameters: str = "
     name, schema = given.get("name"), given.get(parameters)
     if not isinstance(name, str) or not name:
         raise ApiError(f"{where} has no name", param=where)
-    if not isinstance(schema, Mapping | None):
+    if not isinstance(schema, dict | None):
         raise ApiError(f"{where}.{parameters} must be a JSON Schema", param=f"{where}.{parameters}")
     described = {"description": given["description"]} if isinstance(given.get("description"), str) else {}
     schema = schema or {"type": "object", "properties": {}}
@@ -227,7 +227,7 @@ def read_tool_choice(given: Any, tools: Sequence[Mapping[str, Any]], left_out: l
     """Return whether calls are wanted; what cannot be promised of them is added to ``left_out``."""
     if given is None or given in tuple(ToolChoice):
         choice = ToolChoice(given or ToolChoice.AUTO)
-    elif isinstance(given, Mapping):
+    elif isinstance(given, dict):
         name = given.get("name") or Fields(given).object("function").get("name")
         if name is not None and name not in [tool["function"]["name"] for tool in tools]:
             raise ApiError(f"tool_choice names {name!r:.80}, which is not among the tools", param="tool_choice")
