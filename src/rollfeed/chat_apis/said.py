@@ -165,7 +165,7 @@ def said_so_far(text: str, openings: Sequence[str], *, in_thought: bool) -> tupl
         in_thought: Whether the prompt ends with the opening of a thought.
     """
     opened = _OPENED.match(text)
-    if not (in_thought or opened) and _OPENING.startswith(text.strip()):
+    if not opened and _OPENING.startswith(text.strip()):
         return "", ""
     reasoning, begin = _thought(text, in_thought=in_thought)
     if (in_thought or opened) and _CLOSING not in text:
