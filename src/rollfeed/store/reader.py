@@ -6,7 +6,7 @@ Only committed steps are seen. Nothing is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,7 @@ from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.step_log import StepRecord, read_steps
-from rollfeed.store.tables.parquet import read_batch, read_columns, read_groups, read_timings
+from rollfeed.store.tables.parquet import read_batch, read_columns, read_groups, read_rows, read_timings
 from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, SampleStatus, TrainBatch
 from rollfeed.types.fields import fields_of, from_dict
 from rollfeed.types.text import step_range
@@ -192,6 +192,10 @@ class RunReader:
         record = self.step(step)
         timings = read_timings(step_file(self.path, TIMINGS, step))
         return read_batch(step_file(self.path, BATCHES, step), metrics=record.metrics, timings=timings)
+
+    def rows(self, step: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a committed step's batch by column, as they lie in its file; see docs/parquet.md."""
+        return read_rows(step_file(self.path, BATCHES, self.step(step).step))
 
     def dropped(self, step: int) -> tuple[Dropped, ...]:
         """Return the groups that a committed step dropped."""

@@ -226,7 +226,8 @@ class ContinuousBatcher(Backend):
                 targets_T = torch.as_tensor(
                     self._slots.token_ids(slot, first, end).astype(np.int64), device=hidden_R.device
                 )
-                logprobs_T = logits_TV.log_softmax(dim=-1).gather(1, targets_T[:, None])[:, 0]
+                scaled_TV = logits_TV / request.score_temperature
+                logprobs_T = scaled_TV.log_softmax(dim=-1).gather(1, targets_T[:, None])[:, 0]
                 request.prompt_logprobs[first:end] = logprobs_T.cpu().numpy()
             row += count
 

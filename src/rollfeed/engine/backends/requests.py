@@ -40,6 +40,7 @@ class Request:
         eos_token_ids: Iterable[int],
         context_length: int,
         score_from: int | None = None,
+        score_temperature: float = 1.0,
         on_progress: Callable[[], None] | None = None,
     ) -> None:
         """Take a prompt to continue.
@@ -51,6 +52,7 @@ class Request:
             eos_token_ids: Ids that end the response, besides ``params.stop_token_ids``.
             context_length: Most tokens of prompt and response together.
             score_from: Also compute the log-probabilities of the prompt tokens behind this one.
+            score_temperature: Of these.
             on_progress: Called on the engine's thread after each token that does not end the response.
         """
         self.request_id = request_id
@@ -68,8 +70,10 @@ class Request:
         """Sampled tokens that are known not to have ended the response; never more than ``num_new_tokens``."""
         self.num_retractions = 0
         self.score_from = score_from
+        self.score_temperature = score_temperature
         self.prompt_logprobs = np.full(0 if score_from is None else len(prompt_ids), np.nan, np.float32)
-        """Of each prompt token after ``score_from``, untempered; NaN for the others. ``(P,)`` when it was asked for."""
+        """Of each prompt token after ``score_from``, at ``score_temperature``; NaN for the others. ``(P,)`` when it was
+        asked for."""
         self._on_progress = on_progress
         self.cached_tokens = 0
         self._token_ids_R = np.empty(self.max_new_tokens, np.int32)

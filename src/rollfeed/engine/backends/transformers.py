@@ -123,11 +123,12 @@ class TransformersBackend(Backend):
         if not any(request.needs_scoring for request in self._running.values()):
             return
         with torch.inference_mode():
-            logits_PV = self._model(prompt_ids[None]).logits[0].float()
-            logprobs_P = logits_PV[:-1].log_softmax(dim=-1).gather(1, prompt_ids[1:, None])[:, 0].cpu().numpy()
+            logits_PV = self._model(prompt_ids[None]).logits[0, :-1].float()
         for row, request in list(self._running.items()):
             if request.score_from is None:
                 continue
+            logprobs_PV = (logits_PV / request.score_temperature).log_softmax(dim=-1)
+            logprobs_P = logprobs_PV.gather(1, prompt_ids[1:, None])[:, 0].cpu().numpy()
             request.prompt_logprobs[request.score_from + 1 :] = logprobs_P[request.score_from :]
             if request.max_new_tokens == 0:
                 self._leave(row)

@@ -93,6 +93,7 @@ class EmbeddedEngine(Engine):
         request_id: str,
         ignore_eos: bool = False,
         score_from: int | None = None,
+        score_temperature: float = 1.0,
         on_progress: Callable[[], None] | None = None,
     ) -> Request:
         """Return a request for :meth:`run`, whose progress can be read meanwhile.
@@ -103,6 +104,7 @@ class EmbeddedEngine(Engine):
             request_id: For :meth:`abort`.
             ignore_eos: Let the model's end-of-sequence ids be tokens like others.
             score_from: Also compute the log-probabilities of the prompt tokens behind this one.
+            score_temperature: Of these.
             on_progress: Called on the engine's thread when there are new tokens; must not raise.
 
         Raises:
@@ -117,6 +119,7 @@ class EmbeddedEngine(Engine):
             eos_token_ids=() if ignore_eos else self._eos_token_ids,
             context_length=self.context_length,
             score_from=score_from,
+            score_temperature=score_temperature,
             on_progress=on_progress,
         )
 
@@ -198,17 +201,24 @@ class EmbeddedEngine(Engine):
             EngineUnavailableError: If it is aborted meanwhile.
         """
         self._check_open()
-        if self._thread.is_paused:
-            return {}
+        return {} if self._thread.is_paused else {"the embedded engine": await self.score_tempered(texts)}
+
+    async def score_tempered(self, texts: Sequence[NDArray[np.int32]], temperature: float = 1.0) -> NDArray[np.float64]:
+        """Return the log-probabilities of all tokens but the first of each text at a temperature, ``(N,)``.
+
+        Raises:
+            EngineUnavailableError: If it is aborted meanwhile.
+        """
+        nothing = SamplingParams(max_new_tokens=0)
         requests = [
-            self.new_request(text, SamplingParams(max_new_tokens=0), request_id=f"probe-{index}", score_from=0)
+            self.new_request(text, nothing, request_id=f"probe-{index}", score_from=0, score_temperature=temperature)
             for index, text in enumerate(texts)
         ]
         await asyncio.gather(*(self.run(request) for request in requests))
         logprobs_N = np.concatenate([request.prompt_logprobs[1:] for request in requests]).astype(np.float64)
         if not np.isfinite(logprobs_N).all():
             raise EngineUnavailableError("the embedded engine: aborted while it scored texts")
-        return {"the embedded engine": logprobs_N}
+        return logprobs_N
 
     async def read_weight(self, name: str, *, num_rows: int) -> list[Any]:
         """Return the first rows of a weight as nested lists of float32 values.

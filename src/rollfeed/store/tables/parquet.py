@@ -57,6 +57,7 @@ _NO_ROLLOUT, _NO_VERDICT = dict.fromkeys(columns_of(Rollout)), dict.fromkeys(col
 _KEY = itemgetter(*KEYS)
 _NO_TIMES = dict.fromkeys(column.name for column in TIMING_COLUMNS)
 _ROW_GROUP_TOKENS = 1 << 18  # a row group ends with the group that reaches it: a few MB in memory
+_ROWS_AT_A_TIME = 256
 _LARGEST_OFFSET = 2**31 - 1
 _VARIED = ("token_ids.list.element", "logprobs.list.element", "response")
 """Columns in which values hardly repeat: looking for repetition takes most of the time, and more space in the end."""
@@ -136,6 +137,16 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         _check_version(path)
         rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns), partitioning=None).to_pylist()
         return rows
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file one by one, lists of numbers as arrays; records are not made of them, nor checked."""
+    with _explained(path):
+        _check_version(path)
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+                for rows in _groups_of(pa.Table.from_batches([batch])):
+                    yield from rows
 
 
 def read_timings(path: Path, *, group_index: int | None = None) -> Timings:
