@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tests.integration.linting import findings_in
 
 from rollfeed.testing import (
     CharTokenizer,
@@ -57,6 +58,7 @@ def test_the_demo_keeps_groups_with_spread_and_shows_what_it_dropped(rollfeed, t
     assert all(group["drop_reason"].startswith("zero_std") for group in dropped)
     assert "dropped group" in ran.out
     assert "zero_std" in ran.out
+    assert findings_in(tmp_path / "run") == []
 
 
 @pytest.mark.model
@@ -66,6 +68,7 @@ def test_word_problems_run_on_a_reward_function_of_their_own(rollfeed, tmp_path:
     ran = rollfeed("run", settings, "--out", tmp_path / "run", "--json", *fewer)
     assert ran.code == 0, ran.err
     assert ran.json["ledger"]["trained"] == 4
+    assert findings_in(tmp_path / "run") == []
 
 
 def test_the_word_problems_are_sixty_at_least_and_all_different() -> None:
@@ -89,6 +92,7 @@ def test_the_plug_in_example_runs(rollfeed, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     assert ran.json["num_steps"] == 1
     assert '"reward"' in ran.err
+    assert findings_in(tmp_path / "run") == []
 
 
 @pytest.mark.model
@@ -103,6 +107,7 @@ def test_the_two_turns_run_and_leave_no_journal(rollfeed, tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
     assert ran.json["ledger"]["trained"] == 2
     assert not (tmp_path / "run" / "turns.log").exists()
+    assert findings_in(tmp_path / "run") == []
 
 
 @pytest.mark.model
@@ -126,6 +131,7 @@ def test_the_agents_call_their_tool_and_only_what_they_sampled_is_trained(
         assert set(told) <= {0.0}
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["rollout/tool_calls_mean"] > 0.8
+    assert findings_in(tmp_path / "run") == []
 
 
 @pytest.mark.model
@@ -136,6 +142,7 @@ def test_an_agent_asks_the_mcp_server_of_its_settings(rollfeed, tmp_path: Path) 
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["rollout/tool_calls_mean"] > 0.3
     assert metrics["rollout/tool_calls_failed_mean"] == 0.0
+    assert findings_in(tmp_path / "run") == []
 
 
 def test_the_game_is_warmed_up_and_trained_on_in_several_turns(rollfeed, tmp_path: Path) -> None:
@@ -149,6 +156,7 @@ def test_the_game_is_warmed_up_and_trained_on_in_several_turns(rollfeed, tmp_pat
     rows = [row for path in batches for row in pq.read_table(path).to_pylist()]
     assert len(rows) == 2 * 4 * 16
     assert any(0.0 in row["loss_mask"] for row in rows)
+    assert findings_in(tmp_path / "run") == []
 
 
 async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
@@ -187,3 +195,4 @@ def test_the_words_are_learned_from_their_answers(rollfeed, tmp_path: Path) -> N
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
     assert "after 3 batches, core/reverse_text@2: accuracy" in result.out
+    assert findings_in(tmp_path / "run") == []

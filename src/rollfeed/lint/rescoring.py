@@ -1,0 +1,103 @@
+"""Compares the logprobs of samples with those that a model gives to the same tokens.
+
+Axes: R response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.lint.findings import Finding, Flaw
+from rollfeed.lint.marks import Marks
+from rollfeed.lint.numbers import Run, Spot, finding, runs_of
+from rollfeed.lint.subject import Subject
+
+_TIMES_USUAL = 10.0
+_UNLIKE = 0.5
+"""The share of differing tokens from which on the model is another one."""
+_LARGEST_RATIO = 0.05
+"""How much of a logprob rounding may change, where it is large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A sample, and what the model says of its response."""
+
+    subject: Subject
+    logprobs: NDArray[np.float64]
+    """``(R,)``; NaN where it says nothing."""
+    trained: NDArray[np.bool_]
+
+
+class OtherModelError(Exception):
+    """Most tokens have other logprobs under the model that was given."""
+
+
+def compare(
+    scored: Sequence[Rescored], *, tolerance: float, is_restricted: bool, marks: Marks | None
+) -> Iterator[Finding]:
+    """Yield the tokens whose logprobs the model does not give, sample by sample.
+
+    Args:
+        scored: At least one sample with logprobs.
+        tolerance: Nats that the engine's precision explains.
+        is_restricted: Whether tokens were drawn from a part of the vocabulary, which makes them likelier.
+        marks: For the text.
+
+    Raises:
+        OtherModelError: If that would be most of them.
+    """
+    differences = [_differences(each, is_restricted=is_restricted) for each in scored]
+    sizes = np.concatenate([np.abs(each[np.isfinite(each)]) for each in differences])
+    if not len(sizes):
+        return
+    allowed = max(tolerance, _TIMES_USUAL * float(np.median(sizes)))
+    if np.mean(sizes > tolerance) > _UNLIKE:
+        raise OtherModelError(f"{np.mean(sizes > tolerance):.0%} of {len(sizes)} logprobs differ")
+    for each, difference in zip(scored, differences, strict=True):
+        told = each.subject.logprobs
+        assert told is not None
+        wrong = np.nan_to_num(np.abs(difference)) > allowed + _LARGEST_RATIO * np.abs(np.nan_to_num(told))
+        for run in _joined(runs_of(wrong)):
+            size = float(np.nanmax(np.abs(difference[run.start : run.end])))
+            found = Spot(_kind(each, run, wrong, allowed, marks), *run, f"the model differs by up to {size:.3g} nats")
+            yield finding(each.subject, found, marks)
+
+
+def _differences(scored: Rescored, *, is_restricted: bool) -> NDArray[np.float64]:
+    logprobs = scored.subject.logprobs
+    assert logprobs is not None
+    difference = np.where(scored.trained, logprobs - scored.logprobs, np.nan)
+    return np.minimum(difference, 0.0) if is_restricted else difference
+
+
+def _kind(scored: Rescored, run: Run, wrong: NDArray[np.bool_], allowed: float, marks: Marks | None) -> Flaw:
+    """Tell whether tokens are what a tokenizer makes of their text, and their logprobs those of others."""
+    told, expected = scored.subject.logprobs, scored.logprobs
+    assert told is not None
+    for shift in (-1, 1):
+        moved = np.roll(expected, shift)[run.start : run.end]
+        if np.nanmean(np.abs(told[run.start : run.end] - moved)) <= allowed:
+            return Flaw.LOGPROB_OF_ANOTHER_TOKEN
+    ids = scored.subject.response_ids
+    turn = next((each for each in runs_of(scored.trained) if each.start <= run.start < each.end), run)
+    if marks is None or not wrong[run.start : turn.end].all():
+        return Flaw.LOGPROB_OF_ANOTHER_TOKEN
+    said = ids[turn.start : turn.end]
+    again = marks.tokenizer.encode(marks.decode(said), add_special_tokens=False)
+    return Flaw.RETOKENISED_TURN if np.array_equal(said, again) else Flaw.LOGPROB_OF_ANOTHER_TOKEN
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Return runs with those in one that have at most one token between them."""
+    joined: list[Run] = []
+    for run in runs:
+        if joined and run.start - joined[-1].end <= 1:
+            joined[-1] = Run(joined[-1].start, run.end)
+        else:
+            joined.append(run)
+    return joined
