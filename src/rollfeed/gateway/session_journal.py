@@ -184,6 +184,19 @@ class FolderJournal(SessionJournal):
             raise _full(self._turns, error) from error
 
 
+def recorded_turns(folder: Path) -> dict[str, dict[int, int]]:
+    """Return the turns that a folder's journal still has, by session: the hash of the logprobs by that of the ids."""
+    found: dict[str, dict[int, int]] = {}
+    path = folder / TURNS
+    for content in unsealed(path.read_bytes()) if path.exists() else ():
+        entry = msgspec.msgpack.decode(content, type=_Entry)
+        if isinstance(entry, _Done):
+            said = msgspec.msgpack.decode(entry.turn, type=Replied, dec_hook=array_of_bytes).completion
+            known = found.setdefault(entry.session_id, {})
+            known[hash(said.token_ids.tobytes())] = hash(said.logprobs.tobytes())
+    return found
+
+
 def _sealed(entry: _Entry) -> bytes:
     return sealed(msgspec.msgpack.encode(entry))
 

@@ -64,6 +64,7 @@ def _own(record: Record, source: str) -> Iterator[Subject]:
         rollout=None if rollout is None else (group, rollout),
         is_removed=bool(record.get("remove_sample")),
         has_own_context=bool(metadata.get(OWN_CONTEXT)),
+        session=str(metadata.get("session_id", "")),
         sampling_mask=None if drawn_from is None else (ids_of(drawn_from["lengths"]), ids_of(drawn_from["token_ids"])),
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from rollfeed.conversations import LossMaskType
 from rollfeed.lint.across import Across
 from rollfeed.lint.findings import Flaw, Report
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Spot, check_numbers, check_prompt, check_shape, check_versions, finding
+from rollfeed.lint.numbers import Spot, check_numbers, check_prompt, check_shape, check_versions, finding, runs_of
 from rollfeed.lint.subject import Subject
 from rollfeed.lint.taught import check_taught
 from rollfeed.lint.turns import Turns
@@ -33,6 +33,8 @@ class Expected:
     """Tokens of a response at most."""
     mask_type: LossMaskType | None = None
     """Of conversations that are taught; None where answers are sampled."""
+    recorded: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Turns as they were sampled, by session: the hash of the logprobs' bytes by that of the ids'."""
 
 
 class Linter:
@@ -87,6 +89,8 @@ class Linter:
             return
         yield from check_prompt(subject, turns.trained, marks)
         yield from turns.check(response_limit=expected.response_limit)
+        if subject.session in expected.recorded:
+            yield from _check_recorded(subject, turns, expected.recorded[subject.session])
 
     def _note_unchecked(self, subject: Subject) -> None:
         missing = {
@@ -105,3 +109,13 @@ def _check_texts(subject: Subject, marks: Marks | None) -> Iterator[Spot]:
         yield Spot(Flaw.PROMPT_TRAINED, 0, 0, "the response begins with the whole prompt")
     if marks is not None and marks.begins_twice(marks.tokenizer.encode(asked[:64], add_special_tokens=False)):
         yield Spot(Flaw.DOUBLED_BOS, 0, 0, "the prompt begins with a special token, twice")
+
+
+def _check_recorded(subject: Subject, turns: Turns, recorded: Mapping[int, int]) -> Iterator[Spot]:
+    """Yield turns that are not as they were recorded when they were sampled."""
+    for run in runs_of(turns.trained):
+        ids = hash(subject.response_ids[run.start : run.end].tobytes())
+        if ids not in recorded:
+            yield Spot(Flaw.RETOKENISED_TURN, *run, "no turn of its session was sampled so")
+        elif subject.logprobs is not None and hash(subject.logprobs[run.start : run.end].tobytes()) != recorded[ids]:
+            yield Spot(Flaw.LOGPROB_OF_ANOTHER_TOKEN, *run, "the turn was sampled with other logprobs")

@@ -38,6 +38,8 @@ class Subject:
     prompt: Prompt | None = None
     rollout: Hashable = None
     """What the samples of one rollout share; None where nobody knows."""
+    session: str = ""
+    """Of a gateway."""
     is_removed: bool = False
     is_taught: bool = False
     """Whether nothing of it was sampled: the answer is the data set's."""

@@ -1,0 +1,115 @@
+"""Reads the samples of a path, and has them checked with what the policy was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollfeed.app.lint.second_scores import Chosen, SampledPolicy, rescore
+from rollfeed.app.model import load_model, load_settings_model
+from rollfeed.app.stored_run import stored_spec
+from rollfeed.config import RolloutMode, Settings
+from rollfeed.errors import CheckpointError
+from rollfeed.gateway.session_journal import recorded_turns
+from rollfeed.lint import Expected, Linter, Marks, Report, SamplePlace, Subject, read_subjects, sample_files
+from rollfeed.prompts import load_tokenizer
+from rollfeed.protocols import OWN_CONTEXT
+from rollfeed.store import RunReader
+from rollfeed.store.layout import JOURNAL
+from rollfeed.store.tables.schema import from_row
+from rollfeed.types import Prompt, SampleStatus
+
+
+def lint(
+    path: Path,
+    *,
+    tokenizer: Path | None = None,
+    model: str | None = None,
+    on_progress: Callable[[Report], None] = lambda _: None,
+) -> Report:
+    """Check all samples at a path.
+
+    Args:
+        path: A run directory, the folder of a gateway, or files of slime, prime-rl or verl.
+        tokenizer: The folder of the policy's, where it is not the run's own.
+        model: A checkpoint with the weights that sampled it; by default the run's own, for what its version 0 sampled.
+        on_progress: Told of every sample.
+
+    Raises:
+        ConfigError: If there are no samples, or they cannot be read.
+    """
+    policy = _run_policy(path) if (path / JOURNAL).exists() else SampledPolicy()
+    if model is not None:
+        policy = policy.with_model(load_model(model))
+    settings, known = policy.settings, load_tokenizer(tokenizer) if tokenizer else policy.tokenizer
+    marks, expected = None if known is None else Marks.of(known), Expected(recorded=recorded_turns(path))
+    if settings is not None:
+        sampling, rollout = settings.sampling, settings.rollout
+        if known is not None:
+            marks = Marks.of(known, stops=sampling.rollout_stop, stop_token_ids=sampling.rollout_stop_token_ids)
+        mask_type = rollout.loss_mask_type if rollout.mode is RolloutMode.SFT else None
+        expected = Expected(response_limit=sampling.rollout_max_response_len, mask_type=mask_type)
+    linter, chosen = Linter(marks, expected), Chosen()
+    for subject in _run_subjects(path, settings) if settings else _file_subjects(path):
+        turns = linter.check(subject)
+        if turns is not None and turns.has_logprobs:
+            chosen.add(subject, turns)
+        on_progress(linter.report)
+    report = linter.finish()
+    if chosen.some:
+        asyncio.run(rescore(report, chosen, policy, marks))
+    return report
+
+
+def _run_policy(path: Path) -> SampledPolicy:
+    settings = stored_spec(path).settings
+    reasons = {
+        "the policy is on servers": not settings.engine.is_embedded,
+        "the policy was warmed up": settings.trains and settings.train.warm_up is not None,
+    }
+    reason = next((f"{why}; give --model" for why, is_so in reasons.items() if is_so), None)
+    try:
+        return SampledPolicy(settings=settings, model=load_settings_model(settings), reason=reason)
+    except CheckpointError:
+        return SampledPolicy(settings=settings, reason="the run's model is not here; give --model")
+
+
+def _run_subjects(path: Path, settings: Settings) -> Iterator[Subject]:
+    with RunReader(path) as reader:
+        for record in reader.steps():
+            before: Mapping[str, Any] | None = None
+            for row in reader.rows(record.step):
+                if before is not None:
+                    yield _subject(before, settings, is_plain=row["rollout_id"] == before["rollout_id"])
+                before = row
+            if before is not None:
+                yield _subject(before, settings, is_plain=False)
+
+
+def _subject(row: Mapping[str, Any], settings: Settings, *, is_plain: bool) -> Subject:
+    drawn_from = row.get("sampling_mask_lengths")
+    return Subject(
+        place=SamplePlace(f"step {row['step']}", row["group_index"], row["rollout_id"], row["index"]),
+        token_ids=row["token_ids"],
+        response_length=row["response_length"],
+        loss_mask=row["loss_mask"],
+        logprobs=row["logprobs"],
+        spans=[(span["start"], span["end"], span["policy_version"]) for span in row["spans"]],
+        newest_version=row["policy_version"],
+        max_staleness=settings.rollout.max_staleness,
+        status=SampleStatus(row["status"]),
+        prompt=from_row(Prompt, row),
+        rollout=(row["group_index"], row["rollout_id"]),
+        is_removed=bool(row["remove_sample"]),
+        is_taught=settings.rollout.mode is RolloutMode.SFT,
+        has_own_context=OWN_CONTEXT in (row["metadata"] or ""),
+        is_plain=is_plain,
+        sampling_mask=None if drawn_from is None else (drawn_from, row["sampling_mask_token_ids"]),
+    )
+
+
+def _file_subjects(path: Path) -> Iterator[Subject]:
+    for file in sample_files(path):
+        yield from read_subjects(file)
