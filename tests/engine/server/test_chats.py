@@ -172,3 +172,19 @@ async def test_a_full_queue_is_a_rate_limit_in_each_api(speaking: Any) -> None:
                 await clients.anthropic.messages.create(model="m", messages=USER, max_tokens=9)
             await service.resume()
             assert "[DONE]" in await first.text()
+
+
+async def test_a_client_that_leaves_aborts_its_answer_in_each_api(speaking: Any) -> None:
+    async with speaking() as clients:
+        server = clients.server
+        await server.service.pause("in_place")
+        for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+            body = {"messages": USER, "input": "?", "max_tokens": 9, "stream": True}
+            async with server.session.post(server.address + path, json=body) as response:
+                assert await response.content.readany()
+                response.close()
+        while server.service.usage().num_waiting:
+            await server.get("/v1/loads")
+        await server.service.resume()
+        await server.until_idle()
+        assert server.service.counters.requests_by_reason["abort"] == 3
