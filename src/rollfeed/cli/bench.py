@@ -219,6 +219,18 @@ def _bench_agents(arguments: argparse.Namespace, progress: Progress) -> dict[str
     return bench_agents(turns, agents, tokenizer, progress=progress)
 
 
+def _bench_gateway(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    from rollfeed.benchmarks.gateway.gateway_bench import GatewayWorkload, bench_gateway
+
+    workload = GatewayWorkload(
+        context_tokens=arguments.context,
+        num_sessions=arguments.sessions,
+        repetitions=arguments.repetitions,
+        seed=arguments.seed,
+    )
+    return bench_gateway(workload, app.load_model(arguments.model, with_weights=False), progress=progress)
+
+
 def _bench_train(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     try:
         # Here, because it brings torch, which the command line does without.
@@ -320,6 +332,23 @@ _BENCHES = {
             "--context": (8192, "tokens of a conversation at its end", 1024),
             "--steps": (32, "batches with tools; 0: turns only", 0),
             "--seed": (0, "of texts, lengths and waits", 0),
+        },
+        add_others=_add_model,
+    ),
+    "gateway": _Bench(
+        _bench_gateway,
+        bench_lines.gateway,
+        help="turns of agents beside a server that echoes what they send",
+        description="Hold conversations of 10 turns with a tool, streamed, in each API that the gateway speaks; agents "
+        "and a fake engine are other processes. Measure the processor time of the gateway's process, beside that of a "
+        "server that echoes the same bodies; the exit code is 1 when the samples are not what the engine sampled. "
+        "Takes two minutes.",
+        example="--json > bench/gateway.json",
+        numbers={
+            "--repetitions": (5, "of each measurement", 1),
+            "--context": (8192, "tokens of a conversation at its end", 2048),
+            "--sessions": (16, "of each API, in each repetition", 1),
+            "--seed": (0, "of what is sampled", 0),
         },
         add_others=_add_model,
     ),

@@ -121,3 +121,17 @@ def agents(result: dict[str, Any]) -> Iterator[str]:
             f"{run['bound_tokens_per_second']:.0f} tokens/s, {run['groups_in_flight']} groups in flight, slots idle "
             f"{run['idle']:.1%}, wasted {run['wasted_fraction']:.1%}"
         )
+
+
+def gateway(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench gateway`` has found."""
+    by_api = ", ".join(f"{api} {cost:.2f}" for api, cost in result["cpu_milliseconds_per_turn_by_api"].items())
+    yield (
+        f"{result['cpu_milliseconds_per_turn']:.2f} ms of a processor a turn ({by_api}), "
+        f"{result['ratio_to_echo']:.1f} times a server that echoes ({result['echo_milliseconds_per_turn']:.2f} ms)"
+    )
+    samples = result["samples"]
+    yield (
+        f"{samples['num_trained']} turns in {samples['num_samples']} samples: {len(samples['unsampled'])} not as "
+        f"sampled, {len(samples['doubled'])} doubled, {len(samples['untrained'])} lost"
+    )

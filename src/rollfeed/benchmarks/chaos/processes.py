@@ -35,7 +35,7 @@ class ChaosEngine:
     """One server. Entering starts it, leaving kills it."""
 
     def __init__(self) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,7 +62,7 @@ class ChaosEngine:
             EngineUnavailableError: If it does not within a minute.
         """
         deadline = time.monotonic() + _START_SECONDS
-        while not self._listens():
+        while not is_listening(self._port):
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(f"the fake engine at {self.address} is not there: {_START_SECONDS:g} s")
             if self._process is None or self._process.poll() is not None:
@@ -74,11 +74,6 @@ class ChaosEngine:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-    def _listens(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
-            return True
-        return False
 
 
 class RunProcess:
@@ -234,7 +229,15 @@ def _is_worker(pid: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def is_listening(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at, and that no outgoing connection is given."""
     random = Random()  # of no seed: two benches at once must not meet
     while True:
         port = random.randrange(*_PORTS)
