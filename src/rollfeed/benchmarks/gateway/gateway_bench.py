@@ -29,7 +29,7 @@ from rollfeed.benchmarks.gateway.gateway_processes import (
     serving,
     write_model,
 )
-from rollfeed.benchmarks.gateway.sampled_once import Compared, compare
+from rollfeed.benchmarks.gateway.sampled_once import SampledOnce, compare
 from rollfeed.benchmarks.gateway.talks import Api
 from rollfeed.protocols import Tokenizer
 
@@ -110,7 +110,7 @@ def bench_gateway(workload: GatewayWorkload, model: Model, *, progress: Callable
 
 
 def _result(
-    workload: GatewayWorkload, costs: dict[Api, list[float]], echoes: dict[Api, list[float]], found: Compared
+    workload: GatewayWorkload, costs: dict[Api, list[float]], echoes: dict[Api, list[float]], found: SampledOnce
 ) -> dict[str, Any]:
     ours, echo = ([sum(each) / len(Api) for each in zip(*by_api.values(), strict=True)] for by_api in (costs, echoes))
     return {

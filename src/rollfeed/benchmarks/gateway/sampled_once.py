@@ -11,7 +11,7 @@ from rollfeed.benchmarks.gateway.fake_policy import EngineTurn, digest
 from rollfeed.types import Sample
 
 
-class Compared(msgspec.Struct, kw_only=True):
+class SampledOnce(msgspec.Struct, kw_only=True):
     """Samples beside the turns of an engine."""
 
     num_samples: int = 0
@@ -25,9 +25,9 @@ class Compared(msgspec.Struct, kw_only=True):
     """Contexts after which something was sampled that is in no sample."""
 
 
-def compare(samples: Iterable[Sample], sampled: Iterable[EngineTurn]) -> Compared:
+def compare(samples: Iterable[Sample], sampled: Iterable[EngineTurn]) -> SampledOnce:
     """Look for each turn of the samples among those of an engine, by all tokens before it."""
-    found = Compared()
+    found = SampledOnce()
     left: dict[tuple[str, bytes, bytes], int] = {}
     for turn in sampled:
         key = (turn.context, _bits(turn.token_ids, np.int32), _bits(turn.logprobs, np.float32))
