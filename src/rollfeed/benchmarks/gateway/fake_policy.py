@@ -58,7 +58,7 @@ class EngineTurn(msgspec.Struct, frozen=True):
     logprobs: list[float]
 
 
-class Turns(Protocol):
+class SamplesTurns(Protocol):
     """Decides what is sampled."""
 
     def turn(self, number: int, prompt_ids: NDArray[np.int32]) -> tuple[str, list[int]]:
@@ -115,7 +115,7 @@ def read_sampled(path: Path) -> Iterator[EngineTurn]:
 
 
 class _Backend(ScriptedBackend):
-    def __init__(self, turns: Turns, log: Path, clock: Clock) -> None:
+    def __init__(self, turns: SamplesTurns, log: Path, clock: Clock) -> None:
         super().__init__(clock)
         self._turns = turns
         self._log = log.open("ab", buffering=0)
@@ -139,7 +139,7 @@ class _Backend(ScriptedBackend):
 class FakeEngine(FakeServer):
     """One server of such turns."""
 
-    def __init__(self, turns: Turns, log: Path) -> None:
+    def __init__(self, turns: SamplesTurns, log: Path) -> None:
         self._turns, self._log = turns, log
         super().__init__(FakeSettings(mode=FakeMode.SCRIPTED))
 
