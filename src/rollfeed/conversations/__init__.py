@@ -8,6 +8,7 @@ from rollfeed.conversations.conversation import Conversation
 from rollfeed.conversations.dialogue import Dialogue, FollowUp, TurnPlace
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
 from rollfeed.conversations.syntax import CallSyntax, call_syntax
+from rollfeed.conversations.text_pieces import TextPieces
 from rollfeed.conversations.written_calls import Call, SaidTurn, UnreadableCall, names_in, read_json, read_turn
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Span",
     "Suffix",
     "TemplateAudit",
+    "TextPieces",
     "TurnPlace",
     "UnreadableCall",
     "answer_tokens",

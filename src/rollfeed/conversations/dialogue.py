@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rollfeed.conversations.chat import Chat, Suffix
 from rollfeed.conversations.syntax import CallSyntax
+from rollfeed.conversations.text_pieces import TextPieces
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import RewrittenTurns, Tokenizer
 from rollfeed.types import Message
@@ -87,6 +88,7 @@ class Dialogue:
         template_kwargs: Variables of the template.
         syntax: What the template shows of tools, where messages may hold calls that were read out of turns, and their
             results; what it does not show is told in texts.
+        pieces: Of the tokenizer; what is in there is not tokenised again.
     """
 
     def __init__(
@@ -96,9 +98,11 @@ class Dialogue:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         syntax: CallSyntax | None = None,
+        pieces: TextPieces | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._syntax = syntax
+        self._pieces = pieces or TextPieces(tokenizer)
         self._chat = Chat(tokenizer, tools=tools, template_kwargs=template_kwargs)
         self._small = Chat(tokenizer, tools=[_TOOL] if tools else None, template_kwargs=template_kwargs)
         self._asked: str | None = None
@@ -171,7 +175,7 @@ class Dialogue:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the tokens ``(N,)`` of rendered text."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._pieces.encode(text)
 
     def _opening(
         self, place: TurnPlace, text: str, forms: Sequence[Message], after: Sequence[Message]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollfeed.chat_apis import ApiError, Asked, ErrorKind
-from rollfeed.conversations import CallSyntax, Dialogue, call_syntax
+from rollfeed.conversations import CallSyntax, Dialogue, TextPieces, call_syntax
 from rollfeed.gateway.histories import Matching, digest_of
 from rollfeed.protocols import CallFormat, RewrittenTurns, Tokenizer
 from rollfeed.types import Completion, SamplingMask, SamplingParams, VersionSpan
@@ -74,6 +74,7 @@ class Dialogues:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, Dialogue] = OrderedDict()
+        self._pieces = TextPieces(tokenizer)
 
     @property
     def syntax(self) -> CallSyntax:
@@ -91,6 +92,7 @@ class Dialogues:
                 tools=tools or None,
                 template_kwargs=template_kwargs or None,
                 syntax=self.syntax,
+                pieces=self._pieces,
             )
             if len(self._known) > _MOST_DIALOGUES:
                 self._known.popitem(last=False)

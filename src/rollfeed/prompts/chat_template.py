@@ -66,6 +66,9 @@ class ChatTemplate:
         texts = tokenizer.chat_template or ()
         self._texts = tuple(texts.values()) if isinstance(texts, Mapping) else (texts,) if texts else ()
         self._compiled = [_compiled(text) for text in self._texts]
+        is_one = isinstance(tokenizer.chat_template, str)
+        self._specials = {**tokenizer.special_tokens_map, "documents": None} if is_one else None
+        """Variables that every template has besides; None where it is to be chosen among several."""
         self._takes_text: dict[_Kind, bool] = {}
         self._takes_parts: dict[_Kind, _Parts] = {}
         self._takes_argument_objects: dict[bool, bool] = {}
@@ -119,6 +122,9 @@ class ChatTemplate:
 
     def _apply(self, tools: Sequence[Any] | None, arguments: Mapping[str, Any], messages: _Messages) -> str:
         def rendered() -> str:
+            if self._specials is not None and _are_texts(messages):
+                # As transformers does it, which takes longer to see that texts are texts than to render them.
+                return str(self._compiled[0].render(messages=messages, tools=tools, **{**self._specials, **arguments}))
             return str(self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **arguments))
 
         if not self.asks_for_the_date:
@@ -201,6 +207,14 @@ class _Parts(Enum):
         if mark + "first" not in text or _DUMPED + mark in text:
             return cls.NONE
         return cls.ALL if mark + "second" in text else cls.FIRST
+
+
+def _are_texts(messages: _Messages) -> bool:
+    """Whether there are messages, of which all is text that a template gets under the name that it has."""
+    named = ("reasoning_content", "reasoning", "thinking")
+    return bool(messages) and all(
+        type(value) is str and name not in named for message in messages for name, value in message.items()
+    )
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

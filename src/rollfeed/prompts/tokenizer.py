@@ -124,6 +124,7 @@ class LocalTokenizer:
         self._eos_token_ids = eos_token_ids
         self._chat_template = chat_template
         self._prefix = _what_comes_before(tokenizer)
+        self._backend = _plain_backend(tokenizer)
         # Fast tokenizers raise "Already borrowed" when two threads meet inside.
         self._lock = threading.Lock()
 
@@ -149,7 +150,10 @@ class LocalTokenizer:
         does not belong behind one that is to be gone on with.
         """
         with self._lock:
-            ids = self._tokenizer.encode(well_formed(text), add_special_tokens=False, verbose=False)
+            if self._backend is None:
+                ids = self._tokenizer.encode(well_formed(text), add_special_tokens=False, verbose=False)
+            else:
+                ids = self._backend.encode(well_formed(text), add_special_tokens=False).ids
         prefix = self._prefix if add_special_tokens else []
         begins_with_it = bool(prefix) and ids[: len(prefix)] == prefix
         return np.asarray(ids if begins_with_it else prefix + ids, dtype=np.int32)
@@ -173,6 +177,8 @@ class LocalTokenizer:
         """Return text; bytes that are not complete UTF-8 become U+FFFD."""
         ids = np.asarray(token_ids, np.int64).tolist()
         with self._lock:
+            if self._backend is not None:
+                return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
             text = self._tokenizer.decode(
                 ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
@@ -202,6 +208,25 @@ class LocalTokenizer:
                 num_images=num_images,
                 add_generation_prompt=add_generation_prompt,
             )
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """Return the object of the tokenizers library that does the same without the checks around it, or None.
+
+    They take longer than the tokens of a short text.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    changed = any(
+        getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name) for name in ("_encode_plus", "_decode")
+    )
+    if changed or not tokenizer.is_fast or tokenizer.split_special_tokens:
+        return None
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _what_comes_before(tokenizer: Any) -> list[int]:
