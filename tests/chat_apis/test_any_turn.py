@@ -49,9 +49,11 @@ PIECES = [
         "<thi",
         "<tool",
     ),
-    *("<tool_call>", '{"name": "add", "arguments": {"a": "2"}}', "</tool_call>"),
+    *("<tool_call>", '{"name": "add", "arguments": {"a": "2", "b": "1", "c": "x"}}', "</tool_call>"),
+    *('<tool_call>{"name": "a\\ud83d", "arguments": {"\\ud83d": ["\\udc00"]}}</tool_call>', "<add>", "</add>"),
 ]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ODD: dict[str, Any] = {"type": 3, "enum": 5, "anyOf": 7}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": ODD, "c": True}}
 FUNCTION = {"name": "add", "parameters": SCHEMA}
 USER: Any = [{"role": "user", "content": "?"}]
 SEEDS = range(400)
@@ -102,6 +104,7 @@ def test_any_turn_given_back_is_what_was_told(saying: Any, api: Any, body: Any) 
         if isinstance(api, OpenAIResponses):
             expected = [message for message in expected if message != silent]
         assert list(told) == expected, (seed, text)
+        json.dumps(said.message(), ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(("api", "body"), BODIES, ids=lambda each: type(each).__name__)

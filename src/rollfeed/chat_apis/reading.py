@@ -8,6 +8,7 @@ from typing import Any
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.chat_apis.asked import ToolChoice
 from rollfeed.conversations import read_json
+from rollfeed.types.text import well_formed_json
 
 LARGEST_INT32 = 2**31 - 1
 MOST_MESSAGES = 100_000
@@ -163,7 +164,7 @@ def arguments_of(arguments: Any) -> Any:
         read = read_json(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return read if isinstance(read, dict) else arguments
+    return well_formed_json(read) if isinstance(read, dict) else arguments
 
 
 def tool_call(call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, Any]:
@@ -185,7 +186,9 @@ def tool_definition(given: Mapping[str, Any], where: str, *, parameters: str = "
     name, schema = given.get("name"), given.get(parameters)
     if not isinstance(name, str) or not name:
         raise ApiError(f"{where} has no name", param=where)
-    if not isinstance(schema, dict | None):
+    schema = {} if schema is None else schema
+    is_schema = isinstance(schema, dict) and isinstance(schema.get("properties", {}), dict)
+    if not is_schema or not isinstance(schema.get("required") or [], list):
         raise ApiError(f"{where}.{parameters} must be a JSON Schema", param=f"{where}.{parameters}")
     described = {"description": given["description"]} if isinstance(given.get("description"), str) else {}
     schema = schema or {"type": "object", "properties": {}}

@@ -16,6 +16,7 @@ from rollfeed.chat_apis.asked import Asked
 from rollfeed.conversations import Call, fit_arguments, names_in, read_turn
 from rollfeed.protocols import CallFormat, Tokenizer
 from rollfeed.types import Completion, FinishKind, Message
+from rollfeed.types.text import well_formed, well_formed_json
 
 _OPENING, _CLOSING = "<think>", "</think>"
 _OPENED = re.compile(r"\s*<think>")
@@ -122,7 +123,11 @@ def said_of(
         if len(read) == len(turn.calls) > 0 and (call_format is not CallFormat.JSON or _are_known(read, tools)):
             content = turn.text
             calls = tuple(
-                SaidCall(f"call{first_call + number:05d}", call.name, _arguments(call, asked, tools))
+                SaidCall(
+                    f"call{first_call + number:05d}",
+                    well_formed(call.name),
+                    well_formed_json(_arguments(call, asked, tools)),
+                )
                 for number, call in enumerate(read)
             )
         else:
