@@ -269,7 +269,7 @@ ALPHABET = [*PIECES, *"5 \n\\$*_`.~", "\ud83d", "\u0301", "\u00bd", "\uff16", "\
 
 def test_extractor_never_raises() -> None:
     generator = random.Random(0)
-    for _ in range(10_000):
+    for _ in range(3_000):
         response = "".join(generator.choices(ALPHABET, k=generator.randrange(60)))
         answer = find_answer(response)
         assert answer is None or answer.text.strip(), response

@@ -112,7 +112,7 @@ def test_a_directory_in_use_is_refused(start_rollfeed, rollfeed, settings_file, 
     assert process.poll() is None
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_kill_9_at_random_instants_loses_no_finished_step(
     start_rollfeed, rollfeed, settings_file, tmp_path: Path, deterministic: bool
 ) -> None:

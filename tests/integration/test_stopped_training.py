@@ -60,7 +60,7 @@ def checkpoints(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.soak)])
 def test_a_training_that_is_stopped_goes_on_where_it_was(
     rollfeed, start_rollfeed, settings_file, tmp_path, mode
 ) -> None:

@@ -228,7 +228,7 @@ async def test_every_reply_is_consistent_and_every_slot_free_afterwards(
     serving: Any, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(**SERVING) as client:
-        chaos = Chaos(client, folders, seconds=6.0)
+        chaos = Chaos(client, folders, seconds=4.0)
         await asyncio.wait_for(chaos.run(), 36)
         await verify(client, chaos, folders)
     assert caplog.records == []
