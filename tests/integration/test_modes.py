@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tests.integration.linting import findings_in
 
 MODES = ["sync", "partial", "async"]
 
@@ -30,6 +31,7 @@ def test_every_mode_trains_each_prompt_once(rollfeed, settings_file, tmp_path: P
     last = metrics(out)[-1]
     places = ("trained", "dropped", "failed", "discarded", "surplus", "requeued", "in_flight")
     assert last["ledger/drawn"] == sum(last[f"ledger/{place}"] for place in places)
+    assert findings_in(out) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -65,6 +67,7 @@ def test_weights_of_an_outside_trainer_are_followed(
         version = table.column("policy_version").to_pylist()[0]
         assert version == step if mode != "async" else step - 1 <= version <= step
         assert steps[step]["rollout/staleness_max"] <= 1
+    assert findings_in(out) == []
 
 
 def test_a_trainer_that_never_comes_ends_the_run_with_what_was_waited_for(

@@ -18,6 +18,7 @@ import transformers
 from pyarrow import parquet
 from safetensors.numpy import load_file
 from tests.conversations.zoo.families import FAMILIES, save
+from tests.integration.linting import findings_in
 
 from rollfeed import RunSpec, prepare
 from rollfeed.app.training import prepare_warm_up
@@ -207,6 +208,7 @@ def test_rows_become_samples_without_an_engine_or_weights(rollfeed: Callable[...
     assert shown["question"] == "Sure?"
     assert shown["samples"][0]["reward"] == 0.0
     assert shown["samples"][0]["trained_tokens"] < shown["samples"][0]["response_length"]
+    assert findings_in(talks / "run") == []
 
 
 @pytest.mark.parametrize(
@@ -259,6 +261,7 @@ def test_a_template_that_shows_turns_otherwise_later_needs_a_mask_type(
     result = rollfeed("run", "talks.toml", "--out", "run", "--quiet", "--set", "rollout.loss_mask_type=distill_qwen")
     assert result.code == 0, result.err
     assert all(row["response"].startswith("<think>\nWell.") for row in rows_of(talks / "run"))
+    assert findings_in(talks / "run") == []
 
 
 def test_conversations_over_the_context_are_left_out_and_counted(rollfeed: Callable[..., Any], talks: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
+from tests.integration.linting import findings_in
 
 TRAIN = """
 [train]
@@ -70,6 +71,7 @@ def test_every_mode_trains_and_puts_the_weights_into_the_engine(rollfeed, settin
     ]
     assert versions == [0, 1, 2, 3]
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000001", "step-000003"]
+    assert findings_in(out) == []
 
 
 def test_training_that_is_killed_at_any_step_ends_as_the_unbroken_one(
@@ -149,6 +151,7 @@ def test_ratios_are_1_under_restricted_sampling_where_the_engine_says_what_it_ke
         assert len(row["sampling_mask_lengths"]) == row["response_length"]
         assert sum(row["sampling_mask_lengths"]) == len(row["sampling_mask_token_ids"])
         assert max(row["sampling_mask_lengths"]) <= 200
+    assert findings_in(out) == []
 
 
 def test_training_evaluates_before_between_and_after(rollfeed, settings_file, tmp_path) -> None:

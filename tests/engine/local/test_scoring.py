@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from rollfeed.protocols import Engine
-from rollfeed.types import TensorUpdate
+from rollfeed.types import SamplingParams, TensorUpdate
 
 TEXTS = [np.arange(5, 45, dtype=np.int32), np.array([7, 9], np.int32), np.arange(60, 90, dtype=np.int32)]
 
@@ -56,3 +56,28 @@ async def test_a_paused_engine_says_nothing(make_tiny_engine: Callable[..., Engi
             assert await engine.score(TEXTS) == {}
         await engine.resume()
         assert await engine.score(TEXTS) != {}
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+async def test_what_is_sampled_meanwhile_is_what_would_be_sampled_otherwise(
+    kernels: str, make_tiny_engine: Callable[..., Engine]
+) -> None:
+    params = SamplingParams(max_new_tokens=60, min_new_tokens=60, seed=5)
+    async with make_tiny_engine(kernels=kernels) as engine:
+        alone = await engine.generate(TEXTS[0], params, request_id="alone")
+        beside = asyncio.ensure_future(engine.generate(TEXTS[0], params, request_id="beside"))
+        while not beside.done():
+            await engine.score(TEXTS)
+        np.testing.assert_array_equal((await beside).token_ids, alone.token_ids)
+        np.testing.assert_allclose((await beside).logprobs, alone.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+async def test_texts_are_scored_as_they_were_sampled_at_a_temperature(
+    kernels: str, make_tiny_engine: Callable[..., Any]
+) -> None:
+    params = SamplingParams(max_new_tokens=12, seed=5, temperature=0.5)
+    async with make_tiny_engine(kernels=kernels) as engine:
+        reply = await engine.generate(TEXTS[0], params, request_id="a")
+        scored = await engine.score_tempered([np.concatenate([TEXTS[0], reply.token_ids])], 0.5)
+        np.testing.assert_allclose(scored[-len(reply.token_ids) :], reply.logprobs, atol=1e-4)

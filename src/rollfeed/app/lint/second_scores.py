@@ -85,7 +85,8 @@ async def rescore(report: Report, chosen: Chosen, policy: SampledPolicy, marks: 
         for found in compare(
             scored,
             tolerance=_TOLERANCE.get(precision, _OTHER_TOLERANCE),
-            is_restricted=sampling is not None and bool(sampling.restrictions),
+            is_restricted=sampling is not None
+            and (sampling.rollout_top_p < 1.0 or sampling.rollout_top_k != -1 or sampling.min_new_tokens > 0),
             marks=marks,
         ):
             report.add(found)

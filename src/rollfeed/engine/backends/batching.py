@@ -153,7 +153,10 @@ class ContinuousBatcher(Backend):
         decoding = sorted(slot for slot in ready if self._running[slot].max_new_tokens > 0)
         if prefills or decoding:
             logits_MV, hidden_R = self._runner.compute(prefills, decoding)
-            self._score(prefills, hidden_R)
+            if any(self._running[slot].needs_scoring for slot, _ in prefills):
+                # What scores are computed from may be written over these.
+                logits_MV = logits_MV.clone()
+                self._score(prefills, hidden_R)
             for slot, count in [*prefills, *((slot, 1) for slot in decoding)]:
                 self._slots.advance(slot, count)
             if decoding:
