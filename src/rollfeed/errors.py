@@ -114,6 +114,10 @@ class ToolError(RollfeedError):
     """A tool has no answer to a call; the message is what the policy is told."""
 
 
+class AgentError(RollfeedError):
+    """An agent went wrong: its rollout has failed, and no other."""
+
+
 class RunFailedError(RollfeedError):
     """The run cannot go on; what was committed stays readable and can be resumed."""
 

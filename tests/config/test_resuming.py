@@ -48,6 +48,7 @@ TREES: dict[str, dict[str, Any]] = {
         "sampling": {"rollout_top_k": 20},
     },
     "router": {**COMMON, "engine": {"sglang": {"router": "http://a:1"}, "context_length": 2048}},
+    "agent": {**COMMON, "agent": {"command": ["python"]}},
     "openai": {**COMMON, "engine": {"openai": {"base_url": "http://a:1"}, "context_length": 2048}},
 }
 TREES["all given"] = validate_settings(COMMON, where="all given").model_dump(mode="json")

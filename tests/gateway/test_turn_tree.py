@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tests.conversations.zoo.families import load
 
 from rollfeed.conversations import Dialogue
-from rollfeed.gateway.histories import Matching, read_history
+from rollfeed.gateway.histories import read_history
 from rollfeed.gateway.samples import samples_of, sift
 from rollfeed.gateway.turn_tree import Opening, Turn, TurnTree
-from rollfeed.protocols import OWN_CONTEXT, RewrittenTurns
+from rollfeed.protocols import OWN_CONTEXT, Matching, RewrittenTurns
 from rollfeed.testing import CharTokenizer, make_prompt, make_request
 from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, Message, Sample, VersionSpan
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rollfeed import plugins
 from rollfeed.app.checks import check_combination, needs_keyed_cut
+from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, build_source, no_images_of
@@ -18,7 +19,6 @@ from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
-from rollfeed.generate import by_environment, given_answer
 from rollfeed.pipeline import (
     GroupPlan,
     LengthHistory,
@@ -158,7 +158,7 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
     services = RewardServices(config.reward, rm_types=[config.reward.rm_type], tools=config.tools, folders=folders)
     scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
     return Functions(
-        generate=load(own.generate, GenerateFn, key="plugins.generate") or _generate_fn(config),
+        generate=load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(config, folders=folders),
         rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
         sample_hook=load(own.sample_hook, SampleHook, key="plugins.sample_hook"),
         group_filter=compose(_group_filters(config, folders)),
@@ -168,12 +168,6 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
         services=services,
         scorer=reward_hub(config.reward, own, services, seed=config.seed, folders=folders),
     )
-
-
-def _generate_fn(config: RolloutConfig) -> GenerateFn:
-    if config.rollout.mode is RolloutMode.SFT:
-        return partial(given_answer, mask_type=config.rollout.loss_mask_type)
-    return by_environment
 
 
 def open_rollouts(

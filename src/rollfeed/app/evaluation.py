@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from rollfeed import plugins
 from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.eval_sets import load_sets
+from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, no_images_of
@@ -34,7 +35,6 @@ from rollfeed.evaluation import (
     policy_versions,
     summarise,
 )
-from rollfeed.generate import by_environment
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.prompts import ChatRenderer
@@ -252,7 +252,9 @@ def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, An
 def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | None]:
     """Return what answers, and what sees the answers."""
     own, load = prepared.config.plugins, partial(plugins.load_plugin, folders=prepared.folders)
-    generate = load(own.generate, GenerateFn, key="plugins.generate") or by_environment
+    generate = load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(
+        prepared.config, folders=prepared.folders
+    )
     return generate, load(own.sample_hook, SampleHook, key="plugins.sample_hook")
 
 

@@ -1,17 +1,29 @@
-"""The gateway: agents that speak to an API answered by a policy."""
+"""Generate functions where none is the user's, and the gateway through which agents ask the policy."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shutil
+import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+from rollfeed import plugins
 from rollfeed.app.model import Endpoint
 from rollfeed.base.serving import serve_application
+from rollfeed.config import RolloutConfig, RolloutMode
+from rollfeed.config.agent import AgentSettings
+from rollfeed.errors import ConfigError
 from rollfeed.gateway.gateway_server import GatewayServer
+from rollfeed.gateway.playing import AgentPlayer
 from rollfeed.gateway.policy import Caps, ServedPolicy
 from rollfeed.gateway.session_journal import FolderJournal, SessionJournal
 from rollfeed.gateway.sessions import Sessions
+from rollfeed.generate import by_environment, given_answer
+from rollfeed.protocols import AgentFn, GenerateFn
+
+_INTERPRETERS = ("python", "python3")
 
 
 @asynccontextmanager
@@ -49,3 +61,33 @@ async def serve_gateway(
             yield address
     finally:
         journal.close()
+
+
+def generate_fn(config: RolloutConfig, *, folders: Sequence[Path]) -> GenerateFn:
+    """Return what answers prompts where no function of the user's does.
+
+    Raises:
+        ConfigError: If the agent does not exist, or does not fit.
+    """
+    if config.agent.answers:
+        return _agent_player(config.agent, folders=folders)
+    if config.rollout.mode is RolloutMode.SFT:
+        return partial(given_answer, mask_type=config.rollout.loss_mask_type)
+    return by_environment
+
+
+def _agent_player(settings: AgentSettings, *, folders: Sequence[Path]) -> AgentPlayer:
+    function = plugins.load_plugin(settings.function, AgentFn, key="agent.function", folders=folders)
+    if not settings.command:
+        return AgentPlayer(settings, function)
+    program, *others = settings.command
+    found = sys.executable if program in _INTERPRETERS else shutil.which(_placed(program, folders))
+    if found is None:
+        raise ConfigError(f"agent.command = {program!r}: there is no such program; give one on PATH, or its path")
+    command = (str(Path(found).absolute()), *(_placed(each, folders) for each in others))
+    return AgentPlayer(settings.model_copy(update={"command": command}), None)
+
+
+def _placed(argument: str, folders: Sequence[Path]) -> str:
+    """Return the path of a file beside the settings file, where an argument names one."""
+    return next((str(path.resolve()) for folder in folders if (path := folder / argument).is_file()), argument)

@@ -12,7 +12,7 @@ from rollfeed.cli.arguments import Parsers, add_address, add_command, add_number
 from rollfeed.config.api_key import ApiKey
 from rollfeed.engine import DEFAULT_MODEL
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import RewrittenTurns
+from rollfeed.protocols import Matching, RewrittenTurns
 from rollfeed.types import SamplingParams
 
 logger = logging.getLogger("rollfeed.serve")
@@ -102,7 +102,6 @@ async def _serve(arguments: argparse.Namespace, token: str) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.gateway import serve_gateway
     from rollfeed.app.model import Endpoint
-    from rollfeed.gateway.histories import Matching
     from rollfeed.gateway.policy import Caps, ServedPolicy
 
     told = exit_codes.ToldToEnd()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from rollfeed.config.advantage import AdvantageSettings
+from rollfeed.config.agent import AgentSettings
 from rollfeed.config.buffer import BufferSettings, PlacementSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.evaluation import EvalSettings
@@ -41,6 +42,7 @@ _WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
     "placement": PlacementSettings.model_fields,
     "sampling": ("return_sampling_mask",),
     "tools": ToolSettings.model_fields,
+    "agent": AgentSettings.model_fields,
     "weights": ("source",),
 }
 """Keys that have no effect with ``rollout.mode = "sft"``, by section."""
@@ -63,6 +65,7 @@ class RolloutConfig(Section):
     filters: FiltersSettings = FiltersSettings()
     advantage: AdvantageSettings = AdvantageSettings()
     tools: ToolSettings = ToolSettings()
+    agent: AgentSettings = AgentSettings()
     plugins: PluginSettings = PluginSettings()
 
     @model_validator(mode="after")
@@ -73,6 +76,8 @@ class RolloutConfig(Section):
 
     def _problems(self) -> Iterator[str]:
         plugins = self.plugins
+        if self.agent.answers and plugins.generate:
+            yield f"plugins.generate = {import_path_of(plugins.generate)!r} replaces [agent]: remove one of them"
         if self.rollout.mode is RolloutMode.SFT:
             yield from self._without_effect()
         if plugins.advantage and self.advantage != AdvantageSettings():

@@ -67,7 +67,7 @@ class GatewayServer:
         self._body_bytes: dict[str, int] = {}
         """That each session has on the way."""
 
-    def application(self) -> web.Application:
+    def application(self, *, for_operators: bool = True) -> web.Application:
         """Return the web application."""
         application = web.Application(client_max_size=self._sessions.caps.max_body_bytes, middlewares=[self._errors])
         for prefix in ("", "/s/{key}"):
@@ -80,12 +80,17 @@ class GatewayServer:
                 web.get("/s/{key}/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                web.post("/sessions", self._open),
-                web.get("/sessions/{id}", self._show),
-                web.delete("/sessions/{id}", self._drop),
-                web.post("/sessions/{id}/finish", self._finish),
             ]
         )
+        if for_operators:
+            application.add_routes(
+                [
+                    web.post("/sessions", self._open),
+                    web.get("/sessions/{id}", self._show),
+                    web.delete("/sessions/{id}", self._drop),
+                    web.post("/sessions/{id}/finish", self._finish),
+                ]
+            )
         return application
 
     async def _turn(self, api: ChatApi, request: web.Request) -> web.StreamResponse:

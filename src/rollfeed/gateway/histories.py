@@ -7,28 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
+from rollfeed.protocols import Matching
 from rollfeed.types import Message
 from rollfeed.types.text import text_of
 
 _DIGEST_BYTES = 16
 _OPENING, _CLOSING = "<think>", "</think>"
 _encoder = msgspec.json.Encoder(order="deterministic")
-
-
-class Matching(StrEnum):
-    """Chooses when a turn in a history is one that was sampled, and a message one that was told before."""
-
-    LENIENT = "lenient"
-    """Also where a harness has changed white space around texts, contents that are empty or in parts, ids of calls, the
-    order of arguments, or has left thoughts out."""
-    STRICT = "strict"
-    """Where all of it is as it was returned."""
 
 
 @dataclass(frozen=True, slots=True)

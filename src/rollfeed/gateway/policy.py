@@ -11,8 +11,8 @@ import numpy as np
 
 from rollfeed.chat_apis import ApiError, Asked, ErrorKind
 from rollfeed.conversations import CallSyntax, Dialogue, TextPieces, call_syntax
-from rollfeed.gateway.histories import Matching, digest_of
-from rollfeed.protocols import CallFormat, RewrittenTurns, Tokenizer
+from rollfeed.gateway.histories import digest_of
+from rollfeed.protocols import CallFormat, Matching, RewrittenTurns, Tokenizer
 from rollfeed.types import Completion, SamplingMask, SamplingParams, VersionSpan
 
 _MOST_DIALOGUES = 256

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.conversations import Dialogue, TurnPlace
-from rollfeed.gateway.histories import History, Matching, thoughts_fit
-from rollfeed.protocols import RewrittenTurns
+from rollfeed.gateway.histories import History, thoughts_fit
+from rollfeed.protocols import Matching, RewrittenTurns
 from rollfeed.types import Completion, Message
 
 

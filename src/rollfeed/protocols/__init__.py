@@ -5,6 +5,7 @@ does the handing. The protocols a user may implement (named in ``[plugins]`` of 
 passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has an example of each.
 """
 
+from rollfeed.protocols.agents import AgentFn, AgentTask, Matching
 from rollfeed.protocols.episodes import (
     MULTI_TURN,
     OWN_CONTEXT,
@@ -55,6 +56,8 @@ __all__ = [
     "REWRITTEN_TURNS",
     "AdvantageFn",
     "AgeRule",
+    "AgentFn",
+    "AgentTask",
     "BatchCutter",
     "BatchFilter",
     "BatchedRewardFn",
@@ -75,6 +78,7 @@ __all__ = [
     "Isolation",
     "IsolationLevel",
     "Learner",
+    "Matching",
     "MultiTurnEnvironment",
     "PromptBuffer",
     "PromptRenderer",
