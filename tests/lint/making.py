@@ -10,6 +10,7 @@ from tests.conversations.zoo.families import load
 
 from rollfeed.conversations import Conversation
 from rollfeed.lint import Expected, Finding, Linter, Marks, SamplePlace, Subject
+from rollfeed.protocols import RewrittenTurns
 from rollfeed.types import Prompt, SampleStatus
 
 QUESTION = ({"role": "user", "content": "How many words has the answer?"},)
@@ -54,7 +55,7 @@ def made(family: str = "qwen2.5", *, turns: tuple[str, ...] = TURNS, end: bool =
     text = tokenizer.render_chat(QUESTION)
     ids = tokenizer.encode(text, add_special_tokens=False)
     prompt = Prompt(prompt_id="p", source="made", text=text, token_ids=ids, messages=QUESTION)
-    conversation = Conversation(prompt, tokenizer)
+    conversation = Conversation(prompt, tokenizer, rewritten=RewrittenTurns.APPEND)
     sample = Made(tokenizer, prompt, ids.tolist())
     random = np.random.default_rng(len(turns))
     told = {**TOLD, "role": "user"} if family in ("gemma", "chatml", "plain", "mistral", "phi") else TOLD

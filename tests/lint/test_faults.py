@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.lint.making import Made, lint, made
+from tests.conversations.zoo.families import load
+from tests.lint.making import QUESTION, Made, lint, made
 
+from rollfeed.conversations import LossMaskType, answered_prompt
 from rollfeed.lint import Flaw, SamplePlace, Subject
-from rollfeed.types import SampleStatus
+from rollfeed.types import Prompt, SampleStatus
 
 FAMILIES = ("chatml", "qwen2.5", "qwen3", "llama3", "mistral", "gemma", "phi", "glm4", "plain")
 
@@ -77,6 +79,14 @@ def last_end_lost(sample: Made) -> Subject:
 
 def begun_twice(sample: Made) -> Subject:
     sample.ids.insert(0, sample.ids[0])
+    return sample.subject()
+
+
+def begun_again(sample: Made) -> Subject:
+    position = sample.turns[0][1] + len(sample.prompt.token_ids)
+    sample.ids.insert(position, sample.ids[0])
+    sample.mask.insert(sample.turns[0][1], 0.0)
+    sample.logprobs.insert(sample.turns[0][1], 0.0)
     return sample.subject()
 
 
@@ -184,6 +194,96 @@ def test_a_planted_fault_is_found(plant: Callable[[Made], Subject], family: str)
     sample = made(family)
     kinds = [found.kind for found in lint(plant(sample), tokenizer=sample.tokenizer)]
     assert FAULTS[plant] in kinds, kinds
+
+
+def test_a_first_token_in_the_middle_is_found() -> None:
+    sample = made("llama3")
+    assert [found.kind for found in lint(begun_again(sample), tokenizer=sample.tokenizer)] == [Flaw.DOUBLED_BOS]
+
+
+def test_a_limit_or_a_stop_string_of_the_metadata_is_believed() -> None:
+    sample = made()
+    ended = sample.subject(metadata={"ended_by": "max_turns"})
+    assert [found.kind for found in lint(ended, tokenizer=sample.tokenizer)] == [Flaw.TRUNCATED_MARKED_COMPLETE]
+    open_ended = made(end=False)
+    stopped = open_ended.subject(metadata={"stopped_at": "answer."})
+    assert lint(stopped, tokenizer=sample.tokenizer) == []
+
+
+def test_a_prompt_that_opens_turns_otherwise_is_no_finding() -> None:
+    sample = made("chatml")
+    thought = sample.tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False).tolist()
+    start = sample.turns[1][0]
+    position = start + len(sample.prompt.token_ids)
+    sample.ids[position:position] = thought
+    sample.mask[start:start] = [0.0] * len(thought)
+    sample.logprobs[start:start] = [0.0] * len(thought)
+    assert lint(sample.subject(), tokenizer=sample.tokenizer) == []
+
+
+def talk(family: str = "chatml") -> Subject:
+    """Return a conversation that is taught, as it is made."""
+    tokenizer = load(family)
+    messages = (
+        *QUESTION,
+        {"role": "assistant", "content": "Two."},
+        *QUESTION,
+        {"role": "assistant", "content": "So 2."},
+    )
+    prompt = Prompt(prompt_id="p", source="made", text="", token_ids=np.empty(0, np.int32), messages=messages)
+    shown = answered_prompt(prompt, tokenizer=tokenizer, mask_type=LossMaskType.GENERIC)
+    length = len(shown.response_ids)
+    return Subject(
+        place=SamplePlace("step 0", 0, 0, 0),
+        token_ids=shown.token_ids,
+        response_length=length,
+        loss_mask=shown.response_mask.copy(),
+        logprobs=np.zeros(length, np.float32),
+        spans=[(0, length, 0)],
+        status=SampleStatus.COMPLETED,
+        prompt=prompt,
+        is_taught=True,
+    )
+
+
+def all_trained(taught: Subject) -> Subject:
+    return replace(taught, loss_mask=np.ones(taught.response_length, np.float32))
+
+
+def taught_late(taught: Subject) -> Subject:
+    return replace(taught, loss_mask=np.roll(taught.loss_mask, 1))
+
+
+def taught_without_ends(taught: Subject) -> Subject:
+    ends = np.isin(taught.response_ids, load("chatml").eos_token_ids)
+    return replace(taught, loss_mask=np.where(ends, np.float32(0.0), taught.loss_mask))
+
+
+def question_trained(taught: Subject) -> Subject:
+    length = taught.response_length + 3
+    mask = np.concatenate([np.ones(3, np.float32), taught.loss_mask])
+    return replace(taught, response_length=length, loss_mask=mask, logprobs=None, spans=[(0, length, 0)])
+
+
+def taught_twice_begun(taught: Subject) -> Subject:
+    return replace(taught, token_ids=np.concatenate([taught.token_ids[:1], taught.token_ids]))
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (all_trained, Flaw.TOOL_TOKEN_TRAINED),
+        (taught_late, Flaw.SHIFTED_MASK),
+        (taught_without_ends, Flaw.MISSING_END_OF_TURN),
+        (question_trained, Flaw.PROMPT_TRAINED),
+        (taught_twice_begun, Flaw.DOUBLED_BOS),
+    ],
+)
+def test_a_fault_in_a_taught_conversation_is_found(plant: Callable[[Subject], Subject], kind: Flaw) -> None:
+    tokenizer = load("chatml")
+    assert lint(talk(), tokenizer=tokenizer, mask_type=LossMaskType.GENERIC) == []
+    kinds = {found.kind for found in lint(plant(talk()), tokenizer=tokenizer, mask_type=LossMaskType.GENERIC)}
+    assert kinds == {kind}
 
 
 def test_a_cut_answer_is_told_from_one_without_its_end_by_the_limit() -> None:

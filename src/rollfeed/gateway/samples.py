@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollfeed.gateway.turn_tree import Turn
-from rollfeed.protocols import RolloutRequest
+from rollfeed.protocols import STOPPED_AT, RolloutRequest
 from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.types import Sample
 
@@ -78,7 +78,9 @@ def _sample(path: Sequence[Turn], request: RolloutRequest, metadata: Mapping[str
             version = turn.completion.version_spans[-1].policy_version
     last = path[-1].completion
     sample = builder.build(STATUS_OF[last.finish_reason.kind], response=last.text)
-    return replace(sample, metadata={**sample.metadata, **metadata})
+    stop = last.finish_reason.matched
+    stopped = {STOPPED_AT: stop} if isinstance(stop, str) else {}
+    return replace(sample, metadata={**sample.metadata, **metadata, **stopped})
 
 
 def _number(turn: Turn) -> int:

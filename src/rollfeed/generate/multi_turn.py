@@ -14,11 +14,11 @@ from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
 from rollfeed.generate.single_turn import single_turn
-from rollfeed.protocols import MULTI_TURN, EnvironmentStep, MultiTurnEnvironment, RolloutRequest, Services
+from rollfeed.protocols import ENDED_BY, MULTI_TURN, EnvironmentStep, MultiTurnEnvironment, RolloutRequest, Services
 from rollfeed.types import FinishKind, Message, Sample, SampleStatus, Verdict
 
-NUM_TURNS, ENDED_BY = "num_turns", "ended_by"
-"""Keys of a sample's metadata: turns of the policy, and the limit that ended an episode, where one did."""
+NUM_TURNS = "num_turns"
+"""Key of a sample's metadata: turns of the policy."""
 
 
 async def by_environment(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:

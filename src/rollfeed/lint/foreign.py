@@ -19,7 +19,6 @@ import numpy as np
 from rollfeed.lint.across import hides_zeros
 from rollfeed.lint.findings import SamplePlace
 from rollfeed.lint.subject import Subject, ids_of, numbers_of
-from rollfeed.protocols import OWN_CONTEXT
 from rollfeed.types import SampleStatus
 
 Record: TypeAlias = Mapping[str, Any]
@@ -48,7 +47,6 @@ def subjects_of(record: Record, source: str) -> Iterator[Subject]:
 
 
 def _own(record: Record, source: str) -> Iterator[Subject]:
-    metadata = record.get("metadata") or {}
     drawn_from = record.get("sampling_mask")
     group, rollout = record.get("group_index"), record.get("rollout_id")
     logprobs = numbers_of(record.get("logprobs"))
@@ -63,8 +61,7 @@ def _own(record: Record, source: str) -> Iterator[Subject]:
         status=_status(record.get("status")),
         rollout=None if rollout is None else (group, rollout),
         is_removed=bool(record.get("remove_sample")),
-        has_own_context=bool(metadata.get(OWN_CONTEXT)),
-        session=str(metadata.get("session_id", "")),
+        metadata=record.get("metadata") or {},
         sampling_mask=None if drawn_from is None else (ids_of(drawn_from["lengths"]), ids_of(drawn_from["token_ids"])),
     )
 

@@ -89,8 +89,9 @@ class Linter:
             return
         yield from check_prompt(subject, turns.trained, marks)
         yield from turns.check(response_limit=expected.response_limit)
-        if subject.session in expected.recorded:
-            yield from _check_recorded(subject, turns, expected.recorded[subject.session])
+        recorded = expected.recorded.get(str(subject.metadata.get("session_id")))
+        if recorded is not None:
+            yield from _check_recorded(subject, turns, recorded)
 
     def _note_unchecked(self, subject: Subject) -> None:
         missing = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class Marks:
     """How what follows a turn begins in the template, without the token that ends the turn; empty if nobody knows."""
     openings: tuple[str, ...] = ()
     """What the template shows last before a turn, behind a message of a user or of a tool."""
+    once_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """Special tokens that a conversation begins with, and has nowhere else."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, stops: Sequence[str] = (), stop_token_ids: Sequence[int] = ()) -> Marks:
@@ -55,8 +57,14 @@ class Marks:
         ends_turns = bool(np.isin(first, end_ids).any())
         end = tokenizer.decode(first, skip_special_tokens=False) if ends_turns else ""
         head = before.removeprefix(end).partition("user")[0]
+        head = head if head.strip() else ""
         openings = tuple(dict.fromkeys(opening for _, opening in found if opening))
-        return cls(tokenizer, end_ids, tuple(stops), ends_turns, head, openings)
+        shown = Chat(tokenizer).render([_QUESTION], add_generation_prompt=True)
+        bos = tokenizer.encode(shown, add_special_tokens=False)[:1]
+        text = tokenizer.decode(bos, skip_special_tokens=False)
+        is_special = not tokenizer.decode(bos, skip_special_tokens=True) and not np.isin(bos, end_ids).any()
+        is_once = is_special and not any(text in told for parts in found for told in parts)
+        return cls(tokenizer, end_ids, tuple(stops), ends_turns, head, openings, bos if is_once else bos[:0])
 
     def begins_twice(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether tokens begin with a special token, twice."""
@@ -68,14 +76,14 @@ class Marks:
         """Return which tokens end a turn."""
         return np.isin(token_ids, self.end_ids)
 
-    def ends_at_stop(self, token_ids: NDArray[np.int32]) -> bool:
-        """Whether the text of these tokens ends where a stop string is in it."""
-        if not self.stops or not len(token_ids):
+    def ends_at_stop(self, token_ids: NDArray[np.int32], others: Sequence[str] = ()) -> bool:
+        """Whether the text of these tokens ends where a stop string is in it, or one of others."""
+        stops = (*self.stops, *others)
+        if not stops or not len(token_ids):
             return False
-        length = max(map(len, self.stops))
-        text = self.decode(token_ids[-length - 1 :])
+        text = self.decode(token_ids[-max(map(len, stops)) - 1 :])
         last = len(self.decode(token_ids[-1:]))
-        return any(stop in text[-last - len(stop) + 1 :] for stop in self.stops)
+        return any(stop in text[-last - len(stop) + 1 :] for stop in stops)
 
     def opens(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the text of these tokens ends with an opening of a turn."""
@@ -106,8 +114,9 @@ def _around(tokenizer: Tokenizer, said: Message, told: Message) -> tuple[str, st
         whole = Chat(tokenizer).render([_QUESTION, said, told], add_generation_prompt=True)
     except ConfigError:
         return None
-    behind = whole.rpartition(_SAID)[2]
-    before, found, opening = behind.rpartition(_TOLD)
+    shown, found, opening = whole.rpartition(_TOLD)
+    # Beside calls, some templates show nothing of what is said.
+    before = shown.rpartition(_SAID)[2] if _SAID in shown else ""
     return (before, opening) if found else None
 
 

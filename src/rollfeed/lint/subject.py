@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollfeed.lint.findings import SamplePlace
+from rollfeed.protocols import OWN_CONTEXT
 from rollfeed.types import Prompt, SampleStatus
 
 
@@ -38,12 +39,10 @@ class Subject:
     prompt: Prompt | None = None
     rollout: Hashable = None
     """What the samples of one rollout share; None where nobody knows."""
-    session: str = ""
-    """Of a gateway."""
     is_removed: bool = False
     is_taught: bool = False
     """Whether nothing of it was sampled: the answer is the data set's."""
-    has_own_context: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     has_rounded_logprobs: bool = False
     """Whether 0.0 may stand for a small logprob."""
     is_plain: bool = False
@@ -59,6 +58,11 @@ class Subject:
     def prompt_length(self) -> int:
         """P; 0 where there are no tokens."""
         return 0 if self.token_ids is None else len(self.token_ids) - self.response_length
+
+    @property
+    def has_own_context(self) -> bool:
+        """Whether it does not begin with its prompt."""
+        return bool(self.metadata.get(OWN_CONTEXT))
 
     @property
     def response_ids(self) -> NDArray[np.int32]:

@@ -17,6 +17,7 @@ from rollfeed.lint.findings import Flaw
 from rollfeed.lint.marks import Marks
 from rollfeed.lint.numbers import Run, Spot, runs_of, shift_of
 from rollfeed.lint.subject import Subject
+from rollfeed.protocols import ENDED_BY, STOPPED_AT
 from rollfeed.types import SampleStatus
 
 
@@ -52,6 +53,8 @@ class Turns:
                 return
         if self._marks is None:
             return
+        for run in runs_of(np.isin(self._ids, self._marks.once_ids) & ~self.sampled):
+            yield Spot(Flaw.DOUBLED_BOS, *run, "what a text begins with stands in the middle")
         for number, run in enumerate(self.runs):
             yield from self._check_turn(run, is_first=number == 0, before=self.runs[number - 1].end if number else 0)
         yield from self._check_end(response_limit)
@@ -81,7 +84,7 @@ class Turns:
         assert marks is not None
         start, end = run
         told = ids[before:start]
-        if not is_first and marks.is_told(told) and not marks.opens(told):
+        if not is_first and marks.is_told(told) and marks.opening_in(told) is None:
             yield self._not_opened(run)
             return
         ends = np.flatnonzero(marks.is_end(ids[start : end - 1])) + start
@@ -133,8 +136,11 @@ class Turns:
         if subject.status is not SampleStatus.COMPLETED or not self.runs or subject.is_taught or subject.is_plain:
             return
         start, end = self.runs[-1]
-        last = ids[end - 1 : end]
-        if marks.is_end(last).any() or marks.ends_at_stop(ids[start:end]):
+        if limit := subject.metadata.get(ENDED_BY):
+            yield Spot(Flaw.TRUNCATED_MARKED_COMPLETE, end - 1, end, f"completed, and {limit} ended it")
+            return
+        last, stop = ids[end - 1 : end], subject.metadata.get(STOPPED_AT)
+        if marks.is_end(last).any() or marks.ends_at_stop(ids[start:end], () if stop is None else (str(stop),)):
             return
         if end == len(ids) and response_limit is not None and len(ids) >= response_limit:
             detail = f"completed at the limit of {response_limit} tokens, and nothing ends the turn"

@@ -7,9 +7,11 @@ passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has
 
 from rollfeed.protocols.agents import AgentFn, AgentTask, Matching
 from rollfeed.protocols.episodes import (
+    ENDED_BY,
     MULTI_TURN,
     OWN_CONTEXT,
     REWRITTEN_TURNS,
+    STOPPED_AT,
     EnvironmentStep,
     MultiTurnEnvironment,
     RewrittenTurns,
@@ -51,9 +53,11 @@ from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPubl
 from rollfeed.protocols.tools import CallFormat, Tool, ToolAnswer, Toolbox, ToolFailure
 
 __all__ = [
+    "ENDED_BY",
     "MULTI_TURN",
     "OWN_CONTEXT",
     "REWRITTEN_TURNS",
+    "STOPPED_AT",
     "AdvantageFn",
     "AgeRule",
     "AgentFn",

@@ -16,6 +16,10 @@ MULTI_TURN = "multi_turn"
 OWN_CONTEXT = "own_context"
 """Key of a sample's metadata that is true where it does not begin with its prompt, but with other tokens that the
 policy was sent, such as those of a fork."""
+ENDED_BY = "ended_by"
+"""Key of a sample's metadata: the limit that ended an episode, where one did."""
+STOPPED_AT = "stopped_at"
+"""Key of a sample's metadata: the stop string of a request that ended its last turn, where the run does not know it."""
 REWRITTEN_TURNS = "rewritten_turns"
 """Key of a sample's metadata: turns after which the chat template showed earlier ones otherwise."""
 

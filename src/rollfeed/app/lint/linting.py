@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from rollfeed.app.lint.second_scores import Chosen, SampledPolicy, rescore
 from rollfeed.app.model import load_model, load_settings_model
 from rollfeed.app.stored_run import stored_spec
 from rollfeed.config import RolloutMode, Settings
-from rollfeed.errors import CheckpointError
+from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.gateway.session_journal import recorded_turns
 from rollfeed.lint import Expected, Linter, Marks, Report, SamplePlace, Subject, read_subjects, sample_files
 from rollfeed.prompts import load_tokenizer
-from rollfeed.protocols import OWN_CONTEXT
 from rollfeed.store import RunReader
 from rollfeed.store.layout import JOURNAL
 from rollfeed.store.tables.schema import from_row
@@ -40,7 +40,8 @@ def lint(
     Raises:
         ConfigError: If there are no samples, or they cannot be read.
     """
-    policy = _run_policy(path) if (path / JOURNAL).exists() else SampledPolicy()
+    is_run = (path / JOURNAL).exists()
+    policy = _run_policy(path) if is_run else SampledPolicy()
     if model is not None:
         policy = policy.with_model(load_model(model))
     settings, known = policy.settings, load_tokenizer(tokenizer) if tokenizer else policy.tokenizer
@@ -52,7 +53,7 @@ def lint(
         mask_type = rollout.loss_mask_type if rollout.mode is RolloutMode.SFT else None
         expected = Expected(response_limit=sampling.rollout_max_response_len, mask_type=mask_type)
     linter, chosen = Linter(marks, expected), Chosen()
-    for subject in _run_subjects(path, settings) if settings else _file_subjects(path):
+    for subject in _run_subjects(path, settings) if is_run else _file_subjects(path):
         turns = linter.check(subject)
         if turns is not None and turns.has_logprobs:
             chosen.add(subject, turns)
@@ -64,7 +65,11 @@ def lint(
 
 
 def _run_policy(path: Path) -> SampledPolicy:
-    settings = stored_spec(path).settings
+    try:
+        settings = stored_spec(path).settings
+    except ConfigError:
+        with RunReader(path):  # which is there, and from another version
+            return SampledPolicy(reason="the run's settings are of another version; give --model")
     reasons = {
         "the policy is on servers": not settings.engine.is_embedded,
         "the policy was warmed up": settings.trains and settings.train.warm_up is not None,
@@ -76,7 +81,7 @@ def _run_policy(path: Path) -> SampledPolicy:
         return SampledPolicy(settings=settings, reason="the run's model is not here; give --model")
 
 
-def _run_subjects(path: Path, settings: Settings) -> Iterator[Subject]:
+def _run_subjects(path: Path, settings: Settings | None) -> Iterator[Subject]:
     with RunReader(path) as reader:
         for record in reader.steps():
             before: Mapping[str, Any] | None = None
@@ -88,7 +93,8 @@ def _run_subjects(path: Path, settings: Settings) -> Iterator[Subject]:
                 yield _subject(before, settings, is_plain=False)
 
 
-def _subject(row: Mapping[str, Any], settings: Settings, *, is_plain: bool) -> Subject:
+def _subject(row: Mapping[str, Any], settings: Settings | None, *, is_plain: bool) -> Subject:
+    rollout = None if settings is None else settings.rollout
     drawn_from = row.get("sampling_mask_lengths")
     return Subject(
         place=SamplePlace(f"step {row['step']}", row["group_index"], row["rollout_id"], row["index"]),
@@ -98,13 +104,13 @@ def _subject(row: Mapping[str, Any], settings: Settings, *, is_plain: bool) -> S
         logprobs=row["logprobs"],
         spans=[(span["start"], span["end"], span["policy_version"]) for span in row["spans"]],
         newest_version=row["policy_version"],
-        max_staleness=settings.rollout.max_staleness,
+        max_staleness=None if rollout is None else rollout.max_staleness,
         status=SampleStatus(row["status"]),
         prompt=from_row(Prompt, row),
         rollout=(row["group_index"], row["rollout_id"]),
-        is_removed=bool(row["remove_sample"]),
-        is_taught=settings.rollout.mode is RolloutMode.SFT,
-        has_own_context=OWN_CONTEXT in (row["metadata"] or ""),
+        is_removed=bool(row.get("remove_sample")),
+        is_taught=rollout is not None and rollout.mode is RolloutMode.SFT,
+        metadata=json.loads(row["metadata"] or "{}"),
         is_plain=is_plain,
         sampling_mask=None if drawn_from is None else (drawn_from, row["sampling_mask_token_ids"]),
     )
