@@ -24,9 +24,7 @@ async def play(address: str, key: str, number: str, api: Api, num_turns: int, st
             url, headers = f"{address}/v1/{api}", {"x-api-key": key, "Idempotency-Key": f"turn {turn}"}
             for _ in range(_TRIES):
                 try:
-                    async with http.post(
-                        f"{address}/v1/{api}", json=talk.body(stream=stream), headers=headers
-                    ) as reply:
+                    async with http.post(url, json=talk.body(stream=stream), headers=headers) as reply:
                         if reply.status in (429, 503, 529):  # the one before is still being answered
                             await asyncio.sleep(_RETRY_SECONDS)
                             continue
