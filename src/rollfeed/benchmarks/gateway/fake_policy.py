@@ -118,7 +118,7 @@ class _Backend(ScriptedBackend):
     def __init__(self, turns: SamplesTurns, log: Path, clock: Clock) -> None:
         super().__init__(clock)
         self._turns = turns
-        self._log = log.open("ab", buffering=0)
+        self._log = log
         self._num_turns = 0
 
     def submit(self, job: FakeJob) -> None:
@@ -130,7 +130,8 @@ class _Backend(ScriptedBackend):
         logprobs = (-random.exponential(0.8, kept)).astype(np.float32)
         sampled = EngineTurn(digest(prompt_ids), token_ids[:kept], logprobs.tolist())
         # Kept before it is told, so that nothing is told that is not kept.
-        self._log.write(msgspec.json.encode(sampled) + b"\n")
+        with self._log.open("ab") as log:
+            log.write(msgspec.json.encode(sampled) + b"\n")
         is_whole = kept == len(token_ids)
         reason = {"type": "stop", "matched": token_ids[-1]} if is_whole else {"type": "length", "length": kept}
         job.end(explicit_output(sampled.token_ids, sampled.logprobs, text), reason)

@@ -20,7 +20,7 @@ from rollfeed.benchmarks.machine import command_environment, start_rollfeed
 from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
 from rollfeed.types import Sample
 
-_CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>tools\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
 {{- '<|im_end|>\n' }}{% endif %}
 {%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}
@@ -96,7 +96,7 @@ def write_model(folder: Path, model: Path) -> None:
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model / name, folder)
-    (folder / "chat_template.jinja").write_text(_CHAT_TEMPLATE, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 class GatewayProcess:
@@ -104,17 +104,18 @@ class GatewayProcess:
 
     Args:
         folder: New; it has the gateway's sessions and its log.
-        model: As :func:`write_model` makes it.
-        engine: Address of the engine.
+        model: Folder of the policy.
+        engine: Address of the engine; None is the embedded one.
         context_length: Tokens.
     """
 
-    def __init__(self, folder: Path, *, model: Path, engine: str, context_length: int = 1 << 17) -> None:
+    def __init__(self, folder: Path, *, model: Path, engine: str | None = None, context_length: int = 1 << 17) -> None:
         self.folder = folder
         self._port = free_port()
         self.address = f"http://127.0.0.1:{self._port}"
-        options = {"--model": model, "--engine": engine, "--folder": folder, "--port": self._port}
+        options = {"--model": model, "--folder": folder, "--port": self._port}
         options |= {"--served-name": "policy", "--context-length": context_length}
+        options |= {} if engine is None else {"--engine": engine}
         self._command = ["serve", "gateway", *(str(word) for option in options.items() for word in option)]
         self._process: subprocess.Popen[bytes] | None = None
 
