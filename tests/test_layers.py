@@ -23,6 +23,7 @@ LAYERS = [
     "chat_apis",
     "config",
     "<part>",
+    "compat",
     "app",
     "benchmarks",
     "cli",
