@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conversations.zoo.families import FAMILIES, save
 from tests.gateway.clients import gateway, said
 
 from rollfeed.app.lint import lint
+from rollfeed.cli.main import main
 from rollfeed.testing import ScriptedEngine
 
 
@@ -38,6 +40,21 @@ def test_sessions_and_their_forks_are_clean(folder: Path) -> None:
     report = lint(folder)
     assert report.num_samples == 4
     assert report.findings == []
+
+
+def test_sessions_go_to_trajectories_and_back(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out, model = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("model")
+    save(FAMILIES["chatml"], model)
+    assert main(["atif", "export", str(folder), "--out", str(out / "told")]) == 2
+    assert main(["atif", "export", str(folder), "--out", str(out / "told"), "--tokenizer", str(model)]) == 0
+    assert main(["atif", "import", str(out / "told"), "--out", str(out)]) == 0
+    before, after = (
+        {each["index"]: each for each in map(json.loads, (path / "samples.jsonl").read_text().splitlines())}
+        for path in (folder, out)
+    )
+    assert after == before
+    sessions = {json.loads(path.read_text())["session_id"] for path in (out / "told").iterdir()}
+    assert sessions == {sample["metadata"]["session_id"] for sample in before.values()}
 
 
 def other_token(sample: dict[str, Any]) -> None:

@@ -15,7 +15,10 @@ from rollfeed.base.atomic import replace_file
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_actions, add_command, add_path, path_argument
 from rollfeed.errors import ConfigError, DataError
+from rollfeed.prompts import load_tokenizer
 from rollfeed.store import RunReader
+from rollfeed.store.layout import JOURNAL
+from rollfeed.types import Prompt, Sample
 from rollfeed.types.text import counted
 
 _SAMPLES, _CONVERSATIONS = "samples.jsonl", "conversations.jsonl"
@@ -28,12 +31,13 @@ def register(commands: Parsers) -> None:
         actions,
         "export",
         _export,
-        help="write the samples of a run as trajectories, a file each",
+        help="write the samples of a run or a gateway as trajectories, a file each",
         epilog="example: rollfeed atif export runs/demo --out trajectories/ --step 3",
     )
-    write.add_argument("directory", metavar="RUN", type=path_argument, help="the directory that `rollfeed run` wrote")
+    write.add_argument("path", metavar="RUN", type=path_argument, help="a run directory, or the folder of a gateway")
     add_path(write, "--out", "DIR", "where the trajectories go", required=True)
-    write.add_argument("--step", type=int, metavar="N", help="only this step")
+    write.add_argument("--step", type=int, metavar="N", help="only this step of a run")
+    add_path(write, "--tokenizer", "DIR", "the policy's tokenizer (default: the run's)")
     read = add_command(
         actions,
         "import",
@@ -48,32 +52,53 @@ def register(commands: Parsers) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    model = load_settings_model(stored_spec(arguments.directory).settings)
+    path, folder = arguments.path, arguments.tokenizer
+    model_name = "" if folder is None else folder.name
+    if (path / JOURNAL).exists():
+        model = load_settings_model(stored_spec(path).settings)
+        model_name, found = model.checkpoint.name, _run_samples(path, arguments.step)
+        tokenizer = model.tokenizer if folder is None else load_tokenizer(folder)
+    elif folder is None:
+        raise ConfigError(f"{path}: is no run directory; for the samples of a gateway give --tokenizer, too")
+    else:
+        tokenizer, found = load_tokenizer(folder), _saved_samples(path)
     arguments.out.mkdir(parents=True, exist_ok=True)
     count = 0
-    with RunReader(arguments.directory) as reader:
-        steps = [record.step for record in reader.steps()] if arguments.step is None else [arguments.step]
-        for step in steps:
-            for group in reader.batch(step).groups:
-                for sample in group.samples:
-                    trajectory = trajectory_of(
-                        sample,
-                        prompt=group.prompt,
-                        tokenizer=model.tokenizer,
-                        model_name=str(model.checkpoint.name),
-                        version=version("rollfeed"),
-                        session_id=f"group-{group.group_index}-rollout-{sample.rollout_id}",
-                    )
-                    _write(arguments.out / f"{trajectory['trajectory_id']}.json", [trajectory])
-                    count += 1
+    for prompt, sample in found:
+        session = sample.metadata.get("session_id", f"group-{sample.group_index}-rollout-{sample.rollout_id}")
+        trajectory = trajectory_of(
+            sample,
+            prompt=prompt,
+            tokenizer=tokenizer,
+            model_name=model_name,
+            version=version("rollfeed"),
+            session_id=str(session),
+        )
+        _write(arguments.out / f"sample-{sample.group_index}-{sample.index}.json", [trajectory])
+        count += 1
     print(f"{counted(count, 'trajectory', 'trajectories')} in {arguments.out}")
     return exit_codes.DONE
+
+
+def _run_samples(path: Path, step: int | None) -> Iterator[tuple[Prompt | None, Sample]]:
+    with RunReader(path) as reader:
+        for number in [record.step for record in reader.steps()] if step is None else [step]:
+            for group in reader.batch(number).groups:
+                yield from ((group.prompt, sample) for sample in group.samples)
+
+
+def _saved_samples(path: Path) -> Iterator[tuple[Prompt | None, Sample]]:
+    for where, record in _records([path / _SAMPLES if path.is_dir() else path]):
+        try:
+            yield None, Sample.from_dict(record)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{where}: no sample: {error}") from None
 
 
 def _import(arguments: argparse.Namespace) -> int:
     samples: list[dict[str, Any]] = []
     conversations: list[dict[str, Any]] = []
-    for number, (where, trajectory) in enumerate(_trajectories(arguments.files)):
+    for number, (where, trajectory) in enumerate(_records(arguments.files)):
         try:
             check_trajectory(trajectory)
             made = samples_of(trajectory, index=len(samples), rollout_id=number)
@@ -90,7 +115,7 @@ def _import(arguments: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _trajectories(paths: list[Path]) -> Iterator[tuple[str, Any]]:
+def _records(paths: list[Path]) -> Iterator[tuple[str, Any]]:
     for path in paths:
         found = sorted(each for each in path.rglob("*.json*") if each.is_file()) if path.is_dir() else [path]
         if not found:
