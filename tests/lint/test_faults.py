@@ -317,6 +317,12 @@ def test_beside_others_a_sample_that_begins_twice_or_ends_otherwise_is_found_wit
     assert [found.kind for found in lint(*clean, cut.subject())] == [Flaw.TRUNCATED_MARKED_COMPLETE]
 
 
+@pytest.mark.parametrize("plant", [end_lost, end_without_weight], ids=lambda plant: plant.__name__)
+def test_beside_others_a_turn_without_its_end_is_found_without_a_tokenizer(plant: Callable[[Made], Subject]) -> None:
+    clean = [made(turns=(f"answer {number}", "so")).subject() for number in range(5)]
+    assert {found.kind for found in lint(*clean, replace(plant(made()), prompt=None))} == {Flaw.MISSING_END_OF_TURN}
+
+
 def test_a_turn_that_two_samples_of_a_rollout_train_is_found() -> None:
     first, other = made(), made()
     forked = replace(other.subject(), place=SamplePlace("step 0", 0, 0, 1))

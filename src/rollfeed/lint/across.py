@@ -15,7 +15,7 @@ import numpy as np
 
 from rollfeed.lint.findings import Finding, Flaw, SamplePlace
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Spot, finding, runs_of
+from rollfeed.lint.numbers import Run, Spot, finding, runs_of
 from rollfeed.lint.subject import Subject
 from rollfeed.lint.turns import Turns
 from rollfeed.types import SampleStatus
@@ -25,7 +25,7 @@ _MOST_TURNS = 1 << 18
 _MOST_ODD = 10_000
 _LEAST_CERTAIN = -1e-3
 """A turn is told from another by its logprobs if one is below."""
-_FEWEST_ENDS, _USUAL_END, _RARE_END = 4, 0.5, 0.1
+_FEWEST_ENDS, _MANY_ENDS, _USUAL_END, _RARE_END = 4, 100, 0.5, 0.1
 
 
 @dataclass(slots=True)
@@ -44,7 +44,9 @@ class Across:
         self._turns: OrderedDict[tuple[Hashable, int], SamplePlace] = OrderedDict()
         self._zeros = _Odd([], Counter())
         self._firsts = _Odd([], Counter())
-        self._ends = _Odd([], Counter())
+        self._ends = Counter[int]()
+        self._ended: list[tuple[int, int | None, Finding]] = []
+        """The last token of a turn, and what follows it; None where the last token has no weight."""
         self._has_logprobs = False
 
     def check(self, subject: Subject, turns: Turns, marks: Marks | None) -> Iterator[Finding]:
@@ -52,7 +54,7 @@ class Across:
         yield from self._check_twice(subject, turns, marks)
         self._note_zeros(subject, turns, marks)
         if marks is None:
-            self._note_without_tokenizer(subject)
+            self._note_without_tokenizer(subject, turns)
 
     def finish(self) -> Iterator[Finding]:
         """Yield what was odd."""
@@ -62,11 +64,17 @@ class Across:
             yield from (found for length, found in self._zeros.found if length >= least)
         if len(self._firsts.counts) == 1 and 2 * len(self._firsts.found) <= self._firsts.counts.total():
             yield from (found for _, found in self._firsts.found)
-        total = self._ends.counts.total()
-        if total >= _FEWEST_ENDS and max(self._ends.counts.values()) >= _USUAL_END * total:
-            for last, found in self._ends.found:
-                if self._ends.counts[last] <= max(1, _RARE_END * total):
-                    yield found
+        yield from self._odd_ends()
+
+    def _odd_ends(self) -> Iterator[Finding]:
+        total = self._ends.total()
+        usual, count = max(self._ends.items(), key=lambda each: each[1], default=(-1, 0))
+        if total < _FEWEST_ENDS or count < _USUAL_END * total:
+            return
+        for last, behind, found in self._ended:
+            is_rare = self._ends[last] <= max(1, _RARE_END * total)
+            if (last == usual) if behind is None else (is_rare and behind != usual):
+                yield found
 
     def _check_twice(self, subject: Subject, turns: Turns, marks: Marks | None) -> Iterator[Finding]:
         logprobs = subject.logprobs
@@ -100,7 +108,7 @@ class Across:
                 found = Spot(kind, *run, f"{what} without a logprob, as what nobody sampled has none")
                 self._zeros.found.append((length, finding(subject, found, marks)))
 
-    def _note_without_tokenizer(self, subject: Subject) -> None:
+    def _note_without_tokenizer(self, subject: Subject, turns: Turns) -> None:
         ids, before = subject.tokens, -subject.prompt_length
         if len(ids) > 1:
             first = int(ids[0])
@@ -108,13 +116,25 @@ class Across:
             if first == int(ids[1]) and len(self._firsts.found) < _MOST_ODD:
                 found = Spot(Flaw.DOUBLED_BOS, before, before + 2, f"begins with {first} twice, others once")
                 self._firsts.found.append((first, finding(subject, found, None)))
-        if subject.status is SampleStatus.COMPLETED and subject.response_length and not subject.is_plain:
-            last, behind = int(ids[-1]), subject.response_length
-            self._ends.counts[last] += 1
-            if len(self._ends.found) < _MOST_ODD:
-                detail = f"completed with {last}, where most others end with another token"
-                found = Spot(Flaw.TRUNCATED_MARKED_COMPLETE, behind - 1, behind, detail)
-                self._ends.found.append((last, finding(subject, found, None)))
+        for run in turns.runs:
+            self._note_end(subject, turns, run)
+
+    def _note_end(self, subject: Subject, turns: Turns, run: Run) -> None:
+        """Keep how a turn ends, and what would be wrong if others end otherwise."""
+        ids, (start, end) = subject.response_ids, run
+        is_last = end == len(ids)
+        if is_last and subject.status is not SampleStatus.COMPLETED:
+            return
+        last = int(ids[end - 1])
+        self._ends[last] += 1
+        is_silenced = end - start > 1 and turns.trained[end - 2] and not turns.trained[end - 1]
+        kind = Flaw.TRUNCATED_MARKED_COMPLETE if is_last and not is_silenced else Flaw.MISSING_END_OF_TURN
+        told = "has no weight" if is_silenced else "ends it, where another token ends most"
+        behind = None if is_silenced else -1 if is_last else int(ids[end])
+        is_usual = self._ends[last] > max(_MANY_ENDS, _USUAL_END * self._ends.total())
+        if len(self._ended) < _MOST_ODD and (is_silenced or not is_usual):
+            spot = Spot(kind, end - 1, end, f"the last token of a turn, {last}, {told}")
+            self._ended.append((last, behind, finding(subject, spot, None)))
 
 
 def hides_zeros(values: np.ndarray) -> bool:

@@ -45,8 +45,6 @@ class Subject:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     has_rounded_logprobs: bool = False
     """Whether 0.0 may stand for a small logprob."""
-    is_plain: bool = False
-    """Whether it is not known to end where the policy ended it, as a sample before a fork."""
     sampling_mask: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
     """Lengths and token ids; see :class:`rollfeed.types.SamplingMask`."""
     told: NDArray[np.bool_] | None = None

@@ -55,6 +55,10 @@ class Turns:
             return
         for run in runs_of(np.isin(self._ids, self._marks.once_ids) & ~self.sampled):
             yield Spot(Flaw.DOUBLED_BOS, *run, "what a text begins with stands in the middle")
+        if self.trained[:1].any() and (length := self._rest_of_opening()):
+            detail = f"{length} tokens that open the turn are in the response, with weight"
+            yield Spot(Flaw.PROMPT_TRAINED, 0, length, detail)
+            return
         for number, run in enumerate(self.runs):
             yield from self._check_turn(run, is_first=number == 0, before=self.runs[number - 1].end if number else 0)
         yield from self._check_end(response_limit)
@@ -107,6 +111,16 @@ class Turns:
             else:
                 yield Spot(Flaw.MISSING_END_OF_TURN, end - 1, end, "nothing ends the turn, and others speak behind it")
 
+    def _rest_of_opening(self) -> int:
+        """Return how many response tokens belong to the opening of the first turn."""
+        marks, ids, first = self._marks, self._subject.tokens, self._subject.prompt_length
+        assert marks is not None
+        if not marks.openings or self._subject.is_taught or marks.opens(ids[:first]):
+            return 0
+        longest = max(map(len, marks.openings))
+        lengths = range(1, min(self.runs[0].end, longest) + 1)
+        return next((length for length in lengths if marks.opens(ids[: first + length])), 0)
+
     def _not_opened(self, run: Run) -> Spot:
         """Return what a turn is that begins before its opening has ended."""
         marks, (start, end) = self._marks, run
@@ -133,7 +147,7 @@ class Turns:
         """Yield why a sample cannot have been completed."""
         marks, subject, ids = self._marks, self._subject, self._ids
         assert marks is not None
-        if subject.status is not SampleStatus.COMPLETED or not self.runs or subject.is_taught or subject.is_plain:
+        if subject.status is not SampleStatus.COMPLETED or not self.runs or subject.is_taught:
             return
         start, end = self.runs[-1]
         if limit := subject.metadata.get(ENDED_BY):

@@ -84,16 +84,10 @@ def _run_policy(path: Path) -> SampledPolicy:
 def _run_subjects(path: Path, settings: Settings | None) -> Iterator[Subject]:
     with RunReader(path) as reader:
         for record in reader.steps():
-            before: Mapping[str, Any] | None = None
-            for row in reader.rows(record.step):
-                if before is not None:
-                    yield _subject(before, settings, is_plain=row["rollout_id"] == before["rollout_id"])
-                before = row
-            if before is not None:
-                yield _subject(before, settings, is_plain=False)
+            yield from (_subject(row, settings) for row in reader.rows(record.step))
 
 
-def _subject(row: Mapping[str, Any], settings: Settings | None, *, is_plain: bool) -> Subject:
+def _subject(row: Mapping[str, Any], settings: Settings | None) -> Subject:
     rollout = None if settings is None else settings.rollout
     drawn_from = row.get("sampling_mask_lengths")
     return Subject(
@@ -111,7 +105,6 @@ def _subject(row: Mapping[str, Any], settings: Settings | None, *, is_plain: boo
         is_removed=bool(row.get("remove_sample")),
         is_taught=rollout is not None and rollout.mode is RolloutMode.SFT,
         metadata=json.loads(row["metadata"] or "{}"),
-        is_plain=is_plain,
         sampling_mask=None if drawn_from is None else (drawn_from, row["sampling_mask_token_ids"]),
     )
 
