@@ -13,7 +13,7 @@ _LONG_CHARACTERS = 1 << 11
 """Of pieces that are kept; shorter ones are tokenised as fast as they are found."""
 _MOST_CHARACTERS = 1 << 26
 """Of all that are kept."""
-_NUM_COMPARED = 8
+_NUM_COMPARED = 3
 """Texts that are tokenised whole, too."""
 
 

@@ -31,7 +31,7 @@ from rollfeed.chat_apis import (
 )
 from rollfeed.gateway.replies import AgentReply, AgentRequest
 from rollfeed.gateway.session import Session, SessionAbortedError
-from rollfeed.gateway.sessions import OpenSession, Sessions, decoded_lines
+from rollfeed.gateway.sessions import OpenSession, Sessions
 from rollfeed.gateway.totals import families
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,9 @@ class GatewayServer:
             raise ApiError("reward must be a number, or an object of numbers", param="reward")
         session_id = request.match_info["id"]
         lines = await self._sessions.finish(session_id, reward=reward)
-        return _json({"id": session_id, "samples": decoded_lines(lines)})
+        told = _encoder.encode(session_id)
+        body = b'{"id":%b,"samples":[%b]}' % (told, b",".join(lines.splitlines()))
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def _health(self, _request: web.Request) -> web.Response:
         return _json({"status": "ok", "sessions": self._sessions.num_open})

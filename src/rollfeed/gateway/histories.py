@@ -40,16 +40,19 @@ class History:
     """The shortest first."""
     digest: bytes
     """Of all messages."""
+    hashed: Any
+    """The hash of them, to be gone on with."""
 
     def extended(self, turn: Message, matching: Matching) -> Beginning:
         """Return the beginning of longer histories that this and a turn of the assistant make."""
-        alike = _alike(turn, matching)
-        return Beginning(len(self.messages) + 1, _chained(self.digest, alike), _chained(b"", alike))
+        alike, hashed = _alike(turn, matching), self.hashed.copy()
+        _update(hashed, alike)
+        return Beginning(len(self.messages) + 1, hashed.digest(), _alone(alike))
 
 
 def digest_of(value: Any) -> bytes:
     """Return a digest of JSON values, whatever the order of their keys."""
-    return blake2b(_encoder.encode(value), digest_size=_DIGEST_BYTES).digest()
+    return _alone(_encoder.encode(value))
 
 
 def read_history(messages: Sequence[Message], matching: Matching, *, manner: bytes = b"") -> History:
@@ -60,13 +63,13 @@ def read_history(messages: Sequence[Message], matching: Matching, *, manner: byt
         matching: What counts as equal.
         manner: Digest of what else decides how messages are shown, such as tools.
     """
-    digest, beginnings = manner, list[Beginning]()
+    hashed, beginnings = blake2b(manner, digest_size=_DIGEST_BYTES), list[Beginning]()
     for index, message in enumerate(messages):
         alike = _alike(message, matching)
-        digest = _chained(digest, alike)
+        _update(hashed, alike)
         if message["role"] == "assistant":
-            beginnings.append(Beginning(index + 1, digest, _chained(b"", alike)))
-    return History(messages, beginnings, digest)
+            beginnings.append(Beginning(index + 1, hashed.digest(), _alone(alike)))
+    return History(messages, beginnings, hashed.digest(), hashed)
 
 
 def thoughts_fit(sent: Message, said: Message) -> bool:
@@ -74,8 +77,13 @@ def thoughts_fit(sent: Message, said: Message) -> bool:
     return _thought(sent) in ("", _thought(said))
 
 
-def _chained(before: bytes, alike: bytes) -> bytes:
-    return blake2b(alike, digest_size=_DIGEST_BYTES, key=before).digest()
+def _update(hashed: Any, alike: bytes) -> None:
+    hashed.update(len(alike).to_bytes(8, "little"))
+    hashed.update(alike)
+
+
+def _alone(alike: bytes) -> bytes:
+    return blake2b(alike, digest_size=_DIGEST_BYTES).digest()
 
 
 def _alike(message: Message, matching: Matching) -> bytes:

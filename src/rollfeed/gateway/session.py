@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,10 @@ class Session:
         self._next_call = 0
         self._num_requests = 0
         self._replies = Replies()
-        self._asking: set[asyncio.Task[AgentReply]] = set()
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._ended: set[asyncio.Task[Any]] = set()
+        """Those of the former that have been told to end."""
+        self._has_ended = asyncio.Event()
         self._recorded: dict[str, deque[list[Replied]]] = {}
         """Answers of an earlier execution that have not been asked for again, by the digest of the history."""
         self._parts: dict[tuple[str, int], list[Completion]] = {}
@@ -128,26 +132,33 @@ class Session:
         if self._is_closed:
             raise _closed()
         with self._replies.answering(request):
-            task = asyncio.ensure_future(self._answer(request))
+            task = asyncio.current_task()
+            assert task is not None
             self._asking.add(task)
             try:
-                return await task
+                return await self._answer(request)
             except asyncio.CancelledError:
-                current = asyncio.current_task()
-                if self._is_closed and current is not None and not current.cancelling():
-                    raise _closed() from None
                 self._totals.counts["cancelled_requests"] += 1
+                if task in self._ended:
+                    task.uncancel()
+                    raise _closed() from None
                 raise
             finally:
-                task.cancel()
                 self._asking.discard(task)
+                if task in self._ended:
+                    self._ended.discard(task)
+                    if not self._ended:
+                        self._has_ended.set()
 
     async def close(self) -> None:
         """End what is under way, and refuse what comes."""
         self._is_closed = True
-        for task in self._asking:
+        for task in self._asking - self._ended:
+            self._ended.add(task)
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        if self._ended:
+            self._has_ended.clear()
+            await self._has_ended.wait()
 
     def samples(self, request: RolloutRequest) -> list[Sample]:
         """Return what is trained of the session; it is closed.
@@ -206,9 +217,11 @@ class Session:
                 "is_fork": opening.is_fork,
                 "num_lost_tokens": opening.num_lost_tokens,
             }
-        completions = await all_at_once(
-            self._sample(opening, params, about, number=number, choice=choice) for choice in range(asked.num_choices)
-        )
+        sample = partial(self._sample, opening, params, about, number=number)
+        if asked.num_choices == 1:
+            completions = [await sample(choice=0)]
+        else:
+            completions = await all_at_once(sample(choice=choice) for choice in range(asked.num_choices))
         return self._record(asked, opening, completions, about)
 
     def num_prompt_tokens(self, asked: Asked) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rollfeed.chat_apis import ApiError, ErrorKind
@@ -242,8 +241,3 @@ def _request_of(opened: OpenSession, policy: ServedPolicy) -> RolloutRequest:
         step=0,
         max_context_length=policy.context_length,
     )
-
-
-def decoded_lines(lines: bytes) -> list[Any]:
-    """Return the JSON values of lines."""
-    return [msgspec.json.decode(line) for line in lines.splitlines()]
