@@ -11,6 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -45,6 +46,8 @@ _READING_SECONDS, _WRITING_SECONDS = 120.0, 120.0
 """For the body of a request, and for each piece of a reply to be taken."""
 _LARGE_BYTES = 1 << 20
 """Of a body that is decoded in a thread."""
+_SMALL_BYTES = 1 << 15
+"""Of a piece that fits into what the system keeps for a client."""
 _CLIENT_LEFT = 499
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder()
 
@@ -123,11 +126,11 @@ class GatewayServer:
     ) -> web.StreamResponse:
         """Answer by events: they are opened while the turn is sampled, and tell it when it is whole."""
         task = asyncio.ensure_future(_asked(session, wanted))
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", **headers}
+        )
         try:
             await asyncio.wait([task], timeout=_OPEN_SECONDS)
-            response = web.StreamResponse(
-                headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", **headers}
-            )
             if task.done():
                 answer = task.result()
                 events = api.events(wanted.asked, reply_id=answer.reply_id, created=answer.created)
@@ -136,24 +139,25 @@ class GatewayServer:
             else:
                 events = api.events(wanted.asked, reply_id=wanted.reply_id, created=int(time.time()))
                 await response.prepare(request)
-                await _write(response, events.opening())
+                await _write(request, response, events.opening())
                 while not task.done():
                     await asyncio.wait([task], timeout=_PING_SECONDS)
                     if not task.done():
-                        await _write(response, events.ping())
+                        await _write(request, response, events.ping())
                 told = b""
                 try:
                     answer = task.result()
                 except ApiError as error:
                     self._note(error)
-                    await _write(response, events.failure(error))
+                    await _write(request, response, events.failure(error))
                     return response
-            await _write(response, told + b"".join(stream_of(events, answer.said)))
+            await _write(request, response, told + b"".join(stream_of(events, answer.said)))
             await response.write_eof()
             return response
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     async def _read(self, request: web.Request, session: Session) -> bytes:
         """Return a body within the session's bound; of a larger one nothing is read where its size is told."""
@@ -166,9 +170,10 @@ class GatewayServer:
             raise ApiError(
                 f"the requests under way of this session are larger than {most} bytes", kind=ErrorKind.RATE_LIMIT
             )
+        waits = not request.content.is_eof()
         self._body_bytes[session.session_id] = held + size
         try:
-            async with asyncio.timeout(_READING_SECONDS):
+            async with asyncio.timeout(_READING_SECONDS) if waits else nullcontext():
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:
             raise too_large from None
@@ -281,7 +286,12 @@ async def _asked(session: Session, wanted: AgentRequest) -> AgentReply:
         raise ApiError("the engine was told to abort", kind=ErrorKind.OVERLOADED) from None
 
 
-async def _write(response: web.StreamResponse, content: bytes) -> None:
+async def _write(request: web.Request, response: web.StreamResponse, content: bytes) -> None:
+    """Send a piece of a stream, to a client that takes it in time."""
+    transport = request.transport
+    if len(content) < _SMALL_BYTES and transport is not None and not transport.get_write_buffer_size():
+        await response.write(content)  # which has nothing to wait for
+        return
     try:
         async with asyncio.timeout(_WRITING_SECONDS):
             await response.write(content)

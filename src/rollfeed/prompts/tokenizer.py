@@ -153,7 +153,7 @@ class LocalTokenizer:
             if self._backend is None:
                 ids = self._tokenizer.encode(well_formed(text), add_special_tokens=False, verbose=False)
             else:
-                ids = self._backend.encode(well_formed(text), add_special_tokens=False).ids
+                ids = self._backend.encode_batch_fast([well_formed(text)], add_special_tokens=False)[0].ids
         prefix = self._prefix if add_special_tokens else []
         begins_with_it = bool(prefix) and ids[: len(prefix)] == prefix
         return np.asarray(ids if begins_with_it else prefix + ids, dtype=np.int32)
