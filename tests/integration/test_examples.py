@@ -145,6 +145,23 @@ def test_an_agent_asks_the_mcp_server_of_its_settings(rollfeed, tmp_path: Path) 
     assert findings_in(tmp_path / "run") == []
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(("example", "num_turns"), [("blackbox-openai", {1, 2, 3}), ("blackbox-anthropic", {2})])
+def test_agents_that_know_nothing_of_rollfeed_are_trained_on_and_rewarded_by_an_environment(
+    rollfeed, tmp_path: Path, example: str, num_turns: set[int]
+) -> None:
+    ran = rollfeed("run", EXAMPLES / example / "run.toml", "--out", tmp_path / "run", "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["ledger"]["trained"], ran.json["ledger"]["failed"]) == (2, 0)
+    (step,) = (tmp_path / "run" / "batches").glob("*.parquet")
+    rows = pq.read_table(step).to_pylist()
+    assert {json.loads(row["metadata"])["num_turns"] for row in rows} <= num_turns
+    assert all(any(row["loss_mask"]) for row in rows)
+    assert any(row["reward"] > 0.0 for row in rows)
+    linted = rollfeed("lint", tmp_path / "run", "--json")
+    assert (linted.code, linted.json["findings"]) == (0, []), linted.out
+
+
 def test_the_game_is_warmed_up_and_trained_on_in_several_turns(rollfeed, tmp_path: Path) -> None:
     fewer = ("rollout.num_rollout=2", "rollout.rollout_batch_size=4", "train.warm_up.stop_accuracy=0.02")
     small = ("eval.n_samples_per_prompt=4", "train.warm_up.probe_prompts=32", "model.tiny.hidden_size=32")
