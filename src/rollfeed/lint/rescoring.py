@@ -17,8 +17,9 @@ from rollfeed.lint.numbers import Run, Spot, finding, runs_of
 from rollfeed.lint.subject import Subject
 
 _TIMES_USUAL = 10.0
-_UNLIKE = 0.5
-"""The share of differing tokens from which on the model is another one."""
+_BEST = 0.25
+"""The share of samples that tell what the model differs by where nothing is wrong."""
+_FEWEST = 3
 _LARGEST_RATIO = 0.05
 """How much of a logprob rounding may change, where it is large."""
 
@@ -34,7 +35,7 @@ class Rescored:
 
 
 class OtherModelError(Exception):
-    """Most tokens have other logprobs under the model that was given."""
+    """Most samples have other logprobs under the model that was given."""
 
 
 def compare(
@@ -52,20 +53,41 @@ def compare(
         OtherModelError: If that would be most of them.
     """
     differences = [_differences(each, is_restricted=is_restricted) for each in scored]
-    sizes = np.concatenate([np.abs(each[np.isfinite(each)]) for each in differences])
-    if not len(sizes):
-        return
-    allowed = max(tolerance, _TIMES_USUAL * float(np.median(sizes)))
-    if np.mean(sizes > tolerance) > _UNLIKE:
-        raise OtherModelError(f"{np.mean(sizes > tolerance):.0%} of {len(sizes)} logprobs differ")
-    for each, difference in zip(scored, differences, strict=True):
-        told = each.subject.logprobs
+    pairs = list(zip(scored, differences, strict=True))
+    beside = [not is_restricted and _is_beside(each, difference, tolerance) for each, difference in pairs]
+    usual = [_size(difference) for difference, is_beside in zip(differences, beside, strict=True) if not is_beside]
+    best = float(np.nanquantile(usual, _BEST, method="lower")) if np.isfinite(usual).any() else 0.0
+    if best > tolerance:
+        raise OtherModelError(f"it gives other logprobs, by {best:.2g} nats a token in most samples")
+    allowed = max(tolerance, _TIMES_USUAL * best)
+    for (each, difference), is_beside in zip(pairs, beside, strict=True):
+        told, length = each.subject.logprobs, each.subject.response_length
         assert told is not None
+        if is_beside:
+            spot = Spot(Flaw.LOGPROB_OF_ANOTHER_TOKEN, 0, length, "the model gives them to the tokens beside")
+            yield finding(each.subject, spot, marks)
+            continue
         wrong = np.nan_to_num(np.abs(difference)) > allowed + _LARGEST_RATIO * np.abs(np.nan_to_num(told))
         for run in _joined(runs_of(wrong)):
             size = float(np.nanmax(np.abs(difference[run.start : run.end])))
-            found = Spot(_kind(each, run, wrong, allowed, marks), *run, f"the model differs by up to {size:.3g} nats")
+            found = Spot(_kind(each, run, wrong, marks), *run, f"the model differs by up to {size:.3g} nats")
             yield finding(each.subject, found, marks)
+
+
+def _size(difference: NDArray[np.float64]) -> float:
+    """Return the median of what is known; NaN where nothing is."""
+    known = np.abs(difference[np.isfinite(difference)])
+    return float(np.median(known)) if len(known) else np.nan
+
+
+def _is_beside(scored: Rescored, difference: NDArray[np.float64], tolerance: float) -> bool:
+    """Whether the model gives most logprobs to the tokens beside their own."""
+    told = scored.subject.logprobs
+    assert told is not None
+    known = np.flatnonzero(scored.trained)[1:-1]
+    if len(known) < _FEWEST or not _size(difference) > tolerance:
+        return False
+    return any(_size(told[known] - scored.logprobs[known + shift]) <= tolerance for shift in (-1, 1))
 
 
 def _differences(scored: Rescored, *, is_restricted: bool) -> NDArray[np.float64]:
@@ -75,14 +97,8 @@ def _differences(scored: Rescored, *, is_restricted: bool) -> NDArray[np.float64
     return np.minimum(difference, 0.0) if is_restricted else difference
 
 
-def _kind(scored: Rescored, run: Run, wrong: NDArray[np.bool_], allowed: float, marks: Marks | None) -> Flaw:
-    """Tell whether tokens are what a tokenizer makes of their text, and their logprobs those of others."""
-    told, expected = scored.subject.logprobs, scored.logprobs
-    assert told is not None
-    for shift in (-1, 1):
-        moved = np.roll(expected, shift)[run.start : run.end]
-        if np.nanmean(np.abs(told[run.start : run.end] - moved)) <= allowed:
-            return Flaw.LOGPROB_OF_ANOTHER_TOKEN
+def _kind(scored: Rescored, run: Run, wrong: NDArray[np.bool_], marks: Marks | None) -> Flaw:
+    """Tell whether all of a turn that follows is wrong, and what a tokenizer makes of its text."""
     ids = scored.subject.response_ids
     turn = next((each for each in runs_of(scored.trained) if each.start <= run.start < each.end), run)
     if marks is None or not wrong[run.start : turn.end].all():
