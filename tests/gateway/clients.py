@@ -72,6 +72,7 @@ async def gateway(
     caps: Caps | None = None,
     folder: Path | None = None,
     context_length: int = 10_000,
+    silent_seconds: float = 60.0,
     **others: Any,
 ) -> AsyncIterator[Client]:
     engine = engine or ScriptedEngine()
@@ -85,7 +86,7 @@ async def gateway(
     sessions = Sessions(policy, engine, caps=caps or Caps(), journal=journal, **others)
     application = GatewayServer(sessions, token=TOKEN).application()
     try:
-        serving = serve_application(application, host="127.0.0.1", port=0)
+        serving = serve_application(application, host="127.0.0.1", port=0, silent_seconds=silent_seconds)
         async with engine, serving as address, aiohttp.ClientSession() as http:
             yield Client(http, address, sessions, engine)
     finally:

@@ -283,6 +283,24 @@ def test_clients_that_send_or_take_a_byte_at_a_time_hold_nobody_up() -> None:
     run(attempt)
 
 
+def test_connections_without_a_request_are_closed_and_counted_and_those_with_one_are_not() -> None:
+    async def attempt(client: Client, opened: dict[str, Any]) -> None:
+        task = asyncio.ensure_future(client.chat(opened, [{"role": "user", "content": "x" * 80}]))
+        await running(client.engine, 1)
+        host, port = client.address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/compl")
+        assert await reader.read() == b""
+        assert client.count("silent_connections") >= 1
+        assert not task.done()
+        await client.engine.abort()
+        assert await task == 503
+        writer.close()
+
+    engine = ScriptedEngine(fault_of=lambda request: Fault.HANG if len(request.token_ids) > 60 else None)
+    run(attempt, engine=engine, silent_seconds=0.05)
+
+
 def test_an_engine_that_fails_is_told_and_counted() -> None:
     engine = ScriptedEngine(fault_of=lambda request: Fault.RAISE if len(request.token_ids) > 60 else None)
 

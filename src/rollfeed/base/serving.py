@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -17,6 +20,10 @@ from rollfeed.errors import ConfigError
 PROMETHEUS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _SHUTDOWN_SECONDS = 0.5
 """For replies under way."""
+_SILENT_SECONDS = 60.0
+"""That a connection may have without a whole head of a request, at least; twice that at most."""
+CLOSED_CONNECTIONS = web.AppKey("closed_connections", Counter[str])
+"""Where an application counts connections that were closed because they were silent."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -29,10 +36,13 @@ _logger.addFilter(_is_ours)
 
 
 @asynccontextmanager
-async def serve_application(application: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
+async def serve_application(
+    application: web.Application, *, host: str, port: int, silent_seconds: float = _SILENT_SECONDS
+) -> AsyncIterator[str]:
     """Serve while the block runs; give the address, for example ``http://127.0.0.1:30000``.
 
-    A client that goes away cancels what it asked for. Leaving closes all connections.
+    A client that goes away cancels what it asked for; one that asks nothing, or does not get to the end of a head, is
+    closed after a while. Leaving closes all connections.
 
     Raises:
         ConfigError: If the address cannot be listened on.
@@ -46,9 +56,26 @@ async def serve_application(application: web.Application, *, host: str, port: in
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise cannot_listen(host, port, error) from error
-        yield f"http://{host}:{runner.addresses[0][1]}"
+        closing = asyncio.create_task(_close_silent(runner, application, silent_seconds), name="silent connections")
+        try:
+            yield f"http://{host}:{runner.addresses[0][1]}"
+        finally:
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
     finally:
         await runner.cleanup()
+
+
+async def _close_silent(runner: web.AppRunner, application: web.Application, seconds: float) -> None:
+    silent = set[Any]()
+    while runner.server is not None:
+        await asyncio.sleep(seconds)
+        idle = {each for each in runner.server.connections if each._current_request is None}
+        for connection in idle & silent:
+            connection.force_close()
+            if CLOSED_CONNECTIONS in application:
+                application[CLOSED_CONNECTIONS]["silent_connections"] += 1
+        silent = idle
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
+from rollfeed.base.serving import CLOSED_CONNECTIONS, PROMETHEUS_TYPE, prometheus_text
 from rollfeed.chat_apis import (
     AnthropicMessages,
     ApiError,
@@ -73,6 +73,7 @@ class GatewayServer:
     def application(self, *, for_operators: bool = True) -> web.Application:
         """Return the web application."""
         application = web.Application(client_max_size=self._sessions.caps.max_body_bytes, middlewares=[self._errors])
+        application[CLOSED_CONNECTIONS] = self._sessions.totals.counts
         for prefix in ("", "/s/{key}"):
             application.router.add_post(prefix + _ANTHROPIC.count_path, self._count_tokens)
             for api in APIS:

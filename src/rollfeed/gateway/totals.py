@@ -19,6 +19,7 @@ COUNTED: Mapping[str, str] = {
     "replayed_requests": "Requests that were answered from the record.",
     "cancelled_requests": "Requests that ended before they were answered.",
     "aborted_tokens": "Tokens of turns that the engine was told to abort.",
+    "silent_connections": "Connections that were closed because no request came.",
     "finished_sessions": "Sessions that became samples.",
     "dropped_sessions": "Sessions that were deleted.",
     "samples": "Samples of these sessions.",
