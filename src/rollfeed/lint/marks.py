@@ -74,7 +74,8 @@ class Marks:
 
     def is_end(self, token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Return which tokens end a turn."""
-        return np.isin(token_ids, self.end_ids)
+        # Faster than np.isin: they are few.
+        return np.asarray((token_ids[:, None] == self.end_ids).any(axis=1))
 
     def ends_at_stop(self, token_ids: NDArray[np.int32], others: Sequence[str] = ()) -> bool:
         """Whether the text of these tokens ends where a stop string is in it, or one of others."""

@@ -46,6 +46,8 @@ def finding(subject: Subject, found: Spot, marks: Marks | None) -> Finding:
 
 def runs_of(flags: NDArray[np.bool_]) -> list[Run]:
     """Return the longest runs of true values."""
+    if not flags.any():
+        return []
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]])))
     return [Run(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 

@@ -53,7 +53,7 @@ class Turns:
                 return
         if self._marks is None:
             return
-        for run in runs_of(np.isin(self._ids, self._marks.once_ids) & ~self.sampled):
+        for run in runs_of((self._ids[:, None] == self._marks.once_ids).any(axis=1) & ~self.sampled):
             yield Spot(Flaw.DOUBLED_BOS, *run, "what a text begins with stands in the middle")
         if self.trained[:1].any() and (length := self._rest_of_opening()):
             detail = f"{length} tokens that open the turn are in the response, with weight"
