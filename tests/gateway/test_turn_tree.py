@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.conversations.zoo.families import load
 
 from rollfeed.conversations import Dialogue
+from rollfeed.errors import ConfigError
 from rollfeed.gateway.histories import read_history
 from rollfeed.gateway.samples import samples_of, sift
 from rollfeed.gateway.turn_tree import Opening, Turn, TurnTree
@@ -237,3 +238,12 @@ def test_any_tree_of_histories_trains_every_token_once_at_its_context_or_drops_i
         turn = talk.ask(history, random.choice(["yes", "no", f"said {seed % 7}"]))
         histories += [[*history, turn.message, user(random.choice("bc"))], history]
     talk.check()
+
+
+def test_a_context_that_would_be_rewritten_is_refused_where_that_is_asked_for() -> None:
+    tokenizer = load("qwen3")
+    end = int(tokenizer.encode("<|im_end|>", add_special_tokens=False)[0])
+    talk = Talk(rewritten=RewrittenTurns.REFUSE, tokenizer=tokenizer, end=end)
+    talk.ask([user("a")], "<think>\nWell.\n</think>\n\nyes", message=assistant("yes", reasoning_content="Well."))
+    with pytest.raises(ConfigError, match=r"rollout\.rewritten_turns"):
+        talk.ask([user("a"), assistant("yes"), user("b")])

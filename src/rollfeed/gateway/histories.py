@@ -74,7 +74,8 @@ def read_history(messages: Sequence[Message], matching: Matching, *, manner: byt
 
 def thoughts_fit(sent: Message, said: Message) -> bool:
     """Whether a turn in a history has the thoughts of the one that was said, or none."""
-    return _thought(sent) in ("", _thought(said))
+    thought = _thought(sent)
+    return not thought or thought == _thought(said)
 
 
 def _update(hashed: Any, alike: bytes) -> None:
