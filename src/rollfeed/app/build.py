@@ -16,6 +16,7 @@ from rollfeed.app.sources import RowChecks, build_source, no_images_of
 from rollfeed.app.stored_run import stored_template_date
 from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch, equal_advantages
 from rollfeed.buffer import Buffer, Spill, built_in_policy
+from rollfeed.compat.slime_plugins import SlimeRun, slime_run, with_slime_plugins
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
@@ -67,6 +68,8 @@ class Functions:
     buffer_policy: BufferPolicy
     services: RewardServices
     scorer: RewardHub
+    slime: SlimeRun | None = None
+    """What those among them share that are written for slime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +157,13 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
             ``reward.rm_type`` says.
     """
     load = partial(plugins.load_plugin, folders=folders)
+    config = with_slime_plugins(config, folders=folders)
     own, age_limit = config.plugins, _age_limit(config)
     services = RewardServices(config.reward, rm_types=[config.reward.rm_type], tools=config.tools, folders=folders)
     scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
+    slime = slime_run(config)
+    if slime is not None:
+        slime.default_rollout = scheduler
     return Functions(
         generate=load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(config, folders=folders),
         rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
@@ -167,6 +174,7 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
         or built_in_policy(config.buffer.policy, staleness_limit=config.rollout.max_staleness),
         services=services,
         scorer=reward_hub(config.reward, own, services, seed=config.seed, folders=folders),
+        slime=slime,
     )
 
 
@@ -207,8 +215,9 @@ def open_rollouts(
     made = functions or load_functions(config, folders=folders)
     made.services.on_isolation = on_isolation
     plugins.check_methods(source, PromptSource, key="source")
-    return Rollouts(
-        plan=_group_plan(config, made, engine, tokenizer, turns),
+    plan = _group_plan(config, made, engine, tokenizer, turns)
+    rollouts = Rollouts(
+        plan=plan,
         parts=_parts(config, made, engine, spill),
         source=source,
         engine=engine,
@@ -217,6 +226,10 @@ def open_rollouts(
         observers=Observers([*observers, MarkerWatch(rm_type=config.reward.rm_type)]),
         resources=made.services,
     )
+    if made.slime is not None:
+        made.slime.services, made.slime.tokenizer = rollouts.services, tokenizer
+        made.slime.context_length = plan.max_context_length
+    return rollouts
 
 
 def _group_plan(

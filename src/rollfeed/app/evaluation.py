@@ -20,6 +20,7 @@ from rollfeed.app.model import Model
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.app.sources import RowChecks, no_images_of
 from rollfeed.base.atomic import replace_file, temporary_path
+from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
 from rollfeed.errors import ConfigError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
@@ -93,6 +94,7 @@ def prepare_evaluation(
         ConfigError: If there is no set, a file or environment is wrong, keys do not fit together, or nothing can
             score a prompt: no grader, no such grader, or no label.
     """
+    config = with_slime_plugins(config, folders=folders)
     if not settings.has_sets:
         raise ConfigError("nothing to evaluate on: add [[eval.datasets]] or [[eval.environments]]")
     training = TrainingDefaults(

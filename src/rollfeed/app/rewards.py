@@ -15,6 +15,7 @@ from typing import Any
 from rollfeed import plugins
 from rollfeed.base.cores import num_cores
 from rollfeed.base.importing import is_async
+from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig
 from rollfeed.config.plugins import import_path_of
 from rollfeed.config.tools import ToolSettings
@@ -209,9 +210,22 @@ def reward_hub(
         PluginError: If a function cannot be imported or does not fit.
     """
     load = partial(load_reward_function, settings=settings, services=services, folders=folders)
-    return RewardHub(
+    config = RolloutConfig().model_copy(update={"reward": settings, "plugins": functions, "seed": seed})
+    config = with_slime_plugins(config, folders=folders)
+    settings, functions, slime = config.reward, config.plugins, slime_run(config)
+    make = partial(
+        RewardHub,
         graders={**services.graders(), **(graders or {})},
         rm_type=settings.rm_type,
+        reward_key=settings.reward_key,
+        seed=seed,
+        timeout_seconds=settings.timeout_seconds,
+        workers=services.workers,
+        worker_timeout_seconds=settings.workers.timeout_seconds,
+    )
+    if slime is not None:
+        slime.hub = make()  # for functions that ask for a grader
+    return make(
         own_verifiers=own_verifiers(settings),
         reward_fn=load(functions.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
         batched_reward_fn=load(functions.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
@@ -220,12 +234,7 @@ def reward_hub(
             name: load(given, RewardFn, Takes.SAMPLE, f"reward.functions.{name}")
             for name, given in settings.functions.items()
         },
-        reward_key=settings.reward_key,
-        seed=seed,
-        timeout_seconds=settings.timeout_seconds,
         concurrency=settings.concurrency,
-        workers=services.workers,
-        worker_timeout_seconds=settings.workers.timeout_seconds,
     )
 
 

@@ -12,6 +12,7 @@ from rollfeed import plugins
 from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
+from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import DatasetSettings, EngineSettings, RolloutConfig, RolloutMode, Settings
 from rollfeed.config.paths import expand_path
 from rollfeed.config.plugins import import_path_of
@@ -77,7 +78,7 @@ def build_source(
     Raises:
         ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
     """
-    path = settings.plugins.prompt_source
+    path = with_slime_plugins(settings, folders=folders).plugins.prompt_source
     if path is not None:
         return plugins.load_factory(path, PromptSource, tokenizer, key="plugins.prompt_source", folders=folders)
     renderer = ChatRenderer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, JsonValue, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from rollfeed.config.section import Resume, Section
 from rollfeed.faults import name_of
@@ -51,7 +51,10 @@ else:
 
 
 class PluginSettings(Section, resume=Resume.BATCHES):
-    """Paths `module:name` or `file.py:name`; what lies beside the settings file is found; see docs/extending.md."""
+    """Paths `module:name` or `file.py:name`; what lies beside the settings file is found; see docs/extending.md.
+
+    `slime:module.name` names a function that is written for slime; see docs/slime-plugins.md.
+    """
 
     prompt_source: Annotated[Plugin[Callable[[Tokenizer], PromptSource]] | None, Resume.PROMPTS] = None
     """A class or function that makes a `PromptSource` from the model's tokenizer; it replaces `[prompts]`."""
@@ -77,6 +80,9 @@ class PluginSettings(Section, resume=Resume.BATCHES):
     """A `BufferPolicy`: chooses which waiting prompts leave the buffer next; it replaces `buffer.policy`."""
     tracker: Annotated[Plugin[Callable[[], Tracker]] | None, Resume.FREE] = None
     """A class or function that makes a `Tracker`; it is called without arguments."""
+
+    slime_args: dict[str, JsonValue] = Field(default={})
+    """Further arguments that plug-ins of slime read, by name; see docs/slime-plugins.md."""
 
     @property
     def has_reward(self) -> bool:

@@ -185,6 +185,8 @@ class StepContext:
 
     def book(self, ending: Ending) -> None:
         """Book where a group went; what its rollouts did in their turns is forgotten unless it is resumed."""
+        if not isinstance(ending, Requeued) and self.ledger.place(ending.group.group_index) is Place.REQUEUED:
+            self.ledger.submit(ending.group.group_index)  # the rollout function has answered it itself
         self.ledger.book(ending)
         if not isinstance(ending, Requeued) or ending.kept is None:
             self.runner.journal.forget(ending.group.group_index, step=self.step)

@@ -138,7 +138,9 @@ class Rollouts:
         self._step: _Step | None = None
         self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
         self._failures = FailureBudget(settings, settled=self._state.outcomes)
-        plan = replace(plan, services=replace(plan.services, endpoint=self._gate))
+        self.services = replace(plan.services, endpoint=self._gate)
+        """What functions of the run may use; requests are bounded, and checked."""
+        plan = replace(plan, services=self.services)
         self._runner = GroupRunner(plan, gate=self._gate, failures=self._failures, observer=observers)
 
     async def __aenter__(self) -> Rollouts:
@@ -319,7 +321,7 @@ class Rollouts:
         context, ledger, seconds = step.context, self._ledger, time.monotonic() - step.started
         ledger.waste(STALE, cut.masked_tokens)
         ended = sorted(self._take_out(context, step.endings), key=lambda ending: ending.group.group_index)
-        new = [each.group for each in ended if ledger.place(each.group.group_index) is Place.IN_FLIGHT]
+        new = [each.group for each in ended if ledger.place(each.group.group_index) is not Place.SURPLUS]
         for ending in ended:
             context.book(ending)
         context.requeue_rest(keep_partial=self._keeps_partial)

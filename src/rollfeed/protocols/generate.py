@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -125,7 +125,7 @@ class GenerateFn(Protocol):
 
 
 class SampleHook(Protocol):
-    """Sees, and may replace, every finished sample before it is scored. *Extension point*."""
+    """Sees, and may replace, every finished sample before it is scored. *Extension point*. May be async."""
 
-    def __call__(self, sample: Sample, prompt: Prompt) -> Sample:
+    def __call__(self, sample: Sample, prompt: Prompt) -> Sample | Awaitable[Sample]:
         """Return the sample to use."""

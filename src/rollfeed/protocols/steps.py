@@ -147,7 +147,8 @@ class RolloutFn(Protocol):
     async def __call__(self, context: RolloutContext) -> Sequence[Ending]:
         """Return where groups went: exactly ``rollout_batch_size`` scored ones ``Trained``, and what became of others.
 
-        What was drawn and is not named is requeued, and its tokens counted as wasted where it is not resumed.
+        A group that was drawn may be answered by the function itself, without :meth:`RolloutContext.submit`. What was
+        drawn and is not named is requeued, and its tokens counted as wasted where it is not resumed.
 
         Groups whose tokens are older than ``max_staleness`` allows when the batch is cut are not delivered: the
         function is called again, in the same step, for what is missing then.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
@@ -226,7 +226,8 @@ class GroupRunner:
         if self._plan.sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
             return tuple(samples)
         with blaming(_SAMPLE_HOOK, self._plan.sample_hook):
-            hooked = tuple(self._plan.sample_hook(sample, request.prompt) for sample in samples)
+            given = [self._plan.sample_hook(sample, request.prompt) for sample in samples]
+            hooked = tuple([await each if isinstance(each, Awaitable) else each for each in given])
         for sample in hooked:
             if not isinstance(sample, Sample):
                 told = f"returned {sample!r:.80}; return the sample to use"

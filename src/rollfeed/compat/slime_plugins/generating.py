@@ -1,0 +1,58 @@
+"""slime's custom generate functions as functions of ours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
+from rollfeed.compat.slime_plugins.names.sglang_rollout import call_generate
+from rollfeed.compat.slime_plugins.read_back import asked_sample, is_slime_sample, own_sample
+from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work
+from rollfeed.compat.slime_plugins.supplied import sample_class
+from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.types import Sample
+
+
+class SlimeGenerate(Adapter):
+    """``async def f(args, sample, sampling_params)``, with ``evaluation`` or without, as a ``GenerateFn``."""
+
+    def __init__(self, function: Any, run: SlimeRun, *, key: str) -> None:
+        super().__init__(function, run, key=key)
+        parameters = inspect.signature(function).parameters.values()
+        self._is_of_miles = sum(each.default is inspect.Parameter.empty for each in parameters) == 1
+
+    async def __call__(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+        """Return the samples that the function made of an answering."""
+        work = Work(run=self.run, services=services, request=request, step=request.step)
+        self.run.tokenizer = services.tokenizer
+        version = services.endpoint.policy_version
+        token = CURRENT.set(work)
+        try:
+            asked = asked_sample(request, sample_class())
+            made = await self.answer(asked, sampling_params(request.params), request.evaluation)
+        finally:
+            CURRENT.reset(token)
+        return [self._read(each, request, work, version) for each in (made if isinstance(made, list) else [made])]
+
+    async def answer(self, sample: Any, params: dict[str, Any], evaluation: bool) -> Any:
+        """Call the function, and return what it returned: a sample, or a list.
+
+        Raises:
+            RunFailedError: If it is something else.
+        """
+        extra = {} if self._is_of_miles else self.extra(evaluation=evaluation)
+        if self._is_of_miles:
+            extra = {"is_of_miles": True, "evaluation": evaluation}
+        made = await call_generate(self.call, self.run.args, sample, params, **extra)
+        leaves = made if isinstance(made, list) and made else [made]
+        if not all(map(is_slime_sample, leaves)):
+            raise self.broke(f"returned {made!r:.80}; it must return a Sample, or a list of at least one")
+        return made
+
+    def _read(self, made: Any, request: RolloutRequest, work: Work, version: int) -> Sample:
+        try:
+            return own_sample(made, request, work.sent, policy_version=version)
+        except ValueError as error:
+            raise self.broke(f"returned {error}") from None

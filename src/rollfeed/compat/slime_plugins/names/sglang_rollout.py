@@ -1,0 +1,198 @@
+"""slime's generating functions: through the run's engine, and the run's own scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rollfeed.compat.slime_plugins.names.engine_calls import ask, default_params, reply, sampling_params
+from rollfeed.compat.slime_plugins.names.forms import GenerateFnInput, RolloutFnTrainOutput
+from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer
+from rollfeed.compat.slime_plugins.names.rm_hub import async_rm, batched_async_rm
+from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, current, latest
+
+
+class _OneState(type):
+    """A run has one state."""
+
+    def __call__(cls, args: Any) -> Any:
+        """Return the run's state."""
+        run = latest()
+        if run.state is None:
+            run.state = super().__call__(args)
+        return run.state
+
+
+class GenerateState(metaclass=_OneState):
+    """Shared by slime's functions: tokenizer, sampling, and what a step has submitted."""
+
+    processor = None
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency)
+        self.sampling_params = sampling_params(default_params(args))
+        self.dp_rank = 0
+        self.reset()
+
+    @property
+    def tokenizer(self) -> SlimeTokenizer:
+        """The policy's tokenizer."""
+        tokenizer = latest().tokenizer
+        if tokenizer is None:
+            raise SlimeUseError("GenerateState.tokenizer: the run has not begun")
+        return SlimeTokenizer(tokenizer)
+
+    @contextmanager
+    def dp_rank_context(self) -> Iterator[int]:
+        """Give the rank to ask: there is one."""
+        yield self.dp_rank
+
+    def reset(self) -> None:
+        """Begin a step."""
+        self.remaining_batch_size = 0
+        self.pendings: set[asyncio.Task[Any]] = set()
+        self.aborted = False
+
+    def submit_generate_tasks(self, samples: Sequence[list[Any]]) -> None:
+        """Start to generate and score groups."""
+        for group in samples:
+            work = generate_and_rm_group(self.args, group, self.sampling_params.copy())
+            self.pendings.add(asyncio.create_task(work))
+        self.remaining_batch_size += len(samples)
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    """Answer a sample, or go on with what it has; returns it.
+
+    Raises:
+        ValueError: If it has been answered.
+    """
+    work, status = current("generate"), type(sample).Status
+    if sample.status not in (status.PENDING, status.ABORTED):
+        raise ValueError(f"generate: sample {sample.index} is {sample.status.value} already")
+    budget = sampling_params["max_new_tokens"] - sample.response_length
+    if budget <= 0:
+        sample.status = status.TRUNCATED
+        return sample
+    images = (sample.multimodal_inputs or {}).get("images") or []
+    payload = {"sampling_params": {**sampling_params, "max_new_tokens": budget}, "image_data": images}
+    payload |= {"input_ids": sample.tokens} if sample.tokens else {"text": sample.prompt}
+    is_resumed = sample.response_length > 0
+    completion = await work.on_loop(ask(payload, work))
+    answer = reply(completion)
+    if not sample.tokens:
+        request = work.request
+        is_asked = request is not None and sample.prompt == request.prompt.text
+        encoded = work.services.tokenizer.encode(sample.prompt, add_special_tokens=False)
+        sample.tokens = (request.prompt.token_ids if request is not None and is_asked else encoded).tolist()
+    pairs = answer["meta_info"]["output_token_logprobs"]
+    sample.append_response_tokens(
+        args,
+        tokens=[token for _, token, _ in pairs],
+        log_probs=[value for value, _, _ in pairs],
+        trainable=True,
+        meta_info=answer["meta_info"],
+        text=answer["text"],
+    )
+    if is_resumed:  # a character may be split between the two
+        ids = sample.tokens[len(sample.tokens) - sample.response_length :]
+        skip = bool(sampling_params.get("skip_special_tokens"))
+        sample.response = work.services.tokenizer.decode(ids, skip_special_tokens=skip)
+    return sample
+
+
+async def call_generate(function: Any, args: Any, sample: Any, sampling_params: dict[str, Any], **extra: Any) -> Any:
+    """Call a custom generate function of slime, or of miles, whose only argument says everything."""
+    if extra.pop("is_of_miles", False):
+        evaluation = bool(extra.get("evaluation"))
+        given = GenerateFnInput(GenerateState(args), sample, sampling_params, evaluation)
+        return getattr(result := await function(given), "samples", result)
+    return await function(args, sample, sampling_params, **extra)
+
+
+async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    """Answer a sample and score it, unless it is finished or the step has been aborted.
+
+    In a rollout function, one that the run has drawn goes the way of all its samples, with its group.
+    """
+    status, state, work = type(sample).Status, GenerateState(args), current("generate_and_rm")
+    if sample.status in (status.COMPLETED, status.TRUNCATED):
+        return sample
+    if state.aborted:
+        sample.status = status.ABORTED
+        return sample
+    if work.bridge is not None and not evaluation and sampling_params == state.sampling_params:
+        return await work.bridge.answer_sample(sample)
+    async with state.semaphore:
+        await generate(args, sample, sampling_params)
+    if not args.group_rm and sample.status is not status.ABORTED and sample.reward is None:
+        sample.reward = await async_rm(args, sample)
+    return sample
+
+
+async def generate_and_rm_group(
+    args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
+) -> Any:
+    """Answer a group and score it; one that was drawn in the step goes the way of all groups of the run."""
+    work, state = current("generate_and_rm_group"), GenerateState(args)
+    if state.aborted:
+        return group
+    if work.bridge is not None and not evaluation and sampling_params == state.sampling_params:
+        return await work.bridge.answer(group)
+    made = await asyncio.gather(*(generate_and_rm(args, each, dict(sampling_params), evaluation) for each in group))
+    if args.group_rm and not state.aborted:
+        rewards = await batched_async_rm(args, made)
+        for sample, reward in zip(made, rewards, strict=True):
+            sample.reward = reward
+    return made
+
+
+async def abort(args: Any, rollout_id: int) -> list[Any]:
+    """End all that the step has submitted; returns unfinished groups where their tokens are kept."""
+    work, state = current("abort"), GenerateState(args)
+    state.aborted = True
+    await work.bridge.abort()
+    done = await asyncio.gather(*state.pendings, return_exceptions=True)
+    state.pendings = set()
+    groups = [group for group in done if isinstance(group, list)]
+    for sample in (sample for group in groups for sample in group if not isinstance(sample, list)):
+        if sample.response and "start_rollout_id" not in sample.metadata:
+            sample.metadata["start_rollout_id"] = rollout_id
+    return groups if args.partial_rollout else []
+
+
+async def generate_rollout_async(
+    args: Any, rollout_id: int, data_source: Any
+) -> tuple[RolloutFnTrainOutput, list[Any]]:
+    """Make a step with the run's own scheduler; what it leaves goes back by itself."""
+    del args, rollout_id, data_source
+    groups = await current("generate_rollout").bridge.make_step()
+    return RolloutFnTrainOutput(samples=groups), []
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
+    """Make a step with the run's own scheduler.
+
+    Raises:
+        SlimeUseError: If it is to evaluate.
+    """
+    if evaluation:
+        eval_rollout(args, rollout_id)
+    work = current("generate_rollout")
+    future = asyncio.run_coroutine_threadsafe(work.bridge.make_step(), work.loop)
+    del data_source
+    return RolloutFnTrainOutput(samples=future.result())
+
+
+def generate_abortable_samples(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Make a step as :func:`generate_rollout`; returns the groups, and those that were aborted."""
+    return generate_rollout(args, rollout_id, data_source, evaluation).samples, []
+
+
+def eval_rollout(args: Any, rollout_id: int) -> Any:
+    """Refuse: evaluation is no part of a rollout function here."""
+    del args, rollout_id
+    raise SlimeUseError("eval_rollout: evaluation is done by [eval], not by rollout functions: remove the call")

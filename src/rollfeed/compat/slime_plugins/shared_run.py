@@ -1,0 +1,142 @@
+"""Everything that the slime plug-ins of a run share, and what one of them is doing right now."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.compat.slime_plugins.slime_args import SlimeArguments
+from rollfeed.errors import RollfeedError, RunFailedError
+from rollfeed.faults import complaint
+from rollfeed.protocols import RolloutFn, RolloutRequest, Services, Tokenizer
+from rollfeed.types import Completion
+
+T = TypeVar("T")
+
+
+class SlimeUseError(RollfeedError):
+    """A plug-in uses something of slime in a way that is not supplied; who called it adds file and line."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SlimeRun:
+    """The arguments of a run, and what its plug-ins may use once it has started."""
+
+    args: SlimeArguments
+    services: Services | None = None
+    """Of training; None before the run is opened."""
+    tokenizer: Tokenizer | None = None
+    """The policy's, as soon as it is known."""
+    hub: Any = None
+    """A ``RewardHub``: scores by ``rm_type`` for plug-ins that ask."""
+    default_rollout: RolloutFn | None = None
+    """What slime's ``generate_rollout`` stands for."""
+    state: Any = None
+    """The ``GenerateState`` of the run."""
+    context_length: int = 1 << 31
+    """Prompt and response tokens of an answer together, at most."""
+
+
+class Sent(NamedTuple):
+    """One request to the engine, P tokens, and its answer."""
+
+    prompt_ids: NDArray[np.int32]
+    completion: Completion
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """One call of a plug-in that may ask the engine."""
+
+    run: SlimeRun
+    services: Services
+    request: RolloutRequest | None = None
+    """The answering that it is for; None where a rollout function asks for itself."""
+    step: int = 0
+    sent: list[Sent] = field(default_factory=list)
+    bridge: Any = None
+    """The ``Bridge`` of a rollout function."""
+    num_asked: int = 0
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    """The run's; a rollout function has another."""
+
+    async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something in the loop of the run."""
+        if asyncio.get_running_loop() is self.loop:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+CURRENT: ContextVar[Work | None] = ContextVar("slime_work", default=None)
+"""What the plug-in that is being called works on; tasks and threads that it starts inherit it."""
+
+
+_runs: list[SlimeRun] = []
+
+
+def begin(run: SlimeRun) -> SlimeRun:
+    """Have supplied functions that are handed nothing of a run work for this one."""
+    _runs[:] = [run]
+    return run
+
+
+def latest() -> SlimeRun:
+    """Return the run that the calling plug-in belongs to; the newest one where that is not known.
+
+    Raises:
+        SlimeUseError: If there is none.
+    """
+    work = CURRENT.get()
+    if work is None and not _runs:
+        raise SlimeUseError("no run has been set up: slime's functions work in plug-ins named in [plugins]")
+    return _runs[0] if work is None else work.run
+
+
+def current(what: str) -> Work:
+    """Return what the plug-in is called for.
+
+    Raises:
+        SlimeUseError: If no generate or rollout function is being called; ``what`` says who asked.
+    """
+    work = CURRENT.get()
+    if work is None:
+        raise SlimeUseError(f"{what} works in generate and rollout functions only, while a run calls them")
+    return work
+
+
+class Adapter:
+    """A function for slime in the place of one of ours; errors name the user's function.
+
+    Args:
+        function: The user's.
+        run: What it shares with the others.
+        key: The setting that names it.
+    """
+
+    def __init__(self, function: Callable[..., Any], run: SlimeRun, *, key: str) -> None:
+        self.call = function
+        self.run = run
+        self.key = key
+        self.__wrapped__ = function
+        self.__signature__ = inspect.signature(self.__call__)  # of the adapter, not of what it wraps
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def broke(self, told: str) -> RunFailedError:
+        """Return the error for what the function did against its promise."""
+        return complaint(self.key, self.call, told)
+
+    def extra(self, **known: Any) -> dict[str, Any]:
+        """Return the keyword arguments among ``known`` that the function takes."""
+        parameters = inspect.signature(self.call).parameters
+        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+            return known
+        return {name: value for name, value in known.items() if name in parameters}

@@ -1,0 +1,324 @@
+"""Each form of slime's functions does in a run what the native one does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollfeed.compat.slime_plugins.names.slime_sample import Sample
+from rollfeed.compat.slime_plugins.slime_args import slime_arguments
+from rollfeed.config import RolloutConfig, RolloutSettings, Settings
+from rollfeed.testing import TickEngine
+
+WriteText = Callable[[str], Path]
+
+
+def digit(sample: Any, prompt: Any) -> float:
+    return float(int(sample.response[0]) > 4)
+
+
+def told(batches: list[Any]) -> list[Any]:
+    return [
+        (s.token_ids.tolist(), s.loss_mask.tolist(), s.logprobs.tolist(), s.version_spans, s.reward, s.index, s.status)
+        for batch in batches
+        for s in batch.samples
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "async def f(args, sample, sampling_params):\n    return await generate(args, sample, sampling_params)\n",
+        "async def f(args, sample, sampling_params, evaluation=False):\n"
+        "    assert evaluation is False\n    return [await generate(args, sample, sampling_params)]\n",
+        "from miles.rollout.base_types import GenerateFnOutput\n"
+        "async def f(input):\n"
+        "    made = await generate(input.args, input.sample, input.sampling_params)\n"
+        "    return GenerateFnOutput(samples=made)\n",
+        "async def f(args, sample, sampling_params):\n"
+        "    url = f'http://{args.sglang_router_ip}:{args.sglang_router_port}/generate'\n"
+        "    ids = GenerateState(args).tokenizer(sample.prompt, add_special_tokens=False)['input_ids']\n"
+        "    out = await post(url, {'input_ids': ids, 'sampling_params': sampling_params}, use_http2=True)\n"
+        "    sample.tokens = ids + out['output_ids']\n"
+        "    sample.response, sample.response_length = out['text'], len(out['output_ids'])\n"
+        "    sample.status = Sample.Status.COMPLETED\n"
+        "    return sample\n",
+    ],
+    ids=["plain", "list", "miles", "post without logprobs"],
+)
+async def test_a_generate_function_gives_the_batches_of_the_built_in_one(
+    write_plugins: WriteText, make_batches: Callable[..., Any], text: str
+) -> None:
+    names = (
+        "from slime.rollout.sglang_rollout import GenerateState, generate\n"
+        "from slime.utils.http_utils import post\nfrom slime.utils.types import Sample\n"
+    )
+    theirs = await make_batches(2, folder=write_plugins(names + text), generate="slime:mine.f", reward_fn=digit)
+    assert told(theirs) == told(await make_batches(2, reward_fn=digit))
+
+
+async def test_aborted_answers_are_gone_on_with(
+    write_plugins: WriteText, make_batches: Callable[..., Any], tick_like: Any
+) -> None:
+    text = (
+        "from slime.rollout.sglang_rollout import generate\n"
+        "async def f(args, sample, sampling_params):\n    return await generate(args, sample, sampling_params)\n"
+    )
+    chosen = {"mode": "partial", "over_sampling_batch_size": 6}
+    settings = {"rollout": chosen, "reward_fn": lambda sample, prompt: 1.0, "max_response_len": 40}
+    theirs = await make_batches(4, folder=write_plugins(text), generate="slime:mine.f", engine=tick_like(), **settings)
+    ours = await make_batches(4, engine=tick_like(), **settings)
+    assert told(theirs) == told(ours)
+    assert any("start_rollout_id" in sample.metadata for batch in theirs for sample in batch.samples)
+
+
+async def test_a_reward_brought_by_the_generate_function_is_kept(
+    write_plugins: WriteText, make_batches: Callable[..., Any]
+) -> None:
+    text = (
+        "from slime.rollout.sglang_rollout import generate\n"
+        "async def f(args, sample, sampling_params):\n"
+        "    sample = await generate(args, sample, sampling_params)\n"
+        "    sample.reward, sample.metadata['seen'] = 0.25, True\n    return sample\n"
+    )
+    (batch,) = await make_batches(1, folder=write_plugins(text), generate="slime:mine.f", reward_fn=digit)
+    assert {sample.reward for sample in batch.samples} == {0.25}
+    assert all(sample.metadata["seen"] for sample in batch.samples)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("reward_fn", "async def f(args, sample, **kwargs): return float(int(sample.response[0]) > 4)\n"),
+        ("reward_fn", "def f(args, sample): return float(int(sample.response[0]) > 4)\n"),
+        ("batched_reward", "async def f(args, samples): return [float(int(s.response[0]) > 4) for s in samples]\n"),
+        ("group_reward", "async def f(args, samples): return [float(int(s.response[0]) > 4) for s in samples]\n"),
+        (
+            "reward_fn",
+            "from slime.rollout.rm_hub import async_rm\n"
+            "async def f(args, sample):\n"
+            "    sample.response = '\\\\boxed{' + str(int(int(sample.response[0]) > 4)) + '}'\n"
+            "    sample.label, sample.metadata = '1', {'rm_type': 'math'}\n"
+            "    return await async_rm(args, sample)\n",
+        ),
+    ],
+)
+async def test_a_reward_function_gives_the_batches_of_a_native_one(
+    write_plugins: WriteText, make_batches: Callable[..., Any], key: str, text: str
+) -> None:
+    theirs = await make_batches(2, folder=write_plugins(text), **{key: "slime:mine.f"})
+    assert told(theirs) == told(await make_batches(2, reward_fn=digit))
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("slime:slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std", "zero_std_0.0"),
+        ("slime:mine.keep", "keep"),
+    ],
+)
+async def test_a_dropped_group_is_counted_by_its_reason(
+    write_plugins: WriteText, make_batches: Callable[..., Any], path: str, reason: str
+) -> None:
+    folder = write_plugins("def keep(args, samples): return len({s.reward for s in samples}) > 1\n")
+    batches = await make_batches(4, folder=folder, reward_fn=digit, group_filters=[path])
+    found = sum(batch.metrics.get(f"rollout/dynamic_filter/drop_{reason}", 0.0) for batch in batches)
+    assert found > 0
+    assert all(np.ptp(group.reward_values()) > 0 for batch in batches for group in batch.groups)
+
+
+async def test_an_over_sampling_filter_chooses_as_the_native_one(make_batches: Callable[..., Any]) -> None:
+    path = "slime:slime.rollout.filter_hub.over_sampling_filters.sort_by_reward_std"
+    chosen = {"rollout": {"over_sampling_batch_size": 5}, "reward_fn": digit}
+    theirs = await make_batches(2, batch_filter=path, **chosen)
+    native = {"over_sampling": {"name": "reward_std"}}
+    assert told(theirs) == told(await make_batches(2, filters=native, **chosen))
+
+
+async def test_a_buffer_filter_chooses_who_is_answered_next(
+    write_plugins: WriteText, make_batches: Callable[..., Any], tick_like: Any
+) -> None:
+    text = (
+        "def last(args, rollout_id, buffer, num_samples):\n"
+        "    assert rollout_id is None\n"
+        "    taken = buffer[::-1][:num_samples]\n"
+        "    for group in taken:\n        buffer.remove(group)\n    return taken\n"
+    )
+
+    def newest(entries: Any, count: int, *, policy_version: int) -> list[int]:
+        return list(range(len(entries)))[::-1][:count]
+
+    settings = {
+        "rollout": {"mode": "partial", "over_sampling_batch_size": 6},
+        "reward_fn": lambda sample, prompt: 1.0,
+        "max_response_len": 40,
+    }
+    theirs = await make_batches(
+        4, folder=write_plugins(text), engine=tick_like(), buffer_policy="slime:mine.last", **settings
+    )
+    assert told(theirs) == told(await make_batches(4, engine=tick_like(), buffer_policy=newest, **settings))
+
+
+async def test_processed_rewards_are_the_advantages(write_plugins: WriteText, make_batches: Callable[..., Any]) -> None:
+    text = (
+        "def f(args, samples):\n"
+        "    rewards = [s.get_reward_value(args) for s in samples]\n"
+        "    return rewards, [2 * r for r in rewards]\n"
+    )
+    (batch,) = await make_batches(1, folder=write_plugins(text), reward_fn=digit, advantage="slime:mine.f")
+    np.testing.assert_allclose(batch.advantages_S, [2 * sample.reward for sample in batch.samples])
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_a_sample_hook_changes_samples_before_they_are_scored(
+    write_plugins: WriteText, make_batches: Callable[..., Any], kind: str
+) -> None:
+    text = f"{kind} f(args, sample, **kwargs):\n    sample.metadata['hooked'] = 1\n    sample.loss_mask[-1] = 0\n"
+    (batch,) = await make_batches(1, folder=write_plugins(text), reward_fn=digit, sample_hook="slime:mine.f")
+    assert all(sample.metadata["hooked"] == 1 and sample.loss_mask[-1] == 0 for sample in batch.samples)
+
+
+async def test_a_bare_callable_is_a_data_source(write_plugins: WriteText, open_source: Callable[..., Any]) -> None:
+    text = (
+        "from slime.utils.types import Sample\n"
+        "def source(num_samples):\n"
+        "    return [[Sample(prompt='2 + 2 =', label='4') for _ in range(4)] for _ in range(num_samples)]\n"
+    )
+    source = open_source(write_plugins(text), prompt_source="slime:mine.source")
+    prompts = await source.draw(2)
+    assert [(prompt.text, prompt.label) for prompt in prompts] == [("2 + 2 =", "4")] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(args, rollout_id, data_source, evaluation=False):\n"
+        "    return generate_rollout(args, rollout_id, data_source, evaluation)\n",
+        "def f(args, rollout_id, data_source, evaluation=False):\n"
+        "    return generate_abortable_samples(args, rollout_id, data_source)\n",
+        "async def f(args, rollout_id, data_source, evaluation=False):\n"
+        "    state = GenerateState(args)\n"
+        "    groups = data_source(args.rollout_batch_size)\n"
+        "    params = state.sampling_params\n"
+        "    return [await generate_and_rm_group(args, g, params.copy()) for g in groups]\n",
+        "async def f(args, rollout_id, data_source, evaluation=False):\n"
+        "    groups = data_source.get_samples(args.rollout_batch_size)\n"
+        "    params = GenerateState(args).sampling_params\n"
+        "    for group in groups:\n"
+        "        for sample in group:\n"
+        "            await one(args, sample, params)\n"
+        "    return groups\n"
+        "async def one(args, sample, params):\n"
+        "    made = await generate_and_rm(args, sample, params)\n"
+        "    assert made is sample\n",
+    ],
+    ids=["generate_rollout", "abortable", "groups", "samples"],
+)
+async def test_a_rollout_function_makes_the_batches_of_the_scheduler(
+    write_plugins: WriteText, make_batches: Callable[..., Any], text: str
+) -> None:
+    names = (
+        "from slime.rollout.sglang_rollout import (GenerateState, generate, generate_and_rm, generate_and_rm_group,\n"
+        "    generate_rollout, generate_abortable_samples)\n"
+    )
+    folder = write_plugins(names + text)
+    reward = {"rm_type": "random"}
+    theirs = await make_batches(2, folder=folder, reward=reward, rollout_fn="slime:mine.f")
+    ours = await make_batches(2, reward=reward)
+    assert [row[:4] for row in told(theirs)] == [row[:4] for row in told(ours)]
+
+
+async def test_a_rollout_function_may_ask_the_engine_itself(
+    write_plugins: WriteText, make_batches: Callable[..., Any]
+) -> None:
+    text = (
+        "from slime.rollout.base_types import RolloutFnTrainOutput\n"
+        "from slime.rollout.sglang_rollout import GenerateState, generate\n"
+        "from slime.utils.async_utils import run\n"
+        "async def answer(args, groups):\n"
+        "    params = GenerateState(args).sampling_params\n"
+        "    for sample in (sample for group in groups for sample in group):\n"
+        "        await generate(args, sample, params)\n"
+        "        sample.reward = float(sample.index)\n"
+        "def f(args, rollout_id, data_source, evaluation=False):\n"
+        "    groups = data_source.get_samples(args.rollout_batch_size)\n"
+        "    run(answer(args, groups))\n"
+        "    return RolloutFnTrainOutput(samples=groups)\n"
+    )
+    batches = await make_batches(2, folder=write_plugins(text), reward_fn=digit, rollout_fn="slime:mine.f")
+    assert [group.group_index for batch in batches for group in batch.groups] == list(range(6))
+    assert [sample.reward for batch in batches for sample in batch.samples] == [float(n) for n in range(24)]
+    assert all(sample.logprobs.any() and sample.response_length for batch in batches for sample in batch.samples)
+
+
+async def test_aborted_groups_that_are_given_back_are_gone_on_with(
+    make_batches: Callable[..., Any], tick_like: Any
+) -> None:
+    batches = await make_batches(
+        4,
+        rollout={"mode": "partial", "over_sampling_batch_size": 6},
+        engine=tick_like(),
+        reward_fn=lambda sample, prompt: 1.0,
+        max_response_len=40,
+        rollout_fn="slime:slime_rollout.generate_rollout",
+    )
+    indices = [group.group_index for batch in batches for group in batch.groups]
+    assert len(set(indices)) == 12
+    assert any("start_rollout_id" in sample.metadata for batch in batches for sample in batch.samples)
+
+
+@pytest.fixture
+def tick_like() -> Callable[[], Any]:
+    """Return a factory of engines that answer groups of the same step with different lengths."""
+    return lambda: TickEngine(lambda rollout: 2 + 5 * (rollout // 4 % 6), slots=64)
+
+
+def test_a_sample_keeps_its_parts_together() -> None:
+    sample = Sample(prompt="p", tokens=[1, 2])
+    sample.append_response_tokens(None, tokens=[3], log_probs=[-1.0], text="a")
+    sample.append_response_tokens(None, tokens=[4, 5], trainable=False, text="b")
+    reply = {"finish_reason": {"type": "stop"}, "weight_version": "7", "cached_tokens": 1, "prompt_tokens": 4}
+    sample.append_response_tokens(None, tokens=[6], log_probs=[-2.0], meta_info=reply, text="c")
+    assert (sample.tokens, sample.response, sample.response_length) == ([1, 2, 3, 4, 5, 6], "abc", 4)
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 0, 0, 1], [-1.0, 0.0, 0.0, -2.0])
+    assert (sample.status, sample.weight_versions) == (Sample.Status.COMPLETED, ["7"])
+    assert sample.effective_response_length == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("stop", "completed"), ("length", "truncated"), ("abort", "aborted"), ("other", "pending")],
+)
+def test_a_finish_reason_sets_the_status(reason: str, status: str) -> None:
+    sample = Sample()
+    sample.update_from_meta_info(None, {"finish_reason": {"type": reason}})
+    assert sample.status.value == status
+
+
+def test_a_sample_goes_through_its_dictionary_with_unknown_keys() -> None:
+    sample = Sample(prompt="p", tokens=[1], status=Sample.Status.TRUNCATED, metadata={"a": 1})
+    record = {**sample.to_dict(), "trace": [1]}
+    again = Sample.from_dict(record)
+    assert again.trace == [1]  # type: ignore[attr-defined]
+    assert again.to_dict() == record
+
+
+def test_arguments_have_the_settings_under_slimes_names() -> None:
+    settings = Settings.model_validate(
+        {
+            "rollout": {"mode": "partial", "rollout_batch_size": 2, "over_sampling_batch_size": 6},
+            "prompts": {"datasets": [{"path": "d.jsonl", "input_key": "question", "label_key": "answer"}]},
+            "engine": {"sglang": {"router": "http://10.0.0.1:3000"}},
+            "plugins": {"reward": "slime:mine.f", "slime_args": {"max_turns": 3, "rollout_seed": 42}},
+        }
+    )
+    args = slime_arguments(settings)
+    assert (args.partial_rollout, args.rollout_batch_size, args.over_sampling_batch_size) == (True, 2, 6)
+    assert (args.input_key, args.label_key, args.prompt_data) == ("question", "answer", "d.jsonl")
+    assert (args.sglang_router_ip, args.sglang_router_port) == ("10.0.0.1", 3000)
+    assert (args.custom_rm_path, args.max_turns, args.rollout_seed) == ("mine.f", 3, 42)
+    with pytest.raises(AttributeError, match=r"args.unknown has no counterpart"):
+        _ = args.unknown
+    assert RolloutConfig(rollout=RolloutSettings()).plugins.slime_args == {}
