@@ -109,3 +109,4 @@ settings: install
 	$(BIN)/python -m rollfeed.config.reference > docs/settings.md
 	$(BIN)/python -m rollfeed.report.metrics_reference > docs/metrics.md
 	$(BIN)/python -m rollfeed.store.tables.reference docs/parquet.md
+	$(BIN)/python -m rollfeed.compat.convert.flags_reference docs/from-slime.md

@@ -168,3 +168,42 @@ def test_check_and_eval_count_what_a_set_has(settings_file: Write, capsys: pytes
     assert main(["check", str(path), "--set", "eval.num_prompts=50"]) == 0
     told = capsys.readouterr().out
     assert f"core/add_numbers@0 ({few['num_prompts']} prompts; {few['num_missing']} fewer than asked for" in told
+
+
+def test_slime_s_sets_and_flags_measure_and_two_results_are_compared(
+    settings_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, sets = settings_file(), tmp_path / "eval.yaml"
+    sets.write_text(
+        "eval:\n  defaults: {label_key: answer, apply_chat_template: false}\n"
+        "  datasets: [{name: asked, path: questions.jsonl, rm_type: exact, metadata_overrides: {a: 1}}]\n"
+    )
+    for name, seed in (("a", 1), ("b", 2)):
+        command = ["eval", str(file), "--eval-config", str(sets), "--n-samples-per-eval-prompt", "2", "--quiet"]
+        out = ["--out", str(tmp_path / name), "--set", f"eval.seed={seed}", "--set", "eval.environments=[]"]
+        assert main([*command, *out]) == 0
+    assert "eval.yaml:3: metadata_overrides: metadata is that of the rows" in capsys.readouterr().err
+    assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sets"]["asked"]
+    assert (found["num_prompts"], found["num_unpaired"]) == (3, 0)
+    assert found["low"] <= found["change"] <= found["high"]
+    assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
+    assert "asked: 3 prompts in both" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "give a settings file, or --compare and two runs"),
+        (["run.toml", "--compare", "a", "b"], "--compare takes two runs and no settings file"),
+        (["--compare", "a", "b"], "a: no answers.parquet"),
+        (["run.toml", "--eval-top-k", "x"], "--eval-top-k x: is not an integer"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_one_line(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert problem in printed
+    assert printed.count("\n") == 1

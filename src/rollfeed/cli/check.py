@@ -48,15 +48,24 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: With everything that is wrong, a line each.
     """
     spec = spec_of(arguments)
-    settings = spec.settings
     if arguments.out is not None:
         out, overwrite = arguments.out, arguments.overwrite
-        if settings.trains:
+        if spec.settings.trains:
             problem = app.directory_problem(spec, out, overwrite=overwrite)
         else:
             problem = app.run_problem(spec, out, overwrite=overwrite, step=None)
         if problem is not None:
             raise RunDirectoryError(problem)
+    return check(spec, name=str(arguments.file), as_json=arguments.json)
+
+
+def check(spec: RunSpec, *, name: str, as_json: bool) -> int:
+    """Check all that settings name, and print what a run would do.
+
+    Raises:
+        ConfigError: With everything that is wrong, a line each.
+    """
+    settings = spec.settings
     sources = app.source_names(settings)
     checked = (_check_run if sources else _check_engine)(spec)
     model, limit = checked.model, checked.limit
@@ -80,10 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
         "trains": bool(sources) and _can_train(settings, model),
         "training": _training(settings) if settings.trains else None,
     }
-    if arguments.json:
+    if as_json:
         print(json.dumps(plan))
         return 0
-    print(f"{arguments.file}: all right")
+    print(f"{name}: all right")
     print(f"model    {settings.model.checkpoint} ({model.checkpoint})")
     if template is not None:
         print(f"template {template}")

@@ -7,19 +7,39 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
+from rollfeed.cli.arguments import (
+    Parsers,
+    add_command,
+    add_flags,
+    add_path,
+    add_settings_arguments,
+    path_argument,
+    spec_of,
+)
 from rollfeed.cli.progress import StatusLine
 from rollfeed.cli.run import default_directory
-from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetResult
+from rollfeed.compat.convert import EVAL_FLAGS, eval_overrides
+from rollfeed.errors import ConfigError
+from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare, read_outcomes
 from rollfeed.protocols import Engine, Isolation
+from rollfeed.types.text import counted
 
 _EPILOG = """the sets are the tables [[eval.datasets]] and [[eval.environments]] of FILE; what neither they nor [eval]
 say is as in training. DIR then has eval.json with the numbers and answers.parquet with every answer.
 
-example: rollfeed eval examples/reverse/train.toml --set model.checkpoint=runs/reverse/model --out runs/eval
+slime's file of sets (--eval-config) and its --eval-* flags set the same keys of [eval], after FILE and before --set.
+
+--compare tells what changed between two evaluations of the same prompts, with a paired 95 % interval. RUN is the DIR of
+an evaluation, or a run of rollfeed train, whose last evaluation counts.
+
+examples:
+  rollfeed eval examples/reverse/train.toml --set model.checkpoint=runs/reverse/model --out runs/eval
+  rollfeed eval run.toml --eval-config eval.yaml --eval-temperature 0.6
+  rollfeed eval --compare runs/eval-base runs/eval-tuned
 """
 
 
@@ -34,7 +54,12 @@ def register(commands: Parsers) -> None:
         "interval, pass@k, pass^k, rewards and lengths.",
         epilog=_EPILOG,
     )
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, needs_file=False)
+    parser.add_argument("--compare", metavar="RUN", nargs=2, type=path_argument, help="compare two evaluations")
+    for flag in EVAL_FLAGS:
+        count: Any = {"nargs": "+"} if flag.takes == "texts" else {}
+        told = f"slime's; {flag.becomes[0]}"
+        parser.add_argument(f"--{flag.name}", dest=f"slime {flag.name}", metavar="X", help=told, **count)
     add_path(parser, "--out", "DIR", "for results (default: runs/<file>-eval-<date>-<time>)")
     overwrite = "replace the results that are in --out"
     add_flags(parser, overwrite=overwrite, quiet=True, json="the numbers as one JSON object")
@@ -47,6 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
         RollfeedError: If the engine or too many gradings fail.
     """
+    if arguments.compare is not None:
+        return _compare(arguments)
+    if arguments.file is None:
+        raise ConfigError("rollfeed eval: give a settings file, or --compare and two runs")
+    arguments.overrides = [*_slime_overrides(arguments), *arguments.overrides]
     spec = spec_of(arguments)
     settings = spec.settings
     model = app.load_settings_model(settings)
@@ -66,6 +96,43 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(lines_of(result)))
         print(f"{result.num_tokens} tokens in {result.seconds:.1f} s; results are in {out}")
     return exit_codes.DONE if any(each.num_prompts for each in result.sets) else exit_codes.FAILED
+
+
+def _slime_overrides(arguments: argparse.Namespace) -> list[str]:
+    """Return what slime's flags say, as overrides."""
+    words: list[str] = []
+    for flag in EVAL_FLAGS:
+        given = getattr(arguments, f"slime {flag.name}")
+        if given is not None:
+            words += [f"--{flag.name}", *([given] if isinstance(given, str) else given)]
+    overrides, left = eval_overrides(words)
+    for what, reason in left:
+        print(f"not carried over: {what}: {reason}", file=sys.stderr)
+    return overrides
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    if arguments.file is not None:
+        raise ConfigError(f"rollfeed eval: --compare takes two runs and no settings file: leave {arguments.file} out")
+    before, after = arguments.compare
+    found = compare(read_outcomes(before), read_outcomes(after))
+    if arguments.json:
+        about = {"before": str(before), "after": str(after)}
+        print(json.dumps({**about, "sets": {each.name: each.summary() for each in found}}, ensure_ascii=False))
+    else:
+        print("\n".join(line for each in found for line in _comparison_lines(each)))
+    return exit_codes.DONE
+
+
+def _comparison_lines(found: SetComparison) -> Iterator[str]:
+    low, high = found.interval
+    certain = "" if low > 0 or high < 0 else "; may be chance"
+    yield f"{found.name}: {counted(found.num_prompts, 'prompt')} in both"
+    yield f"  accuracy   {found.accuracy_before:.1%} -> {found.accuracy_after:.1%}"
+    yield f"  change     {100 * found.change:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f}){certain}"
+    yield f"  prompts    {found.num_better} better, {found.num_worse} worse"
+    if found.num_unpaired:
+        yield f"  {found.num_unpaired} prompts are in one only, or failed in one, and are left out"
 
 
 async def _measure(prepared: app.PreparedEvaluation, engine: Engine, progress: StatusLine[EvalProgress]) -> EvalResult:

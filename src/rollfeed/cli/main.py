@@ -57,7 +57,7 @@ class _StderrHandler(logging.Handler):
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     # Imported here, as Ctrl-C is told in one line during the seconds that it takes, too.
-    from rollfeed.cli import atif, bench, check, env, lint, run, score, serve, show, train
+    from rollfeed.cli import atif, bench, check, convert_slime, env, lint, run, score, serve, show, train
     from rollfeed.cli import eval as evaluation
 
     parser = argparse.ArgumentParser(
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: rollfeed run examples/demo/demo.toml",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, train, evaluation, check, show, lint, atif, env, score, serve, bench):
+    for command in (run, train, evaluation, check, convert_slime, show, lint, atif, env, score, serve, bench):
         command.register(commands)
     return parser
 

@@ -1,6 +1,7 @@
 """Measuring a policy: sets, their answers, and the numbers of them."""
 
 from rollfeed.evaluation.calibration import Calibration, LevelResult
+from rollfeed.evaluation.paired import Outcomes, SetComparison, compare, read_outcomes
 from rollfeed.evaluation.results import (
     ANSWERS_SCHEMA,
     EvalResult,
@@ -33,15 +34,19 @@ __all__ = [
     "Interval",
     "LevelResult",
     "NamedEndpoint",
+    "Outcomes",
+    "SetComparison",
     "SetPlan",
     "SetResult",
     "TrainingDefaults",
     "answer_sets",
     "answers_table",
+    "compare",
     "is_right",
     "log_record",
     "plan_set",
     "policy_versions",
+    "read_outcomes",
     "summarise",
     "what_is_asked",
     "without_repeats",
