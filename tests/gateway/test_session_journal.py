@@ -12,7 +12,7 @@ import pytest
 from tests.gateway.clients import Client, gateway, said
 
 from rollfeed.errors import ConfigError
-from rollfeed.gateway.session_journal import SAMPLES, TURNS, FolderJournal
+from rollfeed.gateway.session_journal import SAMPLES, TURNS, FolderJournal, SessionOpened
 
 QUESTION = {"role": "user", "content": "a"}
 
@@ -135,6 +135,41 @@ def test_what_has_ended_leaves_the_journal_at_the_next_start(tmp_path: Path) -> 
             assert len(await client.finish(opened)) == 1
 
     asyncio.run(main())
+
+
+def test_a_long_journal_is_written_anew_and_a_first_entry_that_was_cut_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / TURNS).write_bytes(b"\x40\x00\x00\x00half of an en")
+
+    def opened(number: int) -> SessionOpened:
+        return SessionOpened(str(number), f"key {number}", number, 0.0, {"text": "x" * 100})
+
+    first = FolderJournal(tmp_path, spare_bytes=1000)
+    first.opened(opened(0))
+    for number in range(1, 100):
+        first.opened(opened(number))
+        first.ends(str(number), number, [b"{}\n"])
+        assert (tmp_path / TURNS).stat().st_size < 12_000
+    first.close()
+    second = FolderJournal(tmp_path)
+    assert list(second.sessions) == ["0"]
+    assert len(second.ended) == 99
+    assert (tmp_path / SAMPLES).read_text() == "{}\n" * 99
+    second.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_is_told_before_the_turn_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(folder=tmp_path) as client:
+            opened = await client.open()
+            journal = client.sessions.journal
+            assert isinstance(journal, FolderJournal)
+            journal._file.close()
+            journal._file = full
+            assert await client.chat(opened, [QUESTION]) == 500
+
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        asyncio.run(main())
 
 
 def test_a_folder_is_one_gateway_s_at_a_time(tmp_path: Path) -> None:

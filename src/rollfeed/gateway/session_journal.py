@@ -6,8 +6,10 @@ know. ``samples.jsonl`` has each sample once: where in it a session's are is wri
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -99,24 +101,24 @@ class FolderJournal(SessionJournal):
 
     Args:
         folder: Made if it is not there.
+        spare_bytes: What the journal may have of sessions that have ended before it is written anew.
 
     Raises:
         ConfigError: If it cannot be written to, or another process has it.
         RunFailedError: From all methods, if the disk refuses.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, spare_bytes: int = 1 << 28) -> None:
         super().__init__()
+        self._spare_bytes = spare_bytes
         self._turns, self._samples = folder / TURNS, folder / SAMPLES
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder / ".lock")
             entries = self._read()
             self._samples.touch()
-            if entries:
-                self._mend(entries)
-                replace_file(self._turns, lambda file: file.writelines(map(_sealed, self._kept(entries))))
-            self._file: IO[bytes] = self._turns.open("ab", buffering=0)
+            self._mend(entries)
+            self._rewrite(entries)
         except OSError as error:
             raise ConfigError(f"{folder}: sessions cannot be kept there: {error.strerror or error}") from error
 
@@ -132,6 +134,9 @@ class FolderJournal(SessionJournal):
         self._append(SessionEnded(session_id, number, start, len(joined), joined))
         self.ended[session_id] = SessionEnded(session_id, number, start, len(joined))
         self._write_samples(joined, start)
+        if self._file.tell() > self._large_bytes:
+            self._file.close()
+            self._rewrite(self._entries())
 
     def samples(self, session_id: str) -> bytes:
         ended = self.ended[session_id]
@@ -143,10 +148,12 @@ class FolderJournal(SessionJournal):
         self._file.close()
         os.close(self._lock)
 
+    def _entries(self) -> list[_Entry]:
+        content = self._turns.read_bytes() if self._turns.exists() else b""
+        return [msgspec.msgpack.decode(each, type=_Entry) for each in unsealed(content)]
+
     def _read(self) -> list[_Entry]:
-        if not self._turns.exists():
-            return []
-        entries = [msgspec.msgpack.decode(each, type=_Entry) for each in unsealed(self._turns.read_bytes())]
+        entries = self._entries()
         for entry in entries:
             if isinstance(entry, SessionOpened):
                 self.sessions[entry.session_id] = StoredSession(entry)
@@ -165,9 +172,12 @@ class FolderJournal(SessionJournal):
             os.truncate(self._samples, last.start)
             self._write_samples(last.lines, last.start)
 
-    def _kept(self, entries: Sequence[_Entry]) -> list[_Entry]:
-        live = [entry for entry in entries if not isinstance(entry, SessionEnded) and entry.session_id in self.sessions]
-        return [*self.ended.values(), *live]
+    def _rewrite(self, entries: Sequence[_Entry]) -> None:
+        """Write the journal anew, without turns of sessions that have ended nor what a kill has left of an entry."""
+        live = [each for each in entries if not isinstance(each, SessionEnded) and each.session_id not in self.ended]
+        replace_file(self._turns, lambda file: file.writelines(map(_sealed, [*self.ended.values(), *live])))
+        self._file: IO[bytes] = self._turns.open("ab", buffering=0)
+        self._large_bytes = 2 * self._file.tell() + self._spare_bytes
 
     def _write_samples(self, lines: bytes, start: int) -> None:
         try:
@@ -178,9 +188,13 @@ class FolderJournal(SessionJournal):
             raise _full(self._samples, error) from error
 
     def _append(self, entry: _Entry) -> None:
+        content, size = _sealed(entry), self._file.tell()
         try:
-            self._file.write(_sealed(entry))
+            if self._file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(size)  # nothing behind half an entry would be read
             raise _full(self._turns, error) from error
 
 
