@@ -101,6 +101,7 @@ asked = json.loads(os.environ["ROLLFEED_QUESTION"])
 assert asked == json.load(sys.stdin)
 assert asked["metadata"] == {"repo": "r"} and "4" not in os.environ["ROLLFEED_QUESTION"], asked
 assert not os.listdir(".")
+assert os.environ["no_proxy"].endswith("127.0.0.1")
 body = json.dumps({"model": asked["model"], "max_tokens": 9, "messages": asked["messages"]}).encode()
 headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"]}
 request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, headers)

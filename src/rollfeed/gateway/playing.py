@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppres
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -205,6 +206,8 @@ def _question(task: AgentTask) -> dict[str, Any]:
 
 
 def _environment(task: AgentTask) -> Mapping[str, str]:
+    here = urlsplit(task.openai_base_url).hostname or ""
+    direct = {name: ",".join(filter(None, [os.environ.get(name), here])) for name in ("no_proxy", "NO_PROXY")}
     return {
         "OPENAI_BASE_URL": task.openai_base_url,
         "OPENAI_API_BASE": task.openai_base_url,
@@ -212,7 +215,7 @@ def _environment(task: AgentTask) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": task.anthropic_base_url,
         "ANTHROPIC_API_KEY": task.api_key,
         "ROLLFEED_MODEL": task.model,
-        "NO_PROXY": "127.0.0.1,localhost",
+        **direct,
     }
 
 
