@@ -113,3 +113,24 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["convert-slime", "--help"])
     assert "rollfeed convert-slime scripts/run-qwen3-4B.sh --out run.toml --check" in capsys.readouterr().out
+
+
+def test_plug_ins_of_a_script_pass_the_check_with_the_arguments_of_its_custom_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "custom.yaml").write_text("max_turns: 3\n")
+    monkeypatch.chdir(Path(__file__).parents[2] / "examples" / "slime")
+    flags = (
+        f"--hf-checkpoint tiny --prompt-data {SCRIPTS}/data/questions.jsonl --input-key prompt --label-key label "
+        "--rollout-batch-size 4 --n-samples-per-prompt 2 --num-rollout 2 --rollout-max-response-len 32 --group-rm "
+        "--rollout-max-context-len 128 --custom-rm-path slime_verifier.verify_group --rm-url http://127.0.0.1:1/x "
+        "--custom-generate-function-path slime_search.generate --debug-rollout-only "
+        f"--custom-config-path {tmp_path}/custom.yaml"
+    )
+    found = converted(capsys, flags, "--check")
+    assert (found["code"], found["check"]["ok"]) == (0, True), found
+    assert found["settings"]["plugins"] == {
+        "generate": "slime:slime_search.generate",
+        "group_reward": "slime:slime_verifier.verify_group",
+        "slime_args": {"max_turns": 3},
+    }

@@ -78,6 +78,7 @@ def test_columns_that_a_file_has_not_are_not_named(tmp_path: Path) -> None:
         ("--data-source-path slime.rollout.data_source.RolloutDataSourceWithBuffer", "plugins.prompt_source", None),
         ("--data-source-path my.data.Source --prompt-data p.jsonl", "plugins.prompt_source", "slime:my.data.Source"),
         ("--data-source-path my.data.Source --prompt-data p.jsonl", "prompts.datasets.0.path", None),
+        ("--data-source-path my.data.Source --prompt-data p.jsonl", "plugins.slime_args.input_key", "input"),
         ("--custom-rm-path my.rm.score", "plugins.reward", "slime:my.rm.score"),
         ("--custom-rm-path my.rm.score --group-rm", "plugins.group_reward", "slime:my.rm.score"),
         ("--custom-generate-function-path my.gen.run", "plugins.generate", "slime:my.gen.run"),
@@ -148,15 +149,14 @@ def test_a_supervised_run_has_the_mode_and_nothing_that_samples() -> None:
     validate_settings(found.tree, where="")
 
 
-def test_a_custom_config_sets_flags_and_what_it_adds_is_reported(tmp_path: Path) -> None:
+def test_a_custom_config_sets_flags_and_gives_plug_ins_what_it_adds(tmp_path: Path) -> None:
     file = tmp_path / "custom.yaml"
     file.write_text("rollout_temperature: 0.7\nmax_turns: 4\nlr: 1e-5\n")
     found = converted(f"--custom-config-path {file} --rollout-temperature 1.0")
     assert found.settings["sampling.rollout_temperature"].value == 0.7
     assert found.settings["train.optimizer.learning_rate"].value == 1e-5
-    assert [str(each) for each in found.left if "max-turns" in each.what] == [
-        f"{file}:2: --max-turns 4: an argument of your plug-ins: settings have no place for it"
-    ]
+    assert found.tree["plugins"]["slime_args"] == {"max_turns": 4}
+    assert found.settings["plugins.slime_args.max_turns"].origin == f"{file}:2"
 
 
 def test_flags_of_others_are_reported_with_what_they_are() -> None:

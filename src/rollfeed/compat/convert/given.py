@@ -80,16 +80,14 @@ class Flags(Mapping[str, Given]):
         return flag.default == "true" if flag.takes in ("flag", "bool", "opt") else _typed(flag, flag.default)
 
     def merge(self, values: Mapping[str, Any], where: Callable[[str], str]) -> None:
-        """Take values of a file whose keys are flags with underscores, before those that were given."""
+        """Take values of a file before those that were given; keys that are no flags, with underscores, are left."""
         for key, value in values.items():
             name = key.replace("_", "-")
             listed = value if isinstance(value, list) else [value]
             texts = tuple(each if isinstance(each, str) else json.dumps(each) for each in listed)
-            if name not in FLAGS:
-                given = Given(name, texts, value, where(key))
-                self.others.append((given, "an argument of your plug-ins: settings have no place for it"))
+            flag = FLAGS.get(name)
+            if flag is None:
                 continue
-            flag = FLAGS[name]
             if flag.takes in ("flag", "bool"):
                 self._given[name] = Given(name, (), bool(value), where(key))
             elif value is not None:

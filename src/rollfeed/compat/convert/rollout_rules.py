@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rollfeed.compat.convert.draft import Draft, name_columns
 from rollfeed.compat.convert.eval_config import compose_file, plain_value, table_of
@@ -53,8 +54,16 @@ def read_custom_config(draft: Draft) -> None:
     node, source = compose_file(draft.value(name), f"--{name}", folder=draft.folder)
     table = table_of(node, source)
     lines = {key: f"{source}:{place.start_mark.line + 1}" for key, (place, _) in table.items()}
-    draft.flags.merge({key: plain_value(value) for key, (_, value) in table.items()}, lines.__getitem__)
-    draft.leave(name, "its keys that are flags are carried over as these")
+    values = {key: plain_value(value) for key, (_, value) in table.items()}
+    draft.flags.merge(values, lines.__getitem__)
+    for key, value in values.items():
+        if key.replace("_", "-") in FLAGS:
+            continue
+        if key.isidentifier() and _fits_toml(value):
+            draft.settings[f"plugins.slime_args.{key}"] = Setting(value, lines[key], (name,))
+        else:
+            draft.left_keys.append((f"{lines[key]}: {key}", "TOML has no form for it"))
+    draft.left.setdefault(name, "its keys that are flags are carried over as these, others as plugins.slime_args")
 
 
 def _mode(draft: Draft) -> str:
@@ -100,7 +109,11 @@ def _prompts(draft: Draft) -> None:
     if source and not _DATA_SOURCE.search(source):
         draft.put("plugins.prompt_source", f"slime:{source}", "data-source-path")
         for name in ("prompt-data", "input-key", "label-key", "metadata-key", "tool-key", "multimodal-keys"):
-            draft.leave(name, "the data source of --data-source-path brings the prompts")
+            if path and draft.value(name) is not None:
+                draft.put(f"plugins.slime_args.{name.replace('-', '_')}", draft.value(name), name)
+        if draft.value("rollout-all-samples-process-path"):
+            name = "rollout-all-samples-process-path"
+            draft.put(f"plugins.slime_args.{name.replace('-', '_')}", draft.value(name), name)
     elif path and not draft.value("disable-rollout-global-dataset"):
         at = "prompts.datasets.0."
         draft.put(f"{at}path", path, "prompt-data")
@@ -243,6 +256,13 @@ def _engine(draft: Draft) -> None:
         draft.put("engine.sglang.weight_update", "in_place", "flush-cache-interval")
     if not (workers or ip):
         draft.notes.append("no servers are named: the embedded engine answers; for servers add [engine.sglang]")
+
+
+def _fits_toml(value: Any) -> bool:
+    """Whether TOML and JSON both have the value: nothing is missing in it, and it has no dates."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _fits_toml(each) for key, each in value.items())
+    return all(map(_fits_toml, value)) if isinstance(value, list) else isinstance(value, str | int | float)
 
 
 def _longest_of(checkpoint: str) -> int | None:
