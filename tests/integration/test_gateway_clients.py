@@ -142,5 +142,6 @@ def test_sessions_of_clients_become_what_was_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_two_thousand_sessions_of_ten_turns_become_what_was_sampled(tmp_path: Path) -> None:
     check_sessions(tmp_path, num_sessions=2000, num_turns=10)

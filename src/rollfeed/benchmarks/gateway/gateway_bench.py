@@ -1,7 +1,8 @@
 """Processor time of a gateway a turn; agents, engine and a server that echoes the same bodies are other processes.
 
-Conversations end at one number of tokens: half of it is a system message that all of them have, a quarter is sampled,
-a quarter is what a tool gave back. Each turn calls the tool, and is streamed.
+Conversations end at one number of tokens: three quarters of it are a system message that all of them have, as coding
+agents do; half of the rest is sampled, the other half is what a tool gave back. Each turn calls the tool, and is
+streamed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rollfeed.benchmarks.gateway.talks import Api
 from rollfeed.protocols import Tokenizer
 
 GOALS = {"cpu_milliseconds_per_turn": 2.0}
-_SHARE_OF_SYSTEM = 0.5
+_SHARE_OF_SYSTEM = 0.75
 _CALL_TOKENS = 40
 
 
