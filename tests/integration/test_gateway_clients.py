@@ -4,12 +4,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from anthropic import AsyncAnthropic
+from anthropic import AsyncAnthropic, beta_async_tool
 from openai import AsyncOpenAI
 
 from rollfeed import app
@@ -124,24 +125,71 @@ async def hold_sessions(gateway: GatewayProcess, *, num_sessions: int, num_turns
                 group.create_task(hold(number))
 
 
-def check_sessions(folder: Path, *, num_sessions: int, num_turns: int) -> None:
+async def hold_kept_histories(gateway: GatewayProcess) -> None:
+    """Hold conversations of three turns of which the clients send only what is new."""
+    async with httpx.AsyncClient(base_url=gateway.address) as http:
+        first, second = [(await http.post("/sessions", json={})).json() for _ in range(2)]
+
+        async def read_part(number: int, why: str = "") -> str:
+            """Returns a part."""
+            return answer(number)
+
+        async with AsyncAnthropic(base_url=gateway.address, api_key=first["key"]) as anthropic:
+            runner = anthropic.beta.messages.tool_runner(
+                model="policy",
+                max_tokens=2000,
+                system=SYSTEM,
+                tools=[beta_async_tool(read_part)],
+                messages=[{"role": "user", "content": "Question."}],
+                max_iterations=3,
+            )
+            assert [message.stop_reason async for message in runner] == ["tool_use"] * 3
+        async with AsyncOpenAI(base_url=f"{gateway.address}/v1", api_key=second["key"]) as openai:
+            tool = {"type": "function", "name": TOOL, "description": ABOUT, "parameters": PARAMETERS, "strict": False}
+            asked: dict[str, Any] = {"model": "policy", "tools": [tool], "instructions": SYSTEM}
+            items: list[Any] = [{"role": "user", "content": "Question."}]
+            for _ in range(3):
+                response = await openai.responses.create(input=items, **asked)
+                asked["previous_response_id"] = response.id
+                items = [
+                    {
+                        "type": "function_call_output",
+                        "call_id": item.call_id,
+                        "output": answer(json.loads(item.arguments)["number"]),
+                    }
+                    for item in response.output
+                    if item.type == "function_call"
+                ]
+        for opened in (first, second):
+            (await http.post(f"/sessions/{opened['id']}/finish", json={})).raise_for_status()
+
+
+def check_sessions(
+    folder: Path, hold: Callable[[GatewayProcess], Awaitable[None]], *, num_sessions: int, num_turns: int
+) -> None:
     write_model(folder / "model", app.load_model(with_weights=False).checkpoint)
     sampled = folder / "sampled.jsonl"
     with (
         serving(ENGINE, [str(folder / "model"), str(sampled), "30", "0"]) as (engine, _),
         GatewayProcess(folder / "gateway", model=folder / "model", engine=engine) as gateway,
     ):
-        asyncio.run(hold_sessions(gateway, num_sessions=num_sessions, num_turns=num_turns))
+        asyncio.run(hold(gateway))
         found = compare(gateway.samples(), read_sampled(sampled))
     assert (found.num_samples, found.num_trained) == (num_sessions, num_sessions * num_turns)
     assert found.unsampled + found.doubled + found.untrained == []
 
 
 def test_sessions_of_clients_become_what_was_sampled(tmp_path: Path) -> None:
-    check_sessions(tmp_path, num_sessions=12, num_turns=3)
+    hold = partial(hold_sessions, num_sessions=12, num_turns=3)
+    check_sessions(tmp_path, hold, num_sessions=12, num_turns=3)
+
+
+def test_histories_that_clients_leave_to_the_server_become_what_was_sampled(tmp_path: Path) -> None:
+    check_sessions(tmp_path, hold_kept_histories, num_sessions=2, num_turns=3)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_two_thousand_sessions_of_ten_turns_become_what_was_sampled(tmp_path: Path) -> None:
-    check_sessions(tmp_path, num_sessions=2000, num_turns=10)
+    hold = partial(hold_sessions, num_sessions=2000, num_turns=10)
+    check_sessions(tmp_path, hold, num_sessions=2000, num_turns=10)
