@@ -67,11 +67,13 @@ async def serve_application(
 
 
 async def _close_silent(runner: web.AppRunner, application: web.Application, seconds: float) -> None:
-    silent = set[Any]()
+    silent = dict[Any, int]()
     while runner.server is not None:
         await asyncio.sleep(seconds)
-        idle = {each for each in runner.server.connections if each._current_request is None}
-        for connection in idle & silent:
+        idle = {each: each._request_count for each in runner.server.connections if each._current_request is None}
+        for connection, num_requests in idle.items():
+            if silent.get(connection) != num_requests:
+                continue  # it was not there, or has asked in between
             connection.force_close()
             if CLOSED_CONNECTIONS in application:
                 application[CLOSED_CONNECTIONS]["silent_connections"] += 1
