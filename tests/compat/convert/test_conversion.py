@@ -144,6 +144,8 @@ def test_a_supervised_run_has_the_mode_and_nothing_that_samples() -> None:
     found = convert_script(flags, source="flags")
     assert found.tree["rollout"]["mode"] == "sft"
     assert found.tree["rollout"]["loss_mask_type"] == "qwen3"
+    assert found.tree["prompts"]["datasets"][0]["apply_chat_template"] is True
+    assert found.tree["engine"]["context_length"] == 8192
     assert not {"filters", "advantage", "plugins"} & found.tree.keys()
     assert {each.what.split()[0] for each in found.left} >= {"--eps-clip", "--dynamic-sampling-filter-path"}
     validate_settings(found.tree, where="")

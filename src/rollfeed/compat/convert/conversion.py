@@ -173,7 +173,7 @@ def _missing(flags: Flags) -> Iterator[str]:
         yield "--rollout-batch-size is not given: rollout.rollout_batch_size is 4"
     if "num-rollout" not in flags and "num-epoch" not in flags:
         yield "neither --num-rollout nor --num-epoch is given: rollout.num_rollout is 10"
-    if "rollout-max-response-len" not in flags:
+    if "rollout-max-response-len" not in flags and flags.value("loss-type") != "sft_loss":
         yield "--rollout-max-response-len is not given: sampling.rollout_max_response_len is 128"
 
 

@@ -18,6 +18,8 @@ from rollfeed.compat.convert.training_rules import set_advantages, set_training
 _OWN = re.compile(r"(?:slime|miles)\.")
 _DATA_SOURCE = re.compile(r"(?:slime|miles)\..*\b(?:Legacy)?(?:Rollout|Queue)DataSource(?:WithBuffer)?$")
 _ROOM_FOR_PROMPTS = 1024
+_CONVERSATION = 8192
+"""Tokens that a conversation may have, where nothing says it."""
 _ENDLESS = 100_000_000
 """``rollout.num_rollout`` of a run that ends with its data."""
 _SERVER_KEYS: Mapping[str, str] = {
@@ -118,7 +120,8 @@ def _prompts(draft: Draft) -> None:
         at = "prompts.datasets.0."
         draft.put(f"{at}path", path, "prompt-data")
         name_columns(draft, at, path, "")
-        draft.put(f"{at}apply_chat_template", draft.value("apply-chat-template"), "apply-chat-template")
+        renders = draft.value("apply-chat-template") or draft.mode == "sft"
+        draft.put(f"{at}apply_chat_template", renders, "apply-chat-template")
     elif path:
         draft.leave("prompt-data", "--disable-rollout-global-dataset turns it off")
     if draft.value("num-rollout") is not None:
@@ -201,10 +204,13 @@ def _lengths(draft: Draft) -> None:
     limits = [context or 0, draft.value("eval-max-context-len") or 0, draft.value("sglang-context-length") or 0]
     total = max(*limits, longest + max(prompt or 0, draft.value("eval-max-prompt-len") or 0, 0 if context else 1))
     if not any(limits) and prompt is None:
-        total = min(longest + _ROOM_FOR_PROMPTS, _longest_of(draft.value("hf-checkpoint") or "") or 10**7)
+        is_sft, per_gpu = draft.mode == "sft", draft.value("max-tokens-per-gpu") or 0
+        total = max(per_gpu, _CONVERSATION) if is_sft else longest + _ROOM_FOR_PROMPTS
+        total = min(total, _longest_of(draft.value("hf-checkpoint") or "") or total)
+        room = "conversations" if is_sft else f"prompts beside {response} of responses"
         draft.notes.append(
-            f"no length of prompts or of the context is given: engine.context_length = {total} leaves "
-            f"{total - response} tokens for prompts"
+            f"no length of prompts or of the context is given: engine.context_length = {total} holds {room}; longer "
+            "ones are left out and counted"
         )
     names = (
         "sglang-context-length",
@@ -213,6 +219,8 @@ def _lengths(draft: Draft) -> None:
         "rollout-max-response-len",
     )
     draft.put("engine.context_length", total, *names, "eval-max-context-len", "eval-max-response-len")
+    if not draft.settings["engine.context_length"].flags:
+        draft.settings["engine.context_length"] = Setting(total, "not given")
     draft.context_length = total
 
 
@@ -254,7 +262,7 @@ def _engine(draft: Draft) -> None:
             draft.leave(name, "no servers are named: it is for those of [engine.sglang]")
     if draft.value("flush-cache-interval") != 1 and (workers or ip):
         draft.put("engine.sglang.weight_update", "in_place", "flush-cache-interval")
-    if not (workers or ip):
+    if not (workers or ip) and draft.mode != "sft":
         draft.notes.append("no servers are named: the embedded engine answers; for servers add [engine.sglang]")
 
 

@@ -98,6 +98,17 @@ def test_the_command_with_most_flags_is_the_one_behind_a_launcher() -> None:
     ]
 
 
+def test_a_function_is_followed_where_it_is_called() -> None:
+    script = (
+        'run() {\n  local extra=("$@")\n  python3 train.py "${ARGS[@]}" "${extra[@]}" --rollout-seed $2\n}\n'
+        "function unused { python3 train.py --rm-type bad --num-rollout 1 --rollout-shuffle; }\n"
+        'ARGS=(--rm-type math)\nARGS=("${ARGS[@]}" --rollout-top-p 0.9)\nrun --num-rollout 3\n'
+    )
+    assert flags_of(script) == [
+        *("--rm-type", "math", "--rollout-top-p", "0.9", "--num-rollout", "3", "--rollout-seed", "3"),
+    ]
+
+
 def test_nothing_is_run(tmp_path: Path) -> None:
     flags_of(f"touch {tmp_path}/x\nA=$(touch {tmp_path}/y)\npython train.py --rm-type math `touch {tmp_path}/z`\n")
     assert list(tmp_path.iterdir()) == []

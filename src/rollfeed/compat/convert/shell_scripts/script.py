@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from rollfeed.compat.convert.shell_scripts.shell_words import Piece, RawWord, commands_of, words_of
 from rollfeed.compat.convert.table import FLAGS
@@ -34,6 +35,8 @@ _COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
     "-ge": lambda one, other: int(one) >= int(other),
 }
 _ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
+Commands: TypeAlias = "list[tuple[list[RawWord], str]]"
+"""Simple commands, each with the operator behind it."""
 _DEEPEST = 8
 """Scripts that source scripts."""
 
@@ -126,6 +129,7 @@ class _Shell:
         self.arrays: list[str] = []
         self.commands: list[list[Word]] = []
         self.notes: list[str] = []
+        self.functions: dict[str, Commands] = {}
         self._source = ""
         self._depth = 0
         """Scripts within scripts that are followed now."""
@@ -134,9 +138,21 @@ class _Shell:
         """Follow a script."""
         outer, self._source = self._source, source
         self._depth += 1
+        self._follow(list(commands_of(words_of(text, source))))
+        self._depth -= 1
+        self._source = outer
+
+    def _follow(self, commands: Commands) -> None:
+        """Follow commands one after another; functions are followed where they are called."""
         branches: list[_Branch] = []
         skips, status = False, None
-        for words, ending in commands_of(words_of(text, source)):
+        at = 0
+        while at < len(commands):
+            if (end := self._function(commands, at)) is not None:
+                at = end
+                continue
+            words, ending = commands[at]
+            at += 1
             words, negated = self._keywords(words, branches, ending)
             is_read = not branches or branches[-1].is_read
             if words and is_read and not skips:
@@ -147,8 +163,22 @@ class _Shell:
             if ending == ";;" and branches:
                 branches[-1].is_read, branches[-1].patterns = False, []
             skips = (ending == "&&" and status is False) or (ending == "||" and status is not False)
-        self._depth -= 1
-        self._source = outer
+
+    def _function(self, commands: Commands, at: int) -> int | None:
+        """Keep the body of a function that is defined here, and return where it ends; None where none is."""
+        words, ending = commands[at]
+        is_named = len(words) == 1 and ending == "(" and commands[at + 1 : at + 2] == [([], ")")]
+        if not is_named and not (len(words) > 1 and words[0].plain == "function"):
+            return None
+        name = words[0 if is_named else 1].plain or ""
+        start = end = at + 2 if is_named or ending == "(" else at
+        while end < len(commands) and not (commands[end][0] and commands[end][0][0].plain == "}"):
+            end += 1
+        body = commands[start:end]
+        if body and is_named is False and start == at:
+            body[0] = (words[2:], ending)
+        self.functions[name] = body
+        return end + 1
 
     def _keywords(self, words: list[RawWord], branches: list[_Branch], ending: str) -> tuple[list[RawWord], bool]:
         """Open and close constructs; return what is left of a command, and whether ``!`` stands before it."""
@@ -215,6 +245,9 @@ class _Shell:
             return self._test([each.text for each in given[1:] if each.text not in ("]", "]]")])
         if name in ("true", "false", ":"):
             return name != "false"
+        if name in self.functions and self._depth < _DEEPEST:
+            self._call(self.functions[name], given[1:])
+            return True
         inner = next((each for each in given if " --" in each.text and ".py" in each.text), None)
         if inner is not None and self._depth < _DEEPEST:
             self.run(inner.text, inner.where.rpartition(":")[0] or self._source)
@@ -225,6 +258,17 @@ class _Shell:
         else:
             self.commands.append(given)
         return True if name in ("echo", "cd", "set", "mkdir") else None
+
+    def _call(self, body: Commands, arguments: list[Word]) -> None:
+        outer = {name: words for name, words in self.variables.items() if name == "@" or name.isdigit()}
+        numbered = {str(number): [word] for number, word in enumerate(arguments, start=1)}
+        self.variables |= {"@": arguments, **numbered}
+        self._depth += 1
+        self._follow(body)
+        self._depth -= 1
+        for name in ("@", *numbered):
+            self.variables.pop(name, None)
+        self.variables |= outer
 
     def _assign(self, assigned: re.Match[str], word: RawWord, items: list[RawWord] | None) -> None:
         name, adds = assigned[1], bool(assigned[2])
@@ -312,7 +356,7 @@ class _Shell:
         values = self.variables.get(name, [Word(os.environ[name], "")] if name in os.environ else None)
         if values is not None and index not in (None, "@", "*"):
             values = values[int(index) : int(index) + 1] if index.isdigit() else values
-        elif values is not None and index is None:
+        elif values is not None and index is None and name not in "@*":
             values = values[:1]
         is_empty = not values or not any(each.text for each in values)
         form = re.match(r"(:?)([-=?+])(.*)", rest, re.DOTALL)
