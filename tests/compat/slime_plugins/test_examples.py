@@ -113,6 +113,18 @@ async def test_the_asynchronous_rollout_function_makes_the_batches_of_the_schedu
     assert told(theirs) == told(ours)
 
 
+async def test_the_asynchronous_rollout_function_filters_in_drop_polarity_too(make_batches: Callable[..., Any]) -> None:
+    theirs = await make_batches(
+        3,
+        reward_fn=digit,
+        rollout_fn="slime:slime_rollout.generate_rollout",
+        group_filters=["slime_drop:slime_filters.is_at_least_half_correct"],
+    )
+    rewards = [group.reward_values() for batch in theirs for group in batch.groups]
+    assert all(values.sum() < 2 for values in rewards)
+    assert sum(batch.metrics["rollout/groups_dropped"] for batch in theirs) > 0
+
+
 async def test_the_agents_share_a_rollout_and_its_reward(make_batches: Callable[..., Any]) -> None:
     (batch,) = await make_batches(1, reward_fn=digit, generate="slime:slime_agents.generate")
     assert len(batch.groups) == 3

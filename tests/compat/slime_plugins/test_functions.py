@@ -1,5 +1,6 @@
 """Each form of slime's functions does in a run what the native one does."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rollfeed
+from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.compat.slime_plugins.names.slime_sample import Sample
 from rollfeed.compat.slime_plugins.slime_args import slime_arguments
 from rollfeed.config import RolloutConfig, RolloutSettings, Settings
-from rollfeed.testing import TickEngine
+from rollfeed.generate import single_turn
+from rollfeed.protocols import Services
+from rollfeed.testing import CharTokenizer, ScriptedEngine, TickEngine, make_prompt, make_request
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "slime"
 WriteText = Callable[[str], Path]
+
+
+SETTINGS = """
+seed = 1
+model.checkpoint = "tiny"
+engine = {context_length = 128, threads = 1}
+rollout = {num_rollout = 2, rollout_batch_size = 2, n_samples_per_prompt = 2}
+sampling.rollout_max_response_len = 8
+[plugins]
+prompt_source = "slime:slime_environment.AdditionSource"
+reward = "slime:slime_environment.check"
+generate = "slime:slime_search.generate"
+rollout = "slime:slime_rollout.generate_rollout"
+[plugins.slime_args]
+max_turns = 2
+rollout_all_samples_process_path = "slime_environment.learn"
+"""
 
 
 def digit(sample: Any, prompt: Any) -> float:
@@ -57,6 +80,22 @@ async def test_a_generate_function_gives_the_batches_of_the_built_in_one(
     )
     theirs = await make_batches(2, folder=write_plugins(names + text), generate="slime:mine.f", reward_fn=digit)
     assert told(theirs) == told(await make_batches(2, reward_fn=digit))
+
+
+async def test_a_generate_function_is_told_of_an_evaluation(write_plugins: WriteText) -> None:
+    folder = write_plugins(
+        "from slime.rollout.sglang_rollout import generate\n"
+        "async def f(args, sample, sampling_params, evaluation=False):\n"
+        "    sample.metadata['evaluation'] = evaluation\n"
+        "    return await generate(args, sample, sampling_params)\n"
+    )
+    config = rollfeed.RolloutConfig(plugins=rollfeed.PluginSettings(generate="slime:mine.f"))
+    function = with_slime_plugins(config, folders=[folder]).plugins.generate
+    request = make_request(make_prompt(), max_new_tokens=4, max_context_length=100, evaluation=True)
+    async with ScriptedEngine() as engine:
+        services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn)
+        (sample,) = await function(request, services=services)
+    assert sample.metadata["evaluation"] is True
 
 
 async def test_aborted_answers_are_gone_on_with(
@@ -180,6 +219,21 @@ async def test_a_sample_hook_changes_samples_before_they_are_scored(
     assert all(sample.metadata["hooked"] == 1 and sample.loss_mask[-1] == 0 for sample in batch.samples)
 
 
+def test_a_settings_file_with_slime_paths_is_run_and_gone_on_with(
+    tmp_path: Path, start_rollfeed: Callable[..., Any]
+) -> None:
+    for name in ("slime_environment", "slime_search", "slime_rollout"):
+        (tmp_path / f"{name}.py").write_text((EXAMPLES / f"{name}.py").read_text())
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    out = tmp_path / "out"
+    first = start_rollfeed("run", tmp_path / "run.toml", "--out", out, "--quiet")
+    assert first.wait(timeout=120) == 0, first.read()
+    second = start_rollfeed("run", "--resume", out, "--step", "0", "--set", "rollout.num_rollout=3", "--quiet")
+    assert second.wait(timeout=120) == 0, second.read()
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1, 2]
+
+
 async def test_a_bare_callable_is_a_data_source(write_plugins: WriteText, open_source: Callable[..., Any]) -> None:
     text = (
         "from slime.utils.types import Sample\n"
@@ -253,6 +307,29 @@ async def test_a_rollout_function_may_ask_the_engine_itself(
     assert all(sample.logprobs.any() and sample.response_length for batch in batches for sample in batch.samples)
 
 
+async def test_a_rollout_function_may_post_from_a_loop_of_its_own(
+    write_plugins: WriteText, make_batches: Callable[..., Any]
+) -> None:
+    text = (
+        "import asyncio\n"
+        "from slime.rollout.sglang_rollout import get_model_url\n"
+        "from slime.utils.http_utils import post\n"
+        "from slime.utils.types import Sample\n"
+        "async def answer(args, sample):\n"
+        "    payload = {'text': sample.prompt, 'sampling_params': {'max_new_tokens': 4}, 'return_logprob': True}\n"
+        "    out = await post(get_model_url(args, 'default'), payload)\n"
+        "    sample.tokens = [ord(each) for each in sample.prompt] + out['output_ids']\n"
+        "    sample.response, sample.response_length = out['text'], len(out['output_ids'])\n"
+        "    sample.reward, sample.status = 1.0, Sample.Status.COMPLETED\n"
+        "async def f(args, rollout_id, data_source, evaluation=False):\n"
+        "    groups = data_source(args.rollout_batch_size)\n"
+        "    await asyncio.gather(*(answer(args, sample) for group in groups for sample in group))\n"
+        "    return groups, []\n"
+    )
+    batches = await make_batches(2, folder=write_plugins(text), reward_fn=digit, rollout_fn="slime:mine.f")
+    assert all(sample.logprobs.any() for batch in batches for sample in batch.samples)
+
+
 async def test_aborted_groups_that_are_given_back_are_gone_on_with(
     make_batches: Callable[..., Any], tick_like: Any
 ) -> None:
@@ -303,6 +380,16 @@ def test_a_sample_goes_through_its_dictionary_with_unknown_keys() -> None:
     again = Sample.from_dict(record)
     assert again.trace == [1]  # type: ignore[attr-defined]
     assert again.to_dict() == record
+
+
+def test_counters_are_added_up_and_go_through_the_dictionary() -> None:
+    sample = Sample()
+    for _ in range(2):
+        sample.prefix_cache_info.add({"cached_tokens": 1, "prompt_tokens": 4})
+        sample.spec_info.add({"spec_accept_token_num": 3, "spec_draft_token_num": 4, "completion_tokens": 5})
+    again = Sample.from_dict(sample.to_dict())
+    assert again.prefix_cache_info.prefix_cache_hit_rate == 0.25
+    assert (again.spec_info.spec_accept_rate, again.spec_info.completion_token_num) == (0.75, 10)
 
 
 def test_arguments_have_the_settings_under_slimes_names() -> None:

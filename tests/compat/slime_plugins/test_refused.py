@@ -93,6 +93,15 @@ def test_an_argument_that_is_asked_for_with_care_may_be_missing(write_plugins: W
     set_up(write_plugins(f"async def f(args, sample): return {body}\n"), reward="slime:mine.f")
 
 
+def test_what_else_is_in_the_file_is_not_looked_at(write_plugins: WriteText) -> None:
+    text = "async def f(args, sample): return 1.0\ndef main(args):\n    import slime.ray\n    return args.port\n"
+    set_up(write_plugins(text), reward="slime:mine.f")
+    used = text.replace("return 1.0", "return main(args)")
+    (write_plugins("") / "more.py").write_text(used)
+    with pytest.raises(PluginError, match=r"slime.ray is not supplied|args.port has no counterpart"):
+        set_up(write_plugins(""), reward="slime:more.f")
+
+
 def test_arguments_are_given_in_the_settings(write_plugins: WriteText) -> None:
     folder = write_plugins("async def f(args, sample):\n    return args.my_bonus\n")
     set_up(folder, reward="slime:mine.f", slime_args={"my_bonus": 2})

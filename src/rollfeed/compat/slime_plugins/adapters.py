@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.compat.slime_plugins.read_back import changed, changed_sample, guarded, is_slime_sample, slime_sample
-from rollfeed.compat.slime_plugins.shared_run import Adapter
+from rollfeed.compat.slime_plugins.shared_run import RUNNING, Adapter, SlimeRun
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.types import Drop, FilterDecision, Group, Keep, Prompt, Sample
 
 
-async def _result(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that is async, as slime's are, or plain, which runs in a thread."""
+async def _result(adapter: Adapter, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with the run's args; it is async, as slime's are, or plain, and runs in a thread."""
+    function, args = adapter.call, (adapter.run.args, *args)
+    RUNNING.set(adapter.run)  # in the task of this call
     if not inspect.iscoroutinefunction(function):
         result = await asyncio.to_thread(function, *args, **kwargs)
         return await result if inspect.isawaitable(result) else result
@@ -45,7 +47,7 @@ class SlimeReward(Adapter):
         """Return what the function makes of one sample."""
         made = slime_sample(sample, prompt, sample_class())
         before = guarded([made])
-        reward = await _result(self.call, self.run.args, made)
+        reward = await _result(self, made)
         _looked_at(self, [made], before)
         return reward
 
@@ -56,7 +58,7 @@ class _SeveralRewards(Adapter):
     async def rewards(self, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> Any:
         made = [slime_sample(each, prompt, sample_class()) for each, prompt in zip(samples, prompts, strict=True)]
         before = guarded(made)
-        rewards = await _result(self.call, self.run.args, made)
+        rewards = await _result(self, made)
         _looked_at(self, made, before)
         if rewards is None:  # older functions set them
             rewards = [each.reward for each in made]
@@ -105,6 +107,10 @@ class SlimeDropFilter(SlimeGroupFilter):
     """As :class:`SlimeGroupFilter`; True drops."""
 
     drops_on_true = True
+
+    def __init__(self, function: Any, run: SlimeRun, *, key: str) -> None:
+        super().__init__(function, run, key=key)
+        run.drop_filters.append(function)
 
 
 class SlimeBatchFilter(Adapter):
@@ -189,7 +195,7 @@ class SlimeSampleHook(Adapter):
         """Return the sample, as the function leaves it."""
         made = slime_sample(sample, prompt, sample_class())
         before = vars(slime_sample(sample, prompt, sample_class()))
-        returned = await _result(self.call, self.run.args, made, **self.extra(evaluation=False, rollout_id=None))
+        returned = await _result(self, made, **self.extra(evaluation=False, rollout_id=None))
         used = made if returned is None else returned
         if not is_slime_sample(used):
             raise self.broke(f"returned {returned!r:.80}; it must return a Sample, or None")

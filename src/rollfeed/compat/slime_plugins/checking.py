@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rollfeed.base.importing import is_async
 from rollfeed.compat.slime_plugins.slime_args import SlimeArguments, missing
-from rollfeed.compat.slime_plugins.supplied import PACKAGES, SUPPLIED, is_known, names_of
+from rollfeed.compat.slime_plugins.supplied import PACKAGES, SUPPLIED, is_known, is_supplied, names_of
 from rollfeed.errors import PluginError
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def check_call(
@@ -37,60 +38,64 @@ def check_call(
 
 
 def check_source(function: Any, args: SlimeArguments, *, key: str) -> None:
-    """Check the imports of the file that a function is in, and what it and its neighbours read of ``args``.
+    """Check what a function, and those of its file that it names, import and read of ``args``.
 
     Raises:
         PluginError: If a name of slime is imported that is not supplied, or an argument read that there is not, with
             file and line.
     """
+    found = inspect.unwrap(function)
     try:
-        path = inspect.getsourcefile(inspect.unwrap(function))
+        path = inspect.getsourcefile(found)
         tree = ast.parse(Path(path or "").read_text(encoding="utf-8"))
     except (OSError, TypeError, SyntaxError, ValueError):
         return  # what has no source is tried when it is called
-    known = vars(args).keys() | {"changed"}
-    for line, told in sorted({**dict(_imports(tree)), **dict(_unknown_arguments(tree, known))}.items()):
+    problems: list[tuple[int, str]] = []
+    for node in _reached(tree, getattr(found, "__name__", "")):
+        problems += [*_imports(node), *_unknown_arguments(node, vars(args).keys())]
+    for line, told in sorted(problems):
         raise PluginError(f"{key}: {told} ({_shown(str(path))}:{line})")
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Give lines with imports of what is not supplied, where the package is ours."""
+def _reached(tree: ast.Module, start: str) -> Iterator[ast.AST]:
+    """Give the functions and classes of a file that one of them names, itself first."""
+    known = {each.name: each for each in tree.body if isinstance(each, _DEFINITIONS)}
+    ahead, seen = [start], {start}
+    while ahead:
+        node = known.get(ahead.pop())
+        if node is not None:
+            yield node
+            named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & known.keys() - seen
+            seen |= named
+            ahead.extend(sorted(named))
 
-    def is_ours(package: str) -> bool:
-        return package in PACKAGES and not getattr(sys.modules.get(package), "__file__", None)
 
-    for node in ast.walk(tree):
+def _imports(found: ast.AST) -> Iterator[tuple[int, str]]:
+    """Give lines with imports of what is not supplied; those of the file itself have been made by now."""
+    for node in ast.walk(found):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                package, _, below = alias.name.partition(".")
-                if is_ours(package) and not is_known(below):
-                    yield node.lineno, f"{alias.name} is not supplied: see docs/slime-plugins.md"
+            names = [("", alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            package, _, below = node.module.partition(".")
-            if not is_ours(package):
-                continue
-            for alias in node.names:
-                inner = f"{below}.{alias.name}".strip(".")
-                if alias.name != "*" and alias.name not in names_of(below) and not is_known(inner):
-                    have = ", ".join(sorted(names_of(below))) or ", ".join(SUPPLIED)
-                    yield (
-                        node.lineno,
-                        f"{node.module}.{alias.name} is not supplied; there is {have}: see docs/slime-plugins.md",
-                    )
+            names = [(node.module, alias.name) for alias in node.names if alias.name != "*"]
+        else:
+            continue
+        for module, name in names:
+            package, _, below = f"{module}.{name}".strip(".").partition(".")
+            inside = module.partition(".")[2]
+            if package in PACKAGES and is_supplied(package) and not is_known(below) and name not in names_of(inside):
+                have = ", ".join(sorted(names_of(inside))) or ", ".join(SUPPLIED)
+                yield node.lineno, f"{package}.{below} is not supplied; there is {have}: see docs/slime-plugins.md"
 
 
-def _unknown_arguments(tree: ast.Module, known: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Give lines that read an argument that there is not, in functions whose first parameter is ``args``."""
-    guarded: Mapping[str, bool] = {
-        str(node.args[1].value): True
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "hasattr"
-        and len(node.args) == 2
-        and isinstance(node.args[1], ast.Constant)
+def _unknown_arguments(found: ast.AST, known: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Give lines that set an argument, or read one that there is not, in functions with a parameter ``args``."""
+    asked = {
+        each.args[1].value
+        for each in ast.walk(found)
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == "hasattr"
+        if len(each.args) == 2 and isinstance(each.args[1], ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in ast.walk(found):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         parameters = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
@@ -98,18 +103,12 @@ def _unknown_arguments(tree: ast.Module, known: Collection[str]) -> Iterator[tup
         if "args" not in parameters[:2] or any(isinstance(each.ctx, ast.Store) for each in names):
             continue
         for each in ast.walk(node):
-            if (
-                isinstance(each, ast.Attribute)
-                and isinstance(each.value, ast.Name)
-                and each.value.id == "args"
-                and (_is_set(each) or not (each.attr in known or each.attr in guarded or each.attr.startswith("__")))
-            ):
-                told = f"args.{each.attr}: args cannot be set, but for a copy" if _is_set(each) else missing(each.attr)
-                yield each.lineno, told
-
-
-def _is_set(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store | ast.Del)
+            if not isinstance(each, ast.Attribute) or each.value not in names or each.attr.startswith("__"):
+                continue
+            if not isinstance(each.ctx, ast.Load):
+                yield each.lineno, f"args.{each.attr}: args cannot be set, but for a copy"
+            elif each.attr not in known and each.attr not in asked:
+                yield each.lineno, missing(each.attr)
 
 
 def _at(function: Any) -> str:

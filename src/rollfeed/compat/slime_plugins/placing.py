@@ -72,7 +72,7 @@ def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
     given = {name: value for name in type(plugins).model_fields if _has_slime(value := getattr(plugins, name))}
     if not given and not _has_slime(tuple(named.values())):
         return config
-    run = begin(SlimeRun(args=slime_arguments(config), context_length=_context_length(config)))
+    run = begin(SlimeRun(args=slime_arguments(config), context_length=_context_length(config), folders=folders))
     supply_names()
     made = {name: _made(value, name, run, folders) for name, value in given.items()}
     functions = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -40,6 +41,10 @@ class SlimeRun:
     """What slime's ``generate_rollout`` stands for."""
     state: Any = None
     """The ``GenerateState`` of the run."""
+    drop_filters: list[Callable[..., Any]] = field(default_factory=list)
+    """Filters whose True means drop, whoever calls them."""
+    folders: Sequence[Path] = ()
+    """Searched for modules that plug-ins load."""
     context_length: int = 1 << 31
     """Prompt and response tokens of an answer together, at most."""
 
@@ -78,6 +83,8 @@ CURRENT: ContextVar[Work | None] = ContextVar("slime_work", default=None)
 """What the plug-in that is being called works on; tasks and threads that it starts inherit it."""
 
 
+RUNNING: ContextVar[SlimeRun | None] = ContextVar("slime_run", default=None)
+"""The run whose reward function or hook is being called."""
 _runs: list[SlimeRun] = []
 
 
@@ -94,9 +101,10 @@ def latest() -> SlimeRun:
         SlimeUseError: If there is none.
     """
     work = CURRENT.get()
-    if work is None and not _runs:
+    run = RUNNING.get() if work is None else work.run
+    if run is None and not _runs:
         raise SlimeUseError("no run has been set up: slime's functions work in plug-ins named in [plugins]")
-    return _runs[0] if work is None else work.run
+    return run or _runs[0]
 
 
 def current(what: str) -> Work:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -120,6 +121,12 @@ class _Supplier(MetaPathFinder, Loader):
 
 
 _SUPPLIER = _Supplier()
+
+
+def is_supplied(package: str) -> bool:
+    """Whether a package is not installed, and its names are ours."""
+    spec = find_spec(package)
+    return spec is None or isinstance(spec.loader, _Supplier)
 
 
 def supply_names() -> None:

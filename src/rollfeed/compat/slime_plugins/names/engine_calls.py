@@ -77,7 +77,7 @@ def _is_engine(url: str, work: Work) -> bool:
 async def _ask_engine(path: str, payload: Mapping[str, Any], work: Work) -> Any:
     match path.rstrip("/"):
         case "/generate":
-            return reply(await ask(payload, work), with_logprobs=bool(payload.get("return_logprob")))
+            return reply(await work.on_loop(ask(payload, work)), with_logprobs=bool(payload.get("return_logprob")))
         case "/workers":
             args = work.run.args
             return {"workers": [{"id": "engine", "url": f"http://{args.sglang_router_ip}:{args.sglang_router_port}"}]}

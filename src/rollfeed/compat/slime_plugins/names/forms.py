@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rollfeed.compat.slime_plugins.shared_run import latest
 from rollfeed.types import are_equal
 
 
@@ -68,9 +69,11 @@ class DynamicFilterOutput:
 
 
 def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:
-    """Call a filter, or none, and put a bool into the form of newer ones."""
+    """Call a filter, or none, and put a bool into the form of newer ones, that of a ``slime_drop:`` filter turned."""
     output = DynamicFilterOutput(keep=True) if fn is None else fn(*args, **kwargs)
-    return DynamicFilterOutput(keep=bool(output)) if isinstance(output, bool | np.bool_) else output
+    if not isinstance(output, bool | np.bool_):
+        return output
+    return DynamicFilterOutput(keep=bool(output) is not (fn in latest().drop_filters))
 
 
 class MetricGatherer:

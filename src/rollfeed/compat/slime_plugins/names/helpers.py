@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def load_function(path: str) -> Any:
     """Return what ``module.name`` names."""
-    return import_object(import_path(f"slime:{path}"), key="load_function")
+    return import_object(import_path(f"slime:{path}"), key="load_function", folders=latest().folders)
 
 
 class SingletonMeta(type):

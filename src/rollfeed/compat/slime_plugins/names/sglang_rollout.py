@@ -32,7 +32,6 @@ class GenerateState(metaclass=_OneState):
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency)
         self.sampling_params = sampling_params(default_params(args))
         self.dp_rank = 0
         self.reset()
@@ -52,6 +51,7 @@ class GenerateState(metaclass=_OneState):
 
     def reset(self) -> None:
         """Begin a step."""
+        self.semaphore = asyncio.Semaphore(self.args.sglang_server_concurrency)  # of the loop of this step
         self.remaining_batch_size = 0
         self.pendings: set[asyncio.Task[Any]] = set()
         self.aborted = False

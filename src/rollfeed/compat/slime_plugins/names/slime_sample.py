@@ -5,14 +5,38 @@ Facts of slime's ``utils/types.py``. Axes: R response tokens.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, Self
+
+
+class _Counters:
+    """Numbers that replies are added to."""
+
+    _IN_REPLIES: ClassVar[Mapping[str, str]] = {}
+    """By name, what a reply calls them where that is another name."""
+
+    def add(self, meta_info: dict[str, Any]) -> None:
+        """Add those of a reply."""
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + meta_info.get(self._IN_REPLIES.get(name, name), 0))
+
+    def to_dict(self) -> dict[str, int]:
+        """Return them by name."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, int]) -> Self:
+        """Take those that it knows."""
+        made = cls()
+        vars(made).update({name: data[name] for name in vars(made) if name in data})
+        return made
 
 
 @dataclass
-class _SpecInfo:
-    """Counters of speculative decoding."""
+class _SpecInfo(_Counters):
+    _IN_REPLIES: ClassVar[Mapping[str, str]] = {"completion_token_num": "completion_tokens"}
 
     spec_accept_token_num: int = 0
     spec_draft_token_num: int = 0
@@ -29,48 +53,18 @@ class _SpecInfo:
         """Tokens a verification; 0 where there was none."""
         return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
 
-    def add(self, meta_info: dict[str, Any]) -> None:
-        """Add the counters of a reply."""
-        self.spec_accept_token_num += meta_info.get("spec_accept_token_num", 0)
-        self.spec_draft_token_num += meta_info.get("spec_draft_token_num", 0)
-        self.spec_verify_ct += meta_info.get("spec_verify_ct", 0)
-        self.completion_token_num += meta_info.get("completion_tokens", 0)
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the counters by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, int]) -> _SpecInfo:
-        """Take the counters that it knows."""
-        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
-
 
 @dataclass
-class _PrefixCacheInfo:
-    """Prompt tokens, and those of them whose keys and values were reused."""
+class _PrefixCacheInfo(_Counters):
+    _IN_REPLIES: ClassVar[Mapping[str, str]] = {"total_prompt_tokens": "prompt_tokens"}
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
 
     @property
     def prefix_cache_hit_rate(self) -> float:
-        """The share that was reused; 0 where nothing was asked."""
+        """Prompt tokens whose keys and values were reused among all; 0 where nothing was asked."""
         return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
-
-    def add(self, meta_info: dict[str, Any]) -> None:
-        """Add the counters of a reply."""
-        self.cached_tokens += meta_info.get("cached_tokens", 0)
-        self.total_prompt_tokens += meta_info.get("prompt_tokens", 0)
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the counters by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, int]) -> _PrefixCacheInfo:
-        """Take the counters that it knows."""
-        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
 
 class _Status(Enum):
