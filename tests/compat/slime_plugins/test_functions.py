@@ -1,5 +1,6 @@
 """Each form of slime's functions does in a run what the native one does."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -380,6 +381,15 @@ def test_a_sample_goes_through_its_dictionary_with_unknown_keys() -> None:
     again = Sample.from_dict(record)
     assert again.trace == [1]  # type: ignore[attr-defined]
     assert again.to_dict() == record
+
+
+def test_a_copy_of_the_arguments_can_be_changed_and_they_cannot() -> None:
+    args = slime_arguments(RolloutConfig())
+    for own in (copy.copy(args), copy.deepcopy(args)):
+        own.rm_type = "math"
+        assert (own.rm_type, args.rm_type) == ("math", None)
+    with pytest.raises(AttributeError, match=r"args.rm_type: args are the settings of the run and cannot be set"):
+        args.rm_type = "math"
 
 
 def test_counters_are_added_up_and_go_through_the_dictionary() -> None:

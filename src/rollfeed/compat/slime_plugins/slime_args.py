@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,7 @@ class SlimeArguments(Namespace):
         return Namespace(**vars(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Namespace:
-        return Namespace(**vars(self))
+        return Namespace(**copy.deepcopy(vars(self), memo))
 
 
 def missing(name: str) -> str:
