@@ -207,6 +207,7 @@ async def test_each_api_says_why_a_turn_ended(talking: Any, text: str, chat: str
 ERRORS = [
     (ErrorKind.INVALID_REQUEST, "BadRequestError", "BadRequestError"),
     (ErrorKind.AUTHENTICATION, "AuthenticationError", "AuthenticationError"),
+    (ErrorKind.PERMISSION, "PermissionDeniedError", "PermissionDeniedError"),
     (ErrorKind.NOT_FOUND, "NotFoundError", "NotFoundError"),
     (ErrorKind.TOO_LARGE, "APIStatusError", "ContentTooLargeError"),
     (ErrorKind.RATE_LIMIT, "RateLimitError", "RateLimitError"),

@@ -144,7 +144,9 @@ def test_a_stream_of_progress_tells_nothing_twice(saying: Any) -> None:
         assert sum(len((choice["logprobs"] or {"content": []})["content"]) for choice in choices) == 7
 
 
-@pytest.mark.parametrize(("kind", "status"), list(zip(ErrorKind, (400, 401, 404, 413, 429, 503, 500), strict=True)))
+@pytest.mark.parametrize(
+    ("kind", "status"), list(zip(ErrorKind, (400, 401, 403, 404, 413, 429, 503, 500), strict=True))
+)
 def test_errors_have_the_status_that_clients_look_for(kind: ErrorKind, status: int) -> None:
     told, body = API.error(ApiError("no", kind=kind, param="model"))
     assert told == status

@@ -170,15 +170,15 @@ def test_unknown_tools_and_histories_that_were_never_sent_are_taken_as_they_are(
     run(attempt)
 
 
-def test_a_session_at_a_bound_is_refused_and_told_not_to_try_again() -> None:
+def test_a_session_at_a_bound_is_refused_with_what_clients_do_not_try_again() -> None:
     async def attempt(client: Client, opened: dict[str, Any]) -> None:
         await client.chat(opened, [QUESTION])
         await client.chat(opened, [QUESTION])
         headers = {"Authorization": f"Bearer {opened['key']}"}
         url = f"{client.address}/v1/chat/completions"
         async with client.http.post(url, json={"messages": [QUESTION]}, headers=headers) as response:
-            assert (response.status, response.headers["x-should-retry"]) == (429, "false")
-        assert client.count("rate_limit") == 1
+            assert (response.status, (await response.json())["error"]["code"]) == (403, "session_limit")
+        assert client.count("permission") == 1
         assert (await client.operate("GET", f"/sessions/{opened['id']}"))[1]["ended_by"] == "max_turns"
 
     run(attempt, caps=Caps(max_turns=2))
@@ -190,9 +190,9 @@ def test_tokens_and_seconds_of_a_session_are_bounded() -> None:
             opened = await client.open()
             assert (await client.chat(opened, [QUESTION]))["choices"][0]["finish_reason"] == "stop"
             assert (await client.chat(opened, [QUESTION]))["choices"][0]["finish_reason"] == "length"
-            assert await client.chat(opened, [QUESTION]) == 429
+            assert await client.chat(opened, [QUESTION]) == 403
         async with gateway(caps=Caps(max_seconds=1e-9)) as client:
-            assert await client.chat(await client.open(), [QUESTION]) == 429
+            assert await client.chat(await client.open(), [QUESTION]) == 403
 
     asyncio.run(main())
 

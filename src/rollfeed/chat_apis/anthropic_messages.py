@@ -32,6 +32,7 @@ _CHOICES = {"auto": ToolChoice.AUTO, "any": ToolChoice.REQUIRED, "none": ToolCho
 _STATUS = {
     ErrorKind.INVALID_REQUEST: (400, "invalid_request_error"),
     ErrorKind.AUTHENTICATION: (401, "authentication_error"),
+    ErrorKind.PERMISSION: (403, "permission_error"),
     ErrorKind.NOT_FOUND: (404, "not_found_error"),
     ErrorKind.TOO_LARGE: (413, "request_too_large"),
     ErrorKind.RATE_LIMIT: (429, "rate_limit_error"),

@@ -10,6 +10,7 @@ class ErrorKind(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     AUTHENTICATION = "authentication"
+    PERMISSION = "permission"
     NOT_FOUND = "not_found"
     TOO_LARGE = "too_large"
     RATE_LIMIT = "rate_limit"

@@ -53,6 +53,7 @@ ROLES = {
 _STATUS = {
     ErrorKind.INVALID_REQUEST: (400, "invalid_request_error", None),
     ErrorKind.AUTHENTICATION: (401, "invalid_request_error", "invalid_api_key"),
+    ErrorKind.PERMISSION: (403, "permission_error", "forbidden"),
     ErrorKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     ErrorKind.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     ErrorKind.RATE_LIMIT: (429, "rate_limit_error", "rate_limit_exceeded"),

@@ -260,9 +260,7 @@ class GatewayServer:
         self._note(problem)
         api = next((each for each in APIS if each.path in request.path), APIS[0])
         status, content = api.error(problem)
-        # A session at its bounds stays there: clients that try again by themselves need not.
-        headers = {"x-should-retry": "false"} if problem.code == "session_limit" else {}
-        response = _json(content, status=status, headers=headers)
+        response = _json(content, status=status)
         if problem.kind is ErrorKind.TOO_LARGE:
             response.force_close()
         return response

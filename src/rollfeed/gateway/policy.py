@@ -112,7 +112,7 @@ def check_text(asked: Asked, *, context_length: int) -> None:
 
 def refused(message: str) -> ApiError:
     """Return the error of a session that is at one of its bounds."""
-    return ApiError(message, kind=ErrorKind.RATE_LIMIT, code="session_limit")
+    return ApiError(message, kind=ErrorKind.PERMISSION, code="session_limit")
 
 
 def joined(parts: Sequence[Completion], tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Completion:
