@@ -109,6 +109,21 @@ def test_a_script_comes_from_standard_input(
     assert "rollout_batch_size = 8" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rollout-batch-size", "8", "--rollout-stop", "a b", "--check-weight-update-equal"],
+        ["--rollout-batch-size 8 --rollout-stop 'a b'", "--check-weight-update-equal"],
+        ["--", "--rollout-batch-size=8", "--rollout-stop", "a b", "--check-weight-update-equal"],
+    ],
+)
+def test_flags_need_no_quotes_around_them(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = converted(capsys, *words, "--out", str(tmp_path / "run.toml"))
+    assert found["settings"]["rollout"]["rollout_batch_size"] == 8
+    assert found["settings"]["sampling"]["rollout_stop"] == ["a b"]
+    assert [each["flag"] for each in found["not_carried"]] == ["--check-weight-update-equal"]
+
+
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["convert-slime", "--help"])

@@ -7,7 +7,9 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.types.text import counted
 
 _EPILOG = """SOURCE is a shell script that runs slime's train.py (variables, arrays, source and if are followed, nothing
-is run), "-" for one from standard input, or flags in quotes. What is not carried over stands at the end of the file,
+is run), "-" for one from standard input, or flags. What is not carried over stands at the end of the file,
 with the reason. docs/from-slime.md says of each flag what becomes of it.
 The exit code is 0 when a file was made, 1 when --check finds it wrong, 2 when flags are wrong or contradict each other.
 
@@ -30,6 +32,9 @@ examples:
   rollfeed convert-slime "--hf-checkpoint Qwen/Qwen3-4B --prompt-data dapo.jsonl --input-key prompt --rm-type deepscaler
     --rollout-batch-size 32 --n-samples-per-prompt 8 --num-rollout 100 --rollout-max-response-len 8192"
 """
+
+
+_OWN = ("--out", "--check", "--overwrite", "--json", "-h", "--help")
 
 
 def register(commands: Parsers) -> None:
@@ -50,6 +55,23 @@ def register(commands: Parsers) -> None:
         overwrite="replace --out where it is there",
         json="settings, what each flag became and what is left as one JSON object",
     )
+
+
+def with_flags_as_source(words: Sequence[str]) -> list[str]:
+    """Return a command line on which flags of slime's are one argument, as flags in quotes are."""
+    if words[:1] != ["convert-slime"]:
+        return list(words)
+    own, flags, rest = ["convert-slime"], list[str](), iter(words[1:])
+    for word in rest:
+        if word in _OWN or word.startswith("--out="):
+            own += [word, *([next(rest, "")] if word == "--out" else [])]
+        elif word != "--":
+            flags.append(word if word.startswith("--") or "--" in word else shlex.quote(word))
+    return [*own, *(["--", " ".join(flags)] if any("--" in word for word in flags) else map(_unquoted, flags))]
+
+
+def _unquoted(word: str) -> str:
+    return shlex.split(word)[0]
 
 
 def run(arguments: argparse.Namespace) -> int:

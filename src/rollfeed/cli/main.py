@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    parsed = build_parser().parse_args(arguments)
+    parser = build_parser()
+    from rollfeed.cli.convert_slime import with_flags_as_source  # imported with the parser by now
+
+    parsed = parser.parse_args(with_flags_as_source(sys.argv[1:] if arguments is None else list(arguments)))
     log = logging.getLogger("rollfeed")
     log.handlers = [_StderrHandler()]
     log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
