@@ -3,6 +3,7 @@
 from rollfeed.engine.http.client import ControlReply, Failure, Http, TryFailedError, error_message
 from rollfeed.engine.http.connections import LARGEST_BODY_BYTES, Connections, NotConnectedError
 from rollfeed.engine.http.incoming import BrokenConnectionError
+from rollfeed.engine.http.json_ids import json_ids
 
 __all__ = [
     "LARGEST_BODY_BYTES",
@@ -14,4 +15,5 @@ __all__ = [
     "NotConnectedError",
     "TryFailedError",
     "error_message",
+    "json_ids",
 ]

@@ -28,6 +28,7 @@ from rollfeed.engine.client.versions import version_told_by
 from rollfeed.engine.dialects.sglang.replies import SGLangAnswer
 from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
 from rollfeed.engine.dialects.sglang.scoring import score_texts
+from rollfeed.engine.http import json_ids
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
@@ -258,7 +259,7 @@ def _precision(told: Mapping[str, Any]) -> str:
 def _encoded(flight: Flight) -> bytes:
     body: dict[str, Any] = {
         "rid": flight.rid,
-        "input_ids": flight.input_ids.tolist(),
+        "input_ids": json_ids(flight.input_ids),
         "sampling_params": _sampling_params(flight),
         "return_logprob": True,
         "stream": False,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rollfeed.engine.client.flights import Flight
+from rollfeed.engine.http import json_ids
 
 _ENCODER = msgspec.json.Encoder()
 _SEED_MASK = (1 << 63) - 1
@@ -36,13 +37,13 @@ def encode_request(flight: Flight, *, route: Route, model: str, stream: bool) ->
     if route is Route.TOKENS:
         body |= {
             "request_id": flight.rid,
-            "token_ids": flight.input_ids.tolist(),
+            "token_ids": json_ids(flight.input_ids),
             "sampling_params": {**_extended(flight), "logprobs": 0},
         }
     elif route is Route.COMPLETIONS:
         body |= {
             "request_id": flight.rid,
-            "prompt": flight.input_ids.tolist(),
+            "prompt": json_ids(flight.input_ids),
             **_extended(flight),
             "logprobs": 0,
             "return_token_ids": True,
