@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -52,7 +54,7 @@ def services_of(engine: ScriptedEngine, journal: TurnJournal | None = None) -> S
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
 
@@ -160,6 +162,23 @@ process.wait()
     with pytest.raises(AgentError, match="not ended within"):
         play(command=(sys.executable, "-c", script), max_seconds=2.0)
     assert started.read_text()
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="the system cannot end a process with its parent")
+def test_a_program_ends_when_the_process_of_its_run_is_killed(tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    agent = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(600)"
+    script = f"from tests.gateway.test_playing import play; play(command=({sys.executable!r}, '-c', {agent!r}))"
+    run = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    asyncio.run(until(lambda: (started.exists() and started.read_text().endswith(" ")) or run.poll() is not None))
+    run.kill()
+    run.wait()
+    asyncio.run(until(lambda: not is_running(int(started.read_text()))))
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -121,7 +122,7 @@ class AgentPlayer:
         with tempfile.TemporaryDirectory(prefix="rollfeed-agent-", ignore_cleanup_errors=True) as folder:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *self._settings.command,
+                    *_ends_with_us(self._settings.command),
                     cwd=folder,
                     env={**os.environ, **_environment(task), "ROLLFEED_QUESTION": question},
                     stdin=asyncio.subprocess.PIPE,
@@ -199,6 +200,14 @@ class AgentPlayer:
                 self._num_rollouts -= 1
                 if not self._num_rollouts:
                     await self._serving.aclose()
+
+
+def _ends_with_us(command: Sequence[str]) -> Sequence[str]:
+    """Return a command whose process is killed when this one is, where the system has what that takes."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None or shutil.which(command[0]) is None:
+        return command
+    return [setpriv, "--pdeathsig", "KILL", "--", *command]
 
 
 def _question(task: AgentTask) -> dict[str, Any]:
