@@ -255,7 +255,7 @@ def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | N
     """Return what answers, and what sees the answers."""
     own, load = prepared.config.plugins, partial(plugins.load_plugin, folders=prepared.folders)
     generate = load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(
-        prepared.config, folders=prepared.folders
+        prepared.config, folders=prepared.folders, evaluation=True
     )
     return generate, load(own.sample_hook, SampleHook, key="plugins.sample_hook")
 

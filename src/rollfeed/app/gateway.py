@@ -63,15 +63,17 @@ async def serve_gateway(
         journal.close()
 
 
-def generate_fn(config: RolloutConfig, *, folders: Sequence[Path]) -> GenerateFn:
+def generate_fn(config: RolloutConfig, *, folders: Sequence[Path], evaluation: bool = False) -> GenerateFn:
     """Return what answers prompts where no function of the user's does.
+
+    An evaluation asks the policy, also where what is trained on are the answers of a data set.
 
     Raises:
         ConfigError: If the agent does not exist, or does not fit.
     """
     if config.agent.answers:
         return _agent_player(config.agent, folders=folders)
-    if config.rollout.mode is RolloutMode.SFT:
+    if config.rollout.mode is RolloutMode.SFT and not evaluation:
         return partial(given_answer, mask_type=config.rollout.loss_mask_type)
     return by_environment
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,11 +25,11 @@ import rollfeed
 
 @pytest.fixture
 def free_ports() -> int:
-    """The first of two ports that nobody listens on."""
+    """The first of two ports that nobody listens on, nor is given where any will do."""
     while True:
+        port = random.randrange(20_000, 30_000)
         with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
+            first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
             return port
 
