@@ -13,6 +13,14 @@ from rollfeed.errors import ConfigError, PluginError
 from rollfeed.workers import WorkerPool
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_named_by_path() -> Iterator[None]:
+    """Other tests of this process may have named environments by their paths."""
+    named_by_path.clear()
+    yield
+    named_by_path.clear()
+
+
 def entry_point(name: str, value: str) -> EntryPoint:
     return EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP)
 
@@ -127,10 +135,9 @@ class Puzzle:
 
 
 @pytest.fixture
-def puzzle_folder(tmp_path: Path) -> Iterator[Path]:
+def puzzle_folder(tmp_path: Path) -> Path:
     (tmp_path / "puzzle_file.py").write_text(PUZZLE)
-    yield tmp_path
-    named_by_path.clear()
+    return tmp_path
 
 
 @pytest.mark.parametrize("path", ["puzzle_file.py:Puzzle", "puzzle_file:Puzzle"])
