@@ -1,9 +1,12 @@
-"""Work that is waited for: finished although who waits is cancelled, or done all at once."""
+"""Work that is waited for: finished although who waits is cancelled, done all at once, or left to a thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,3 +34,29 @@ async def all_at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except* Exception as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def call_in_own_thread(function: Callable[[], T], *, name: str) -> tuple[T | None, BaseException | None]:
+    """Call a function in a thread that ends with the process, and return its result, or else what it raised.
+
+    Not ``asyncio.to_thread``: its threads are few, so that stuck calls block all others, and the exit waits for them.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def deliver(result: T | None, raised: BaseException | None) -> None:
+        if not outcome.done():
+            outcome.set_result((result, raised))
+
+    def work() -> None:
+        result, raised = None, None
+        try:
+            result = context.run(function)
+        except BaseException as error:  # a user's SystemExit must not end the run
+            raised = error
+        with suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, result, raised)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await outcome

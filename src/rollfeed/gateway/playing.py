@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
@@ -24,6 +23,7 @@ import msgspec
 
 from rollfeed.base.importing import is_async
 from rollfeed.base.serving import serve_application
+from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.config.agent import AgentSettings
 from rollfeed.errors import AgentError
 from rollfeed.faults import describe
@@ -242,25 +242,9 @@ async def _talk(process: asyncio.subprocess.Process, question: bytes, said: dequ
 
 async def _in_own_thread(function: Callable[[], object]) -> None:
     """Call a function in a thread that nobody waits for when this is cancelled: its next call of the policy fails."""
-    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(error)
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            function()
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop has ended before
-            loop.call_soon_threadsafe(settle, error)
-
-    threading.Thread(target=run, name="agent", daemon=True).start()
-    error = await done
-    if error is not None:
-        raise error if isinstance(error, Exception) else AgentError(f"the agent raised {type(error).__name__}")
+    _, raised = await call_in_own_thread(function, name="agent")
+    if raised is not None:
+        raise raised if isinstance(raised, Exception) else AgentError(f"the agent raised {type(raised).__name__}")
 
 
 def _ended(samples: Sequence[Sample], ended_by: str | None) -> list[Sample]:

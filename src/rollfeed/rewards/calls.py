@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rollfeed.base.importing import is_async
+from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
 from rollfeed.faults import attributed, describe
 from rollfeed.types import Outcome, Verdict
@@ -100,30 +100,10 @@ async def _settle(function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
 
 
 async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    # Not asyncio.to_thread: its threads are few, so that stuck calls block all others, and the exit waits for them.
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def deliver(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(_RaisedError(error))
-
-    def work() -> None:
-        result, raised = None, None
-        try:
-            result = context.run(function, *args)
-        except BaseException as error:  # SystemExit of a reward function must not end the run
-            raised = error
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits for this result any more
-            loop.call_soon_threadsafe(deliver, result, raised)
-
-    threading.Thread(target=work, name="rollfeed-reward", daemon=True).start()
-    return await future
+    result, raised = await call_in_own_thread(partial(function, *args), name="rollfeed-reward")
+    if raised is not None:
+        raise _RaisedError(raised)
+    return result
 
 
 def blamed(verdict: Verdict, *, setting: str, function: object) -> Verdict:

@@ -6,13 +6,13 @@ A function runs in a thread of its own, as slime's may block; groups are answere
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
+from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.compat.slime_plugins.adapters import in_groups
 from rollfeed.compat.slime_plugins.names.engine_calls import default_params
 from rollfeed.compat.slime_plugins.read_back import (
@@ -63,36 +63,18 @@ class SlimeRollout(Adapter):
             self.run.state.reset()
         token = CURRENT.set(work)
         try:
-            output = await _in_thread(lambda: self._step(args, context.step, bridge))
+            output, raised = await call_in_own_thread(
+                partial(self._step, args, context.step, bridge), name="slime rollout"
+            )
         finally:
             CURRENT.reset(token)
+        if raised is not None:
+            raise raised if isinstance(raised, Exception) else RunFailedError(repr(raised))
         return bridge.endings(output)
 
     def _step(self, args: Any, step: int, bridge: Bridge) -> Any:
         output = self.call(args, step, bridge, **self.extra(evaluation=False))
         return asyncio.run(output) if inspect.iscoroutine(output) else output
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a thread that ends with the process, whatever it does."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not result.done():
-            result.set_exception(error) if error is not None else result.set_result(value)
-
-    def call() -> None:
-        try:
-            value, error = function(), None
-        except BaseException as raised:
-            value, error = None, raised if isinstance(raised, Exception) else RunFailedError(repr(raised))
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=context.run, args=(call,), name="slime rollout", daemon=True).start()
-    return await result
 
 
 class Bridge:
