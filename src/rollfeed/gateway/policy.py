@@ -13,7 +13,7 @@ from rollfeed.chat_apis import ApiError, Asked, ErrorKind
 from rollfeed.conversations import CallSyntax, Dialogue, TextPieces, call_syntax
 from rollfeed.gateway.histories import digest_of
 from rollfeed.protocols import CallFormat, Matching, RewrittenTurns, Tokenizer
-from rollfeed.types import Completion, SamplingMask, SamplingParams, VersionSpan
+from rollfeed.types import Completion, SamplingMask, SamplingParams, joined_spans
 
 _MOST_DIALOGUES = 256
 _CHARACTERS_OF_A_TOKEN = 64
@@ -120,14 +120,6 @@ def joined(parts: Sequence[Completion], tokenizer: Tokenizer, *, skip_special_to
     if len(parts) == 1:
         return parts[0]
     token_ids = np.concatenate([part.token_ids for part in parts])
-    spans, begin = list[VersionSpan](), 0
-    for part in parts:
-        for start, end, version in part.version_spans:
-            start += begin
-            if spans and spans[-1].policy_version == version:
-                start = spans.pop().start
-            spans.append(VersionSpan(start, begin + end, version))
-        begin += len(part.token_ids)
     masks = [part.sampling_mask for part in parts if part.sampling_mask is not None]
     return replace(
         parts[-1],
@@ -135,7 +127,7 @@ def joined(parts: Sequence[Completion], tokenizer: Tokenizer, *, skip_special_to
         logprobs=np.concatenate([part.logprobs for part in parts]),
         # A character may be split between two parts, so their texts cannot simply be joined.
         text=tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens),
-        version_spans=tuple(spans),
+        version_spans=joined_spans((len(part.token_ids), part.version_spans) for part in parts),
         prompt_tokens=parts[0].prompt_tokens,
         cached_tokens=parts[0].cached_tokens,
         sampling_mask=SamplingMask.joined(masks) if masks else None,

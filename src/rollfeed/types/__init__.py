@@ -10,6 +10,7 @@ from rollfeed.types.engine import (
     SamplingParams,
     VersionSpan,
     check_spans,
+    joined_spans,
 )
 from rollfeed.types.probe import PUBLISHED, WeightProbe
 from rollfeed.types.records import (
@@ -107,6 +108,7 @@ __all__ = [
     "WeightUpdate",
     "are_equal",
     "check_spans",
+    "joined_spans",
     "mean_number",
     "mean_reward",
 ]

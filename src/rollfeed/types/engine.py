@@ -6,7 +6,7 @@ Axes: P prompt tokens, R response tokens, M tokens that they were drawn from.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -196,6 +196,20 @@ class EngineLoad(NamedTuple):
 
     running: int
     waiting: int
+
+
+def joined_spans(parts: Iterable[tuple[int, Sequence[VersionSpan]]]) -> tuple[VersionSpan, ...]:
+    """Return the spans of a response from those of its parts, each given with its number of tokens."""
+    spans: list[VersionSpan] = []
+    offset = 0
+    for num_tokens, part in parts:
+        for start, end, version in part:
+            start, end = start + offset, end + offset
+            if spans and spans[-1].policy_version == version:
+                start = spans.pop().start
+            spans.append(VersionSpan(start, end, version))
+        offset += num_tokens
+    return tuple(spans)
 
 
 def check_spans(spans: Sequence[VersionSpan], length: int) -> None:

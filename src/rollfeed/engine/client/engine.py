@@ -17,7 +17,6 @@ from rollfeed.engine.client.dialect import Context, Dialect
 from rollfeed.engine.client.dispatch import Dispatcher, DispatchParts
 from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile
 from rollfeed.engine.client.monitor import Monitor
-from rollfeed.engine.client.versions import joined_spans
 from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Http
@@ -34,6 +33,7 @@ from rollfeed.types import (
     SamplingParams,
     TensorUpdate,
     WeightUpdate,
+    joined_spans,
 )
 
 _ABORT_AGAIN_SECONDS = 0.2  # a request may have been on its way to the server when that was told to abort

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -71,20 +71,6 @@ def read_spans(told: Sequence[NamedSpan], num_tokens: int) -> tuple[VersionSpan,
     except ValueError as error:
         raise EngineProtocolError(f"weight_versions: {error}") from None
     return spans
-
-
-def joined_spans(parts: Iterable[tuple[int, Sequence[VersionSpan]]]) -> tuple[VersionSpan, ...]:
-    """Return the spans of a response from those of its parts, each given with its number of tokens."""
-    spans: list[VersionSpan] = []
-    offset = 0
-    for num_tokens, part in parts:
-        for start, end, version in part:
-            start, end = start + offset, end + offset
-            if spans and spans[-1].policy_version == version:
-                start = spans.pop().start
-            spans.append(VersionSpan(start, end, version))
-        offset += num_tokens
-    return tuple(spans)
 
 
 def with_later_borders(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
