@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -22,6 +24,10 @@ _SHUTDOWN_SECONDS = 0.5
 """For replies under way."""
 _SILENT_SECONDS = 60.0
 """That a connection may have without a whole head of a request, at least; twice that at most."""
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]"
+)
+_decoder = msgspec.json.Decoder()
 CLOSED_CONNECTIONS = web.AppKey("closed_connections", Counter[str])
 """Where an application counts connections that were closed because they were silent."""
 
@@ -78,6 +84,20 @@ async def _close_silent(runner: web.AppRunner, application: web.Application, sec
             if CLOSED_CONNECTIONS in application:
                 application[CLOSED_CONNECTIONS]["silent_connections"] += 1
         silent = idle
+
+
+async def decoded_body(body: bytes, *, large_bytes: int) -> Any:
+    """Return the JSON value of a body; one beyond ``large_bytes`` is decoded in a thread, so that the loop goes on.
+
+    Raises:
+        ValueError: If it is none; the message says why.
+    """
+    decode = _decoder.decode
+    try:
+        return await asyncio.to_thread(decode, body) if len(body) > large_bytes else decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        cause = "half of a surrogate pair in a text" if _LONE_SURROGATE.search(body) else error
+        raise ValueError(f"the body is not JSON: {cause}") from None
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

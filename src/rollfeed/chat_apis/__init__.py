@@ -1,5 +1,7 @@
 """The APIs through which assistants' turns are asked for: requests read, replies, events and errors in their forms."""
 
+from collections.abc import Mapping
+
 from rollfeed.chat_apis.anthropic_messages import AnthropicMessages
 from rollfeed.chat_apis.api_error import ApiError, ErrorKind
 from rollfeed.chat_apis.asked import Asked, ToolChoice
@@ -19,7 +21,11 @@ from rollfeed.chat_apis.said import (
     token_logprobs,
 )
 
+CHAT_APIS: Mapping[str, ChatApi] = {api.path: api for api in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())}
+"""All of them, by the path of the endpoint."""
+
 __all__ = [
+    "CHAT_APIS",
     "AnthropicMessages",
     "ApiError",
     "Asked",

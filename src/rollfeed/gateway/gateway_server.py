@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rollfeed.base.serving import CLOSED_CONNECTIONS, PROMETHEUS_TYPE, prometheus_text
+from rollfeed.base.serving import CLOSED_CONNECTIONS, PROMETHEUS_TYPE, decoded_body, prometheus_text
 from rollfeed.chat_apis import (
+    CHAT_APIS,
     AnthropicMessages,
     ApiError,
     ChatApi,
     ErrorKind,
     OpenAIChat,
-    OpenAIResponses,
     stream_of,
 )
 from rollfeed.gateway.replies import AgentReply, AgentRequest
@@ -37,8 +37,7 @@ from rollfeed.gateway.totals import families
 
 logger = logging.getLogger(__name__)
 
-_ANTHROPIC = AnthropicMessages()
-APIS: Sequence[ChatApi] = (OpenAIChat(), OpenAIResponses(), _ANTHROPIC)
+_ANTHROPIC, _OPENAI = AnthropicMessages(), OpenAIChat()
 _OPEN_SECONDS = 0.5
 """After which a stream is opened although nothing is there yet: until then an error has a status of its own."""
 _PING_SECONDS = 10.0
@@ -49,7 +48,7 @@ _LARGE_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 15
 """Of a piece that fits into what the system keeps for a client."""
 _CLIENT_LEFT = 499
-_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder()
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -76,7 +75,7 @@ class GatewayServer:
         application[CLOSED_CONNECTIONS] = self._sessions.totals.counts
         for prefix in ("", "/s/{key}"):
             application.router.add_post(prefix + _ANTHROPIC.count_path, self._count_tokens)
-            for api in APIS:
+            for api in CHAT_APIS.values():
                 application.router.add_post(prefix + api.path, partial(self._turn, api))
         application.add_routes(
             [
@@ -258,7 +257,7 @@ class GatewayServer:
             logger.exception("%s %s failed", request.method, request.path)
             problem = ApiError("internal error; the gateway's log has the details", kind=ErrorKind.API_ERROR)
         self._note(problem)
-        api = next((each for each in APIS if each.path in request.path), APIS[0])
+        api = next((each for path, each in CHAT_APIS.items() if path in request.path), _OPENAI)
         status, content = api.error(problem)
         response = _json(content, status=status)
         if problem.kind is ErrorKind.TOO_LARGE:
@@ -300,9 +299,9 @@ async def _write(request: web.Request, response: web.StreamResponse, content: by
 
 async def _decoded(body: bytes) -> Any:
     try:
-        return await asyncio.to_thread(_decoder.decode, body) if len(body) > _LARGE_BYTES else _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(f"the body is not JSON: {error}") from None
+        return await decoded_body(body, large_bytes=_LARGE_BYTES)
+    except ValueError as error:
+        raise ApiError(str(error)) from None
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from aiohttp import web
 from numpy.typing import NDArray
 
 from rollfeed.chat_apis import (
+    CHAT_APIS,
     AnthropicMessages,
     ApiError,
     Asked,
@@ -33,7 +34,7 @@ from rollfeed.conversations import call_syntax
 from rollfeed.engine.server.parsing import make_jobs, parse_sampling
 from rollfeed.engine.server.replies import settled_text
 from rollfeed.engine.server.service import RunningJob, ServerJob, Service
-from rollfeed.engine.server.wire import CHAT_APIS, EventStream, json_reply, read_json
+from rollfeed.engine.server.wire import EventStream, json_reply, read_json
 from rollfeed.errors import EngineError
 from rollfeed.protocols import CallFormat, Tokenizer
 

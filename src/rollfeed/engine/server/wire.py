@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from rollfeed.base.serving import decoded_body
 from rollfeed.base.sglang_wire import RequestError, error_content
-from rollfeed.chat_apis import AnthropicMessages, ApiError, ChatApi, ErrorKind, OpenAIChat, OpenAIResponses
+from rollfeed.chat_apis import CHAT_APIS, ApiError, ChatApi, ErrorKind
 from rollfeed.errors import ConfigError, EngineError, EngineProtocolError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -21,15 +21,8 @@ _LARGE_BYTES = 1 << 16
 """Bodies beyond this are decoded in a thread, so that the event loop goes on."""
 _LARGE_REPLY_TOKENS = 1 << 12
 _CLIENT_LEFT = 499
-_LONE_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]"
-)
-
-_decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder()
 
-CHAT_APIS: Mapping[str, ChatApi] = {api.path: api for api in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())}
-"""By the path of the endpoint."""
 _ERROR_KINDS = {
     404: ErrorKind.NOT_FOUND,
     413: ErrorKind.TOO_LARGE,
@@ -51,10 +44,9 @@ async def read_json(request: web.Request, *, optional: bool = False) -> dict[str
     if optional and not body.strip():
         return {}
     try:
-        decoded = await asyncio.to_thread(_decoder.decode, body) if len(body) > _LARGE_BYTES else _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        cause = "half of a surrogate pair in a text" if _LONE_SURROGATE.search(body) else error
-        raise RequestError(f"the body is not JSON: {cause}") from None
+        decoded = await decoded_body(body, large_bytes=_LARGE_BYTES)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
     if not isinstance(decoded, dict):
         raise RequestError("the body must be a JSON object")
     return decoded
@@ -75,9 +67,14 @@ def error_body(request: web.Request, message: str, status: int) -> dict[str, Any
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 
 
+def _api_of(request: web.Request) -> ChatApi | None:
+    """Return the API whose form a request has, where it is one for chats."""
+    return next((api for path, api in CHAT_APIS.items() if request.path.startswith(path)), None)
+
+
 def _error_reply(request: web.Request, message: str, status: int) -> tuple[int, dict[str, Any]]:
     """Return status and body of an error, as the asked endpoint has it."""
-    api = next((api for path, api in CHAT_APIS.items() if request.path.startswith(path)), None)
+    api = _api_of(request)
     if api is None:
         return status, error_body(request, message, status)
     return api.error(ApiError(message, kind=_ERROR_KINDS.get(status, ErrorKind.INVALID_REQUEST)))
@@ -89,7 +86,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except ApiError as error:
-        status, body = next(api for path, api in CHAT_APIS.items() if request.path.startswith(path)).error(error)
+        api = _api_of(request)
+        assert api is not None, f"{request.path} has no API for chats"
+        status, body = api.error(error)
         return await json_reply(body, status=status)
     except RequestError as error:
         message, status = str(error), error.status
