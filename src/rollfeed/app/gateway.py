@@ -41,7 +41,7 @@ async def serve_gateway(
     """Serve a gateway while the block runs; give its address.
 
     Args:
-        endpoint: SessionOpened and closed with it.
+        endpoint: Opened and closed with it.
         policy: What it answers with.
         caps: Bounds of each session.
         max_sessions: That may be open at once.

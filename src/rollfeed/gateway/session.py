@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollfeed.base.waiting import all_at_once
-from rollfeed.chat_apis import ApiError, Asked, ErrorKind, opens_thought, said_of
+from rollfeed.chat_apis import ApiError, Asked, ErrorKind, Said, opens_thought, said_of
 from rollfeed.conversations import Dialogue
 from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
 from rollfeed.gateway.histories import History, read_history
@@ -325,14 +325,7 @@ class Session:
         said = []
         in_thought = opens_thought(opening.token_ids, self._policy.tokenizer)
         for choice, completion in enumerate(completions):
-            turn_said = said_of(
-                completion,
-                asked,
-                self._policy.tokenizer,
-                self._dialogues.syntax.call_format,
-                in_thought=in_thought,
-                first_call=self._next_call,
-            )
+            turn_said = self._said(completion, asked, in_thought=in_thought, first_call=self._next_call)
             own = {"choice": choice, "first_call": self._next_call, "num_calls": len(turn_said.calls)}
             self._next_call += len(turn_said.calls)
             turn = self.tree.add(opening, completion, turn_said.message(), {**about, **own}, number=self._take_number())
@@ -373,20 +366,16 @@ class Session:
 
     def _again(self, asked: Asked, turns: Sequence[Turn]) -> AgentReply:
         """Return the answer that turns were."""
-        tokenizer, call_format = self._policy.tokenizer, self._dialogues.syntax.call_format
-        in_thought = opens_thought(turns[0].context, tokenizer)
+        in_thought = opens_thought(turns[0].context, self._policy.tokenizer)
         said = [
-            said_of(
-                turn.completion,
-                asked,
-                tokenizer,
-                call_format,
-                in_thought=in_thought,
-                first_call=turn.about["first_call"],
-            )
+            self._said(turn.completion, asked, in_thought=in_thought, first_call=turn.about["first_call"])
             for turn in turns
         ]
         return AgentReply(tuple(said), turns[0].about["reply_id"], turns[0].about["created"])
+
+    def _said(self, completion: Completion, asked: Asked, *, in_thought: bool, first_call: int) -> Said:
+        tokenizer, call_format = self._policy.tokenizer, self._dialogues.syntax.call_format
+        return said_of(completion, asked, tokenizer, call_format, in_thought=in_thought, first_call=first_call)
 
 
 def _root(turn: Turn) -> Turn:

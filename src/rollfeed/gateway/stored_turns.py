@@ -9,21 +9,18 @@ from rollfeed.conversations import TurnPlace
 from rollfeed.gateway.turn_tree import Turn
 from rollfeed.types import Replied
 
+_PLAIN = ("goes_on", "told", "follows", "num_messages", "message", "about")
 _DIGESTS = ("history", "digest", "alone")
+"""Fields of a turn that are kept as they are, and as texts."""
 
 
 def record_of(turn: Turn) -> Replied:
     """Return what a journal keeps of a turn."""
     place = turn.place
     about = {
-        "goes_on": turn.goes_on,
-        "told": list(turn.told),
-        "follows": turn.follows,
-        "num_messages": turn.num_messages,
-        "message": turn.message,
-        "about": turn.about,
+        **{name: getattr(turn, name) for name in _PLAIN},
         "place": {
-            "messages": list(place.messages),
+            "messages": place.messages,
             "text": place.text,
             "kinds": sorted(place.kinds),
             "num_turns": place.num_turns,
@@ -46,19 +43,12 @@ def turn_of(record: Replied, turns: Mapping[int, Turn]) -> Turn | None:
     kept = dict(about["place"])
     before = parent.place if kept.pop("follows") and parent is not None else None
     place = TurnPlace(before, **{**kept, "messages": tuple(kept["messages"]), "kinds": frozenset(kept["kinds"])})
+    fields = {name: about[name] for name in _PLAIN} | {name: bytes.fromhex(about[name]) for name in _DIGESTS}
     return Turn(
         number=record.number,
         parent=parent,
         context=record.context,
-        goes_on=about["goes_on"],
         place=place,
-        told=about["told"],
-        follows=about["follows"],
-        num_messages=about["num_messages"],
-        message=about["message"],
         completion=record.completion,
-        about=about["about"],
-        history=bytes.fromhex(about["history"]),
-        digest=bytes.fromhex(about["digest"]),
-        alone=bytes.fromhex(about["alone"]),
+        **fields,
     )
