@@ -51,10 +51,7 @@ class _ChatCall:
     reply_id: str
     created: int
 
-    def said(self, answers: Sequence[RunningJob], tokenizer: Tokenizer) -> list[Said]:
-        return [self.said_in(answer, tokenizer) for answer in answers]
-
-    def said_in(self, answer: RunningJob, tokenizer: Tokenizer) -> Said:
+    def said(self, answer: RunningJob, tokenizer: Tokenizer) -> Said:
         return said_of(
             answer.completion,
             self.asked,
@@ -90,7 +87,7 @@ class ChatHandlers:
             return await self._stream(request, call)
         answers = self._service.start(call.jobs)
         await self._service.wait(answers)
-        said = call.said(answers, self._service.tokenizer)
+        said = [call.said(answer, self._service.tokenizer) for answer in answers]
         reply = api.reply(call.asked, said, reply_id=call.reply_id, created=call.created)
         response = await json_reply(reply, num_tokens=sum(each.completion_tokens for each in said))
         response.headers.update(call.asked.headers)
@@ -102,16 +99,18 @@ class ChatHandlers:
             stream = EventStream(request, headers=call.asked.headers)
             events = call.api.events(call.asked, reply_id=call.reply_id, created=call.created)
             told = [_Told(call, answer, tokenizer) for answer in answers]
+            said: dict[int, Said] = {}
             try:
                 await stream.write(events.opening(prompt_tokens=len(call.prompt_ids)))
                 async for index in changes:
                     if answers[index].task.done():
-                        news = events.finished(index, call.said_in(answers[index], tokenizer))
+                        said[index] = call.said(answers[index], tokenizer)
+                        news = events.finished(index, said[index])
                     else:
                         news = events.progress(index, *told[index].so_far())
                     if news:
                         await stream.write(news)
-                await stream.write(events.ending(call.said(answers, tokenizer)))
+                await stream.write(events.ending([said[index] for index in range(len(answers))]))
             except EngineError as error:
                 await stream.write(events.failure(ApiError(str(error), kind=ErrorKind.API_ERROR)))
             return await stream.end()
