@@ -16,7 +16,7 @@ from rollfeed.chat_apis.asked import Asked
 from rollfeed.conversations import Call, fit_arguments, names_in, read_turn
 from rollfeed.protocols import CallFormat, Tokenizer
 from rollfeed.types import Completion, FinishKind, Message
-from rollfeed.types.text import well_formed, well_formed_json
+from rollfeed.types.text import held_back, well_formed, well_formed_json
 
 _OPENING, _CLOSING = "<think>", "</think>"
 _OPENED = re.compile(r"\s*<think>")
@@ -174,18 +174,13 @@ def said_so_far(text: str, openings: Sequence[str], *, in_thought: bool) -> tupl
         return "", ""
     reasoning, begin = _thought(text, in_thought=in_thought)
     if (in_thought or opened) and _CLOSING not in text:
-        return reasoning[: len(reasoning) - _held(reasoning, _CLOSING)].strip(), ""
+        return reasoning[: len(reasoning) - held_back(reasoning, _CLOSING)].strip(), ""
     content = text[begin:]
     if openings:
         places = [place for opening in openings if (place := content.find(opening)) >= 0]
-        held = max(_held(content, opening) for opening in openings)
+        held = max(held_back(content, opening) for opening in openings)
         content = content[: min([len(content) - held, *places])].rstrip()
     return reasoning.strip(), content
-
-
-def _held(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a mark."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def opens_thought(prompt_ids: Sequence[int] | NDArray[np.int32], tokenizer: Tokenizer) -> bool:

@@ -39,6 +39,11 @@ def text_of(content: Any) -> str:
     return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
 
 
+def held_back(text: str, mark: str) -> int:
+    """Return how many characters at the end of a text may be the beginning of a mark."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a count in words for people: ``1 step``, ``1,000 steps``; ``plural`` is where an s is not enough."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

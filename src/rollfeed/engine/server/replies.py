@@ -13,6 +13,7 @@ from rollfeed.base.sglang_wire import ABORTED
 from rollfeed.engine.server.service import RunningJob, WeightVersions
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import FinishKind, FinishReason, SamplingParams
+from rollfeed.types.text import held_back
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -77,11 +78,7 @@ def settled_text(token_ids: NDArray[np.int32], params: SamplingParams, tokenizer
     text = tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens).rstrip(_REPLACEMENT)
     if params.no_stop_trim:
         return text
-    held = 0
-    for stop in params.stop:
-        lengths = range(min(len(stop) - 1, len(text)), held, -1)
-        held = next((length for length in lengths if text.endswith(stop[:length])), held)
-    return text[: len(text) - held]
+    return text[: len(text) - max((held_back(text, stop) for stop in params.stop), default=0)]
 
 
 def finish_reason(reason: FinishReason, num_tokens: int) -> dict[str, Any]:
