@@ -97,6 +97,14 @@ def test_pieces_are_tokenised_as_the_whole_and_long_ones_once(name: str) -> None
     assert counting.num_characters - before in (len(text), len(text) - len(text.partition(end)[0]))
 
 
+def test_a_long_text_is_tokenised_once_where_no_other_conversation_has_it() -> None:
+    counting = CountingTokenizer(load("qwen3"))
+    dialogue = Dialogue(counting)  # type: ignore[arg-type]
+    text = dialogue.begin([{"role": "user", "content": "the result of the call " * 200}]).text
+    dialogue.encode(text)
+    assert counting.num_characters == len(text)
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_tokens_and_texts_are_those_of_the_model_s_own_tokenizer(name: str) -> None:
     tokenizer = load(name)

@@ -88,7 +88,7 @@ class Dialogue:
         template_kwargs: Variables of the template.
         syntax: What the template shows of tools, where messages may hold calls that were read out of turns, and their
             results; what it does not show is told in texts.
-        pieces: Of the tokenizer; what is in there is not tokenised again.
+        pieces: Of the tokenizer, for conversations that have long texts in common: those are tokenised once.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Dialogue:
     ) -> None:
         self._tokenizer = tokenizer
         self._syntax = syntax
-        self._pieces = pieces or TextPieces(tokenizer)
+        self._pieces = pieces
         self._chat = Chat(tokenizer, tools=tools, template_kwargs=template_kwargs)
         self._small = Chat(tokenizer, tools=[_TOOL] if tools else None, template_kwargs=template_kwargs)
         self._asked: str | None = None
@@ -175,6 +175,8 @@ class Dialogue:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the tokens ``(N,)`` of rendered text."""
+        if self._pieces is None:
+            return self._tokenizer.encode(text, add_special_tokens=False)
         return self._pieces.encode(text)
 
     def _opening(
