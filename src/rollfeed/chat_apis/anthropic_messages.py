@@ -94,7 +94,7 @@ class AnthropicMessages:
         thinking = fields.object("thinking").get("type")
         thread = Fields(fields.object("thread"))
         previous = thread.text("previous_message_id") if thread.take("type") == "continue" else None
-        asked = {"model": fields.text("model") or "", **read_sampling(fields, stop="stop_sequences")}
+        asked = read_sampling(fields, stop="stop_sequences")
         left_out += fields.rest(_HARMLESS)
         return Asked(
             messages=tuple(system_first(messages)),

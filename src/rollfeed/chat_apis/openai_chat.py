@@ -78,12 +78,8 @@ class OpenAIChat:
         choice = read_tool_choice(fields.take("tool_choice"), tools, left_out)
         limits = [fields.integer(name, least=1) for name in ("max_completion_tokens", "max_tokens")]
         with_logprobs = fields.flag("logprobs")
-        if fields.integer("top_logprobs", least=0):
-            left_out.append("top_logprobs")
-        if fields.take("parallel_tool_calls") is False and tools:
-            left_out.append("parallel_tool_calls")
+        left_out += not_done(fields, tools)
         asked = {
-            "model": fields.text("model") or "",
             "num_choices": fields.integer("n", least=1, most=4096) or 1,
             "include_usage": Fields(fields.object("stream_options")).flag("include_usage"),
             **read_sampling(fields, stop="stop"),
@@ -179,6 +175,12 @@ class _ChatEvents:
             shown["finish_reason"] = _FINISH.get(said.finish, said.finish.value)
             shown["matched_stop"] = said.stop_sequence
         return event({**self._envelope, "choices": [shown]})
+
+
+def not_done(fields: Fields, tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the fields of a body of OpenAI's APIs that ask for what is not done here."""
+    left_out = ["top_logprobs"] if fields.integer("top_logprobs", least=0) else []
+    return left_out + (["parallel_tool_calls"] if fields.take("parallel_tool_calls") is False and tools else [])
 
 
 def openai_error(error: ApiError) -> tuple[int, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.chat_apis.asked import Asked
 from rollfeed.chat_apis.chat_api import ReplyEvents
-from rollfeed.chat_apis.openai_chat import HARMLESS, ROLES, openai_error
+from rollfeed.chat_apis.openai_chat import HARMLESS, ROLES, not_done, openai_error
 from rollfeed.chat_apis.reading import (
     Fields,
     read_sampling,
@@ -59,13 +59,9 @@ class OpenAIResponses:
             tools.add(tool, f"tools[{index}]")
         left_out = tools.left_out
         choice = read_tool_choice(fields.take("tool_choice"), tools.shown, left_out)
-        if fields.integer("top_logprobs", least=0):
-            left_out.append("top_logprobs")
-        if fields.take("parallel_tool_calls") is False and tools.shown:
-            left_out.append("parallel_tool_calls")
+        left_out += not_done(fields, tools.shown)
         included = fields.take("include")
         asked = {
-            "model": fields.text("model") or "",
             "max_new_tokens": fields.integer("max_output_tokens", least=1),
             **read_sampling(fields, stop="stop"),
         }

@@ -215,6 +215,7 @@ def read_sampling(fields: Fields, *, stop: str) -> dict[str, Any]:
         **{name: each for name, neutral in _FURTHER.items() if (each := fields.take(name)) not in neutral},
     }
     return {
+        "model": fields.text("model") or "",
         "temperature": fields.number("temperature", least=0.0),
         "top_p": fields.number("top_p", least=0.0, most=1.0),
         "top_k": top_k or (None if top_k is None else -1),
