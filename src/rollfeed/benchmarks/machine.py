@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import IO, Any
 
 import rollfeed
+
+_PORTS = (20_000, 32_000)
+"""Below those that systems give to outgoing connections: nobody takes the port of a server while it is away."""
 
 
 def machine() -> dict[str, Any]:
@@ -45,3 +51,20 @@ def start_rollfeed(
         stderr=errors,
         env=command_environment(),
     )
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at, and that no outgoing connection is given."""
+    random = Random()  # of no seed: two benches at once must not meet
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -13,14 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from random import Random
 
-from rollfeed.benchmarks.machine import start_rollfeed
+from rollfeed.benchmarks.machine import free_port, is_listening, start_rollfeed
 from rollfeed.errors import EngineUnavailableError, RunFailedError
 from rollfeed.workers import child
 
-_PORTS = (20_000, 32_000)
-"""Below those that systems give to outgoing connections: nobody takes the port of an engine while it is away."""
 _START_SECONDS = 60.0
 _RETRY_SECONDS = 0.2
 _TIME_MODEL = ("--num-slots", "32", "--step-ms", "1.5", "--median-length", "40", "--max-length", "120")
@@ -227,20 +223,3 @@ def _is_worker(pid: int) -> bool:
         return str(child.__file__) in Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:
         return False
-
-
-def is_listening(port: int) -> bool:
-    """Whether somebody listens at a port of this machine."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-        return True
-    return False
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at, and that no outgoing connection is given."""
-    random = Random()  # of no seed: two benches at once must not meet
-    while True:
-        port = random.randrange(*_PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from rollfeed.benchmarks.chaos.processes import free_port, is_listening
-from rollfeed.benchmarks.machine import command_environment, start_rollfeed
+from rollfeed.benchmarks.machine import command_environment, free_port, is_listening, start_rollfeed
 from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
 from rollfeed.types import Sample
 
