@@ -79,7 +79,7 @@ def samples_of(trajectory: Trajectory, *, index: int, rollout_id: int) -> list[S
     Raises:
         ValueError: If it is no trajectory, or its numbers do not fit; says where.
     """
-    check_trajectory(trajectory)
+    _check_trajectory(trajectory)
     told = _turns_told(trajectory)
     if told is None:
         return []
@@ -108,7 +108,7 @@ def conversation_of(trajectory: Trajectory) -> dict[str, Any]:
     Raises:
         ValueError: If it is no trajectory; says where.
     """
-    check_trajectory(trajectory)
+    _check_trajectory(trajectory)
     messages: list[dict[str, Any]] = []
     for step in trajectory["steps"]:
         message: dict[str, Any] = {"role": _SOURCES[step["source"]], "content": text_of(step.get("message"))}
@@ -135,7 +135,7 @@ def conversation_of(trajectory: Trajectory) -> dict[str, Any]:
     return {"messages": messages, **({"tools": tools} if tools else {})}
 
 
-def check_trajectory(trajectory: Trajectory) -> None:
+def _check_trajectory(trajectory: Trajectory) -> None:
     """Raise ValueError unless something is a trajectory of version 1; says what is wrong and where."""
     if not str(trajectory.get("schema_version")).startswith("ATIF-v1."):
         raise ValueError(f"schema_version {trajectory.get('schema_version')!r} is not ATIF-v1")

@@ -8,20 +8,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollfeed import plugins
 from rollfeed.app.model import Endpoint
-from rollfeed.base.serving import serve_application
 from rollfeed.config import RolloutConfig, RolloutMode
 from rollfeed.config.agent import AgentSettings
 from rollfeed.errors import ConfigError
-from rollfeed.gateway.gateway_server import GatewayServer
-from rollfeed.gateway.playing import AgentPlayer
-from rollfeed.gateway.policy import Caps, ServedPolicy
-from rollfeed.gateway.session_journal import FolderJournal, SessionJournal
-from rollfeed.gateway.sessions import Sessions
 from rollfeed.generate import by_environment, given_answer
 from rollfeed.protocols import AgentFn, GenerateFn
+
+if TYPE_CHECKING:
+    from rollfeed.gateway.policy import Caps, ServedPolicy
 
 _INTERPRETERS = ("python", "python3")
 
@@ -53,6 +51,12 @@ async def serve_gateway(
     Raises:
         ConfigError: If they cannot be kept there, or the address cannot be listened on.
     """
+    # Imported here, as in _agent_player: a web server is not needed where no agent asks.
+    from rollfeed.base.serving import serve_application
+    from rollfeed.gateway.gateway_server import GatewayServer
+    from rollfeed.gateway.session_journal import FolderJournal, SessionJournal
+    from rollfeed.gateway.sessions import Sessions
+
     journal = SessionJournal() if folder is None else FolderJournal(folder)
     try:
         sessions = Sessions(policy, endpoint, caps=caps, max_sessions=max_sessions, journal=journal)
@@ -78,7 +82,9 @@ def generate_fn(config: RolloutConfig, *, folders: Sequence[Path], evaluation: b
     return by_environment
 
 
-def _agent_player(settings: AgentSettings, *, folders: Sequence[Path]) -> AgentPlayer:
+def _agent_player(settings: AgentSettings, *, folders: Sequence[Path]) -> GenerateFn:
+    from rollfeed.gateway.playing import AgentPlayer
+
     function = plugins.load_plugin(settings.function, AgentFn, key="agent.function", folders=folders)
     if not settings.command:
         return AgentPlayer(settings, function)

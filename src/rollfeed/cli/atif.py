@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.app import load_settings_model, stored_spec
-from rollfeed.atif import check_trajectory, conversation_of, samples_of, trajectory_of
 from rollfeed.base.atomic import replace_file
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_actions, add_command, add_path, path_argument
@@ -52,6 +51,8 @@ def register(commands: Parsers) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from rollfeed.atif import trajectory_of
+
     path, folder = arguments.path, arguments.tokenizer
     model_name = "" if folder is None else folder.name
     if (path / JOURNAL).exists():
@@ -96,11 +97,12 @@ def _saved_samples(path: Path) -> Iterator[tuple[Prompt | None, Sample]]:
 
 
 def _import(arguments: argparse.Namespace) -> int:
+    from rollfeed.atif import conversation_of, samples_of
+
     samples: list[dict[str, Any]] = []
     conversations: list[dict[str, Any]] = []
     for number, (where, trajectory) in enumerate(_records(arguments.files)):
         try:
-            check_trajectory(trajectory)
             made = samples_of(trajectory, index=len(samples), rollout_id=number)
             samples += [sample.to_dict() for sample in made]
             conversations += [] if made else [conversation_of(trajectory)]

@@ -11,16 +11,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollfeed.cli import check as checking
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path
-from rollfeed.compat.convert import Converted, convert_script
 from rollfeed.config import RunSpec
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError
 from rollfeed.types.text import counted
+
+if TYPE_CHECKING:
+    from rollfeed.compat.convert.conversion import Converted
 
 _EPILOG = """SOURCE is a shell script that runs slime's train.py (variables, arrays, source and if are followed, nothing
 is run), "-" for one from standard input, or flags. What is not carried over stands at the end of the file,
@@ -94,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _converted(given: list[str]) -> Converted:
+    from rollfeed.compat.convert.conversion import convert_script
+
     text = " ".join(given)
     if text == "-":
         return convert_script(sys.stdin.read(), source="standard input", folder=Path())

@@ -22,7 +22,7 @@ from rollfeed.cli.arguments import (
 )
 from rollfeed.cli.progress import StatusLine
 from rollfeed.cli.run import default_directory
-from rollfeed.compat.convert import EVAL_FLAGS, eval_overrides
+from rollfeed.compat.convert.table import EVAL_FLAGS
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare, read_outcomes
 from rollfeed.protocols import Engine, Isolation
@@ -100,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _slime_overrides(arguments: argparse.Namespace) -> list[str]:
     """Return what slime's flags say, as overrides."""
+    from rollfeed.compat.convert.eval_flags import eval_overrides
+
     words: list[str] = []
     for flag in EVAL_FLAGS:
         given = getattr(arguments, f"slime {flag.name}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, path_argument
 from rollfeed.cli.progress import StatusLine
-from rollfeed.lint import Finding, Report
-from rollfeed.lint.findings import ADVICE
 from rollfeed.types.text import counted
+
+if TYPE_CHECKING:
+    from rollfeed.lint import Finding, Report
 
 _SHOWN = 20
 _EPILOG = """RUN is a run directory, the folder of a gateway, slime's saved rollouts (.pt),
@@ -59,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines(report: Report) -> Iterator[str]:
+    from rollfeed.lint.findings import ADVICE
+
     for finding in report.findings[:_SHOWN]:
         yield from _told(finding)
     total = report.by_kind.total()

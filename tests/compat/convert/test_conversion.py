@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.compat.convert import Converted, convert_script
+from rollfeed.compat.convert.conversion import Converted, convert_script
 from rollfeed.compat.convert.flags_reference import with_tables
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollfeed.compat.convert import convert_script, eval_overrides
+from rollfeed.compat.convert.conversion import convert_script
 from rollfeed.compat.convert.eval_config import read_eval_config
+from rollfeed.compat.convert.eval_flags import eval_overrides
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollfeed.compat.convert import convert_script
+from rollfeed.compat.convert.conversion import convert_script
 from rollfeed.compat.convert.table import FLAGS, Flag
 from rollfeed.config import Settings
 from rollfeed.config.section import Section, section_in

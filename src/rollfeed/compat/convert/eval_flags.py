@@ -9,11 +9,8 @@ from rollfeed.compat.convert.draft import Draft
 from rollfeed.compat.convert.evaluation_rules import eval_sets
 from rollfeed.compat.convert.given import Flags
 from rollfeed.compat.convert.shell_scripts import Word
-from rollfeed.compat.convert.table import FLAGS
+from rollfeed.compat.convert.table import EVAL_FLAGS
 from rollfeed.compat.convert.toml_text import nested, value_text
-
-EVAL_FLAGS = tuple(flag for flag in FLAGS.values() if flag.becomes and flag.becomes[0].startswith("eval."))
-"""Those that are keys of ``[eval]``."""
 
 
 def eval_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

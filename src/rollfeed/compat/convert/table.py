@@ -94,3 +94,5 @@ def _flags() -> Iterator[Flag]:
 
 
 FLAGS: Mapping[str, Flag] = MappingProxyType({flag.name: flag for flag in _flags()})
+EVAL_FLAGS = tuple(flag for flag in FLAGS.values() if flag.becomes and flag.becomes[0].startswith("eval."))
+"""Those that are keys of ``[eval]``."""
