@@ -44,14 +44,11 @@ def lint(
     policy = _run_policy(path) if is_run else SampledPolicy()
     if model is not None:
         policy = policy.with_model(load_model(model))
-    settings, known = policy.settings, load_tokenizer(tokenizer) if tokenizer else policy.tokenizer
-    marks, expected = None if known is None else Marks.of(known), Expected(recorded=recorded_turns(path))
-    if settings is not None:
-        sampling, rollout = settings.sampling, settings.rollout
-        if known is not None:
-            marks = Marks.of(known, stops=sampling.rollout_stop, stop_token_ids=sampling.rollout_stop_token_ids)
-        mask_type = rollout.loss_mask_type if rollout.mode is RolloutMode.SFT else None
-        expected = Expected(response_limit=sampling.rollout_max_response_len, mask_type=mask_type)
+    settings, sampling = policy.settings, policy.sampling
+    known, marks = load_tokenizer(tokenizer) if tokenizer else policy.tokenizer, None
+    if known is not None:
+        marks = Marks.of(known, stops=sampling.rollout_stop, stop_token_ids=sampling.rollout_stop_token_ids)
+    expected = Expected(recorded=recorded_turns(path)) if settings is None else _expected(settings)
     linter, chosen = Linter(marks, expected), Chosen()
     for subject in _run_subjects(path, settings) if is_run else _file_subjects(path):
         turns = linter.check(subject)
@@ -62,6 +59,12 @@ def lint(
     if chosen.some:
         asyncio.run(rescore(report, chosen, policy, marks))
     return report
+
+
+def _expected(settings: Settings) -> Expected:
+    rollout = settings.rollout
+    mask_type = rollout.loss_mask_type if rollout.mode is RolloutMode.SFT else None
+    return Expected(response_limit=settings.sampling.rollout_max_response_len, mask_type=mask_type)
 
 
 def _run_policy(path: Path) -> SampledPolicy:

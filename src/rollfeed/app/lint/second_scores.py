@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.app.model import Model, build_engine
-from rollfeed.config import EngineSettings, Settings
+from rollfeed.config import EngineSettings, SamplingSettings, Settings
 from rollfeed.errors import ConfigError, EngineError
 from rollfeed.lint import Marks, OtherModelError, Report, Rescored, Subject, compare
 from rollfeed.lint.turns import Turns
@@ -38,6 +38,11 @@ class SampledPolicy:
     def tokenizer(self) -> Tokenizer | None:
         """The model's."""
         return None if self.model is None else self.model.tokenizer
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """As the run's settings say; as by default where they are not known."""
+        return SamplingSettings() if self.settings is None else self.settings.sampling
 
     def with_model(self, model: Model) -> SampledPolicy:
         """Return the same with other weights."""
@@ -72,21 +77,18 @@ class Chosen:
 
 async def rescore(report: Report, chosen: Chosen, policy: SampledPolicy, marks: Marks | None) -> None:
     """Compare what was chosen with what the model says, for as long as that may take; report what was not compared."""
-    sampling = None if policy.settings is None else policy.settings.sampling
-    what, scored = "logprobs against the model", list[Rescored]()
+    what, sampling, scored = "logprobs against the model", policy.sampling, list[Rescored]()
     try:
-        if policy.reason is None and sampling is not None and sampling.repetition_penalty != 1.0:
+        if policy.reason is None and sampling.repetition_penalty != 1.0:
             raise ConfigError("there is a repetition penalty")
         if policy.reason is not None:
             raise ConfigError(policy.reason)
         longest = max(len(subject.tokens) for subject, _ in chosen.some)
-        temperature = 1.0 if sampling is None else sampling.rollout_temperature
-        precision = await _score(chosen, policy.engine(longest + 1), temperature, scored)
+        precision = await _score(chosen, policy.engine(longest + 1), sampling.rollout_temperature, scored)
         for found in compare(
             scored,
             tolerance=_TOLERANCE.get(precision, _OTHER_TOLERANCE),
-            is_restricted=sampling is not None
-            and (sampling.rollout_top_p < 1.0 or sampling.rollout_top_k != -1 or sampling.min_new_tokens > 0),
+            is_restricted=sampling.rollout_top_p < 1.0 or sampling.rollout_top_k != -1 or sampling.min_new_tokens > 0,
             marks=marks,
         ):
             report.add(found)
