@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tests.lint.making import Made, made
 
 from rollfeed.atif import conversation_of, samples_of, trajectory_of
+from rollfeed.cli.main import main
 from rollfeed.protocols import OWN_CONTEXT
 from rollfeed.testing import make_prompt, make_sample
 from rollfeed.types import Sample, SampleStatus, VersionSpan
@@ -179,3 +181,10 @@ def test_a_trajectory_is_a_conversation_with_calls_and_answers() -> None:
 def test_what_is_no_trajectory_is_refused(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         samples_of(of_others(made(), **change), index=0, rollout_id=0)
+
+
+def test_a_line_of_a_file_ends_at_its_line_break_only(tmp_path: Path) -> None:
+    odd = of_others(made(), notes="a\u2028b\x85c")
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(odd, ensure_ascii=False) + "\n" for _ in range(2)))
+    assert main(["atif", "import", str(tmp_path / "all.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == 2

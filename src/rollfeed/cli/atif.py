@@ -124,8 +124,8 @@ def _records(paths: list[Path]) -> Iterator[tuple[str, Any]]:
             raise ConfigError(f"{path}: no .json or .jsonl files there")
         for file in found:
             try:
-                text = file.read_text(encoding="utf-8")
-                lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+                with file.open(encoding="utf-8") as opened:
+                    lines = list(opened) if file.suffix == ".jsonl" else [opened.read()]
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield f"{file}, line {number}" if len(lines) > 1 else str(file), json.loads(line)
