@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.true_runs import Run, runs_of
 from rollfeed.conversations.learned import STEP_LOSS_MASK
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Prompt, Sample, SampleStatus
@@ -54,7 +55,7 @@ def trajectory_of(
         agent["tool_definitions"] = [dict(tool) for tool in prompt.tools]
     about = {name: value for name, value in sample.to_dict().items() if name not in _OF_TOKENS}
     ends = _runs(sample)
-    rest = sample.response_token_ids[ends[-1][1] if ends else 0 :].tolist()
+    rest = sample.response_token_ids[ends[-1].end if ends else 0 :].tolist()
     return {
         "schema_version": VERSION,
         "session_id": session_id,
@@ -215,7 +216,7 @@ def _turns(sample: Sample, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     """Yield the sampled turns of a sample; what the policy is told then is the observation of the turn."""
     runs, ids, first = _runs(sample), sample.token_ids, sample.prompt_length
     for number, (start, end) in enumerate(runs):
-        behind = runs[number + 1][0] if number + 1 < len(runs) else sample.response_length
+        behind = runs[number + 1].start if number + 1 < len(runs) else sample.response_length
         said = ids[first + start : first + end]
         weights = sample.loss_mask[start:end]
         metrics: dict[str, Any] = {
@@ -234,11 +235,9 @@ def _turns(sample: Sample, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
         yield {**step, "llm_call_count": 1}
 
 
-def _runs(sample: Sample) -> list[tuple[int, int]]:
+def _runs(sample: Sample) -> list[Run]:
     """Return where response tokens have a weight or a logprob: what was sampled."""
-    said = np.concatenate([[False], (sample.loss_mask != 0.0) | (sample.logprobs != 0.0), [False]])
-    edges = np.flatnonzero(np.diff(said.astype(np.int8))).reshape(-1, 2)
-    return [(int(start), int(end)) for start, end in edges]
+    return runs_of((sample.loss_mask != 0.0) | (sample.logprobs != 0.0))
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

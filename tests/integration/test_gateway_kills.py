@@ -21,9 +21,10 @@ import httpx
 import pytest
 
 from rollfeed import app
+from rollfeed.base.true_runs import runs_of
 from rollfeed.benchmarks.gateway.fake_policy import read_sampled
 from rollfeed.benchmarks.gateway.gateway_processes import ENGINE, GatewayProcess, serving, write_model
-from rollfeed.benchmarks.gateway.sampled_once import compare, trained_turns
+from rollfeed.benchmarks.gateway.sampled_once import compare
 from rollfeed.benchmarks.gateway.talks import Api
 from rollfeed.benchmarks.machine import command_environment
 
@@ -167,7 +168,7 @@ def count(monkey: Monkey, log: Path) -> Counted:
     trained = Counter(
         number_of(tokenizer.decode(sample.response_token_ids[begin:end], skip_special_tokens=True))
         for sample in samples
-        for begin, end in trained_turns(sample)
+        for begin, end in runs_of(sample.loss_mask != 0.0)
     )
     told = Counter(monkey.told)
     return Counted(

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollfeed.base.true_runs import Run, runs_of
 from rollfeed.lint.findings import Finding, Flaw, SamplePlace
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Run, Spot, finding, runs_of
+from rollfeed.lint.numbers import Spot, finding
 from rollfeed.lint.subject import Subject
 from rollfeed.lint.turns import Turns
 from rollfeed.types import SampleStatus

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rollfeed.base.true_runs import runs_of
 from rollfeed.conversations import LossMaskType
 from rollfeed.lint.across import Across
 from rollfeed.lint.findings import Flaw, Report
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Spot, check_numbers, check_prompt, check_shape, check_versions, finding, runs_of
+from rollfeed.lint.numbers import Spot, check_numbers, check_prompt, check_shape, check_versions, finding
 from rollfeed.lint.subject import Subject
 from rollfeed.lint.taught import check_taught
 from rollfeed.lint.turns import Turns

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.true_runs import runs_of
 from rollfeed.lint.findings import Finding, Flaw
 from rollfeed.lint.marks import Marks, text_around
 from rollfeed.lint.subject import Subject
@@ -19,13 +20,6 @@ from rollfeed.types import SampleStatus
 _LARGEST_LOGPROB, _LOWEST_LOGPROB = 1e-3, -1000.0
 """As what is taken from an engine."""
 _MOST_SHIFT = 3
-
-
-class Run(NamedTuple):
-    """Response tokens one behind the other, from ``start`` to before ``end``."""
-
-    start: int
-    end: int
 
 
 class Spot(NamedTuple):
@@ -42,14 +36,6 @@ def finding(subject: Subject, found: Spot, marks: Marks | None) -> Finding:
     start, end = (subject.prompt_length + place for place in found[1:3])
     text = text_around(subject.tokens, max(0, start), max(0, end), marks) if len(subject.tokens) else ""
     return Finding(kind=found.kind, place=subject.place, start=start, end=end, detail=found.detail, text=text)
-
-
-def runs_of(flags: NDArray[np.bool_]) -> list[Run]:
-    """Return the longest runs of true values."""
-    if not flags.any():
-        return []
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]])))
-    return [Run(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def check_shape(subject: Subject) -> Iterator[Spot]:

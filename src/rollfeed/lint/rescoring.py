@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.true_runs import Run, runs_of
 from rollfeed.lint.findings import Finding, Flaw
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Run, Spot, finding, runs_of
+from rollfeed.lint.numbers import Spot, finding
 from rollfeed.lint.subject import Subject
 
 _TIMES_USUAL = 10.0

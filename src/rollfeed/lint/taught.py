@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rollfeed.base.true_runs import runs_of
 from rollfeed.conversations import LossMaskType, answered_prompt
 from rollfeed.errors import ConfigError
 from rollfeed.lint.findings import Flaw
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Spot, runs_of
+from rollfeed.lint.numbers import Spot
 from rollfeed.lint.subject import Subject
 from rollfeed.types import Prompt
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.true_runs import Run, runs_of
 from rollfeed.lint.findings import Flaw
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Run, Spot, runs_of, shift_of
+from rollfeed.lint.numbers import Spot, shift_of
 from rollfeed.lint.subject import Subject
 from rollfeed.protocols import ENDED_BY, STOPPED_AT
 from rollfeed.types import SampleStatus

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
+from rollfeed.base.true_runs import runs_of
 from rollfeed.benchmarks.gateway.fake_policy import EngineTurn, digest
 from rollfeed.types import Sample
 
@@ -35,7 +36,7 @@ def compare(samples: Iterable[Sample], sampled: Iterable[EngineTurn]) -> Sampled
     known = frozenset(left)
     for sample in samples:
         found.num_samples += 1
-        for start, end in trained_turns(sample):
+        for start, end in runs_of(sample.loss_mask != 0.0):
             found.num_trained += 1
             first = len(sample.token_ids) - sample.response_length + start
             token_ids = sample.token_ids[first : first + end - start]
@@ -53,12 +54,6 @@ def compare(samples: Iterable[Sample], sampled: Iterable[EngineTurn]) -> Sampled
                 left[key] -= 1
     found.untrained = [context for (context, _, _), count in left.items() for _ in range(count)]
     return found
-
-
-def trained_turns(sample: Sample) -> Iterator[tuple[int, int]]:
-    """Return where in the response each run of trained tokens begins and ends."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0.0], sample.loss_mask, [0.0]]) != 0.0))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _bits(values: object, kind: type[np.generic]) -> bytes:
