@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rollfeed.app import read_outcomes
 from rollfeed.errors import ConfigError, DataError
-from rollfeed.evaluation import ANSWERS_SCHEMA, compare, read_outcomes
+from rollfeed.evaluation import ANSWERS_SCHEMA, compare
 from rollfeed.evaluation.statistics import paired_interval
 
 
@@ -49,6 +50,8 @@ def test_the_last_evaluation_of_a_training_counts(tmp_path: Path) -> None:
             for right in ([0, 0, 0], last)
         ]
         (tmp_path / name / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (tmp_path / "b" / "eval.jsonl").open("a") as file:
+        file.write('{"prompts": {"ai')  # a process that was killed
     (found,) = compare(read_outcomes(tmp_path / "a"), read_outcomes(tmp_path / "b"))
     assert (found.num_prompts, found.change, found.num_better) == (2, 0.5, 2)
 

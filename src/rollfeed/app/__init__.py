@@ -13,6 +13,7 @@ from rollfeed.app.evaluation import (
     evaluate,
     prepare_evaluation,
     prepare_run_evaluation,
+    read_outcomes,
     write_evaluation,
 )
 from rollfeed.app.model import Endpoint, Model, build_engine, load_model, load_settings_model
@@ -51,6 +52,7 @@ __all__ = [
     "prepare_evaluation",
     "prepare_run_evaluation",
     "prepare_warm_up",
+    "read_outcomes",
     "run",
     "run_problem",
     "score_file",

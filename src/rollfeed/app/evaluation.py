@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollfeed import plugins
@@ -22,17 +23,21 @@ from rollfeed.app.sources import RowChecks, no_images_of
 from rollfeed.base.atomic import replace_file, temporary_path
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
-from rollfeed.errors import ConfigError, PluginError, RunDirectoryError, RunFailedError
+from rollfeed.errors import ConfigError, DataError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
+    ANSWER_COLUMNS,
     AnswerGroup,
     EvalProgress,
     EvalResult,
     EvalSet,
     NamedEndpoint,
+    Outcomes,
     SetPlan,
     TrainingDefaults,
     answer_sets,
     answers_table,
+    outcomes_of_answers,
+    outcomes_of_record,
     policy_versions,
     summarise,
 )
@@ -41,7 +46,8 @@ from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
 from rollfeed.rewards.hub import RewardHub
-from rollfeed.store.json_text import to_json
+from rollfeed.store.json_text import read_records, to_json
+from rollfeed.store.layout import EVAL_LOG
 from rollfeed.types import Group
 
 RESULT_FILE = "eval.json"
@@ -249,6 +255,24 @@ def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, An
         replace_file(folder / RESULT_FILE, lambda file: file.write(text.encode() + b"\n"))
     except OSError as error:
         raise RunFailedError(f"{folder}: the results cannot be written: {error.strerror}") from error
+
+
+def read_outcomes(folder: Path) -> Outcomes:
+    """Return what an evaluation found: that of ``rollfeed eval`` in a folder, or the last of a run that trains.
+
+    Raises:
+        DataError: If there is none in it, or it cannot be read.
+    """
+    try:
+        if (folder / ANSWERS_FILE).is_file():
+            return outcomes_of_answers(pq.read_table(folder / ANSWERS_FILE, columns=list(ANSWER_COLUMNS)).to_pylist())
+        if (folder / EVAL_LOG).is_file():
+            if records := read_records(folder / EVAL_LOG):
+                return outcomes_of_record(records[-1])
+            raise ValueError("no whole line")
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{folder}: its evaluation cannot be read ({error}); make it again") from error
+    raise DataError(f"{folder}: no {ANSWERS_FILE} of rollfeed eval and no {EVAL_LOG} of rollfeed train is in it")
 
 
 def _answering(prepared: PreparedEvaluation) -> tuple[GenerateFn, SampleHook | None]:

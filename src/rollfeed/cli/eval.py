@@ -24,7 +24,7 @@ from rollfeed.cli.progress import StatusLine
 from rollfeed.cli.run import default_directory
 from rollfeed.compat.convert.table import EVAL_FLAGS
 from rollfeed.errors import ConfigError
-from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare, read_outcomes
+from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare
 from rollfeed.protocols import Engine, Isolation
 from rollfeed.types.text import counted
 
@@ -117,7 +117,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         raise ConfigError(f"rollfeed eval: --compare takes two runs and no settings file: leave {arguments.file} out")
     before, after = arguments.compare
-    found = compare(read_outcomes(before), read_outcomes(after))
+    found = compare(app.read_outcomes(before), app.read_outcomes(after))
     if arguments.json:
         about = {"before": str(before), "after": str(after)}
         print(json.dumps({**about, "sets": {each.name: each.summary() for each in found}}, ensure_ascii=False))

@@ -1,7 +1,14 @@
 """Measuring a policy: sets, their answers, and the numbers of them."""
 
 from rollfeed.evaluation.calibration import Calibration, LevelResult
-from rollfeed.evaluation.paired import Outcomes, SetComparison, compare, read_outcomes
+from rollfeed.evaluation.paired import (
+    ANSWER_COLUMNS,
+    Outcomes,
+    SetComparison,
+    compare,
+    outcomes_of_answers,
+    outcomes_of_record,
+)
 from rollfeed.evaluation.results import (
     ANSWERS_SCHEMA,
     EvalResult,
@@ -25,6 +32,7 @@ from rollfeed.evaluation.statistics import Interval
 
 __all__ = [
     "ANSWERS_SCHEMA",
+    "ANSWER_COLUMNS",
     "DEFAULT_NUM_PROBLEMS",
     "AnswerGroup",
     "Calibration",
@@ -44,9 +52,10 @@ __all__ = [
     "compare",
     "is_right",
     "log_record",
+    "outcomes_of_answers",
+    "outcomes_of_record",
     "plan_set",
     "policy_versions",
-    "read_outcomes",
     "summarise",
     "what_is_asked",
     "without_repeats",

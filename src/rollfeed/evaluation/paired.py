@@ -5,23 +5,16 @@ Axes: P prompts that both have.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from rollfeed.errors import ConfigError, DataError
+from rollfeed.errors import ConfigError
 from rollfeed.evaluation.statistics import Interval, paired_interval
 
-_ANSWERS = "answers.parquet"
-_LOG = "eval.jsonl"
-_COLUMNS = ["set", "prompt_id", "label", "correct"]
+ANSWER_COLUMNS = ("set", "prompt_id", "label", "correct")
 
 Outcomes: TypeAlias = Mapping[str, Mapping[str, tuple[int, int]]]
 """By set and prompt: right answers, and answers."""
@@ -60,29 +53,13 @@ class SetComparison:
         return {name: getattr(self, name) for name in names} | {"low": low, "high": high}
 
 
-def read_outcomes(folder: Path) -> Outcomes:
-    """Return what an evaluation found: that of ``rollfeed eval`` in a folder, or the last of a run that trains.
-
-    Raises:
-        DataError: If there is none in it, or it cannot be read.
-    """
-    try:
-        if (folder / _ANSWERS).is_file():
-            return _of_answers(pq.read_table(folder / _ANSWERS, columns=_COLUMNS).to_pylist())
-        if (folder / _LOG).is_file():
-            return _of_log((folder / _LOG).read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{folder}: its evaluation cannot be read ({error}); make it again") from error
-    raise DataError(f"{folder}: no {_ANSWERS} of rollfeed eval and no {_LOG} of rollfeed train is in it")
-
-
 def compare(before: Outcomes, after: Outcomes) -> tuple[SetComparison, ...]:
     """Return the change of every set that both have, over the prompts that both have.
 
     Raises:
         ConfigError: If they have no prompt in common.
     """
-    found = tuple(_comparisons(before, after))
+    found = tuple(comparisons(before, after))
     if not found:
         names = [", ".join(sorted(each)) or "none" for each in (before, after)]
         raise ConfigError(
@@ -92,7 +69,8 @@ def compare(before: Outcomes, after: Outcomes) -> tuple[SetComparison, ...]:
     return found
 
 
-def _comparisons(before: Outcomes, after: Outcomes) -> Iterator[SetComparison]:
+def comparisons(before: Outcomes, after: Outcomes) -> Iterator[SetComparison]:
+    """Yield the change of every set with prompts that both have."""
     for name, first in before.items():
         last = after.get(name, {})
         shared = [key for key in first if key in last]
@@ -114,7 +92,12 @@ def _comparisons(before: Outcomes, after: Outcomes) -> Iterator[SetComparison]:
         )
 
 
-def _of_answers(rows: list[dict[str, Any]]) -> Outcomes:
+def outcomes_of_answers(rows: Iterable[Mapping[str, Any]]) -> Outcomes:
+    """Return what rows with :data:`ANSWER_COLUMNS` of a table of answers tell; a prompt with a failed one is left out.
+
+    Raises:
+        KeyError: If a row has not all of them.
+    """
     right: dict[str, Counter[str]] = defaultdict(Counter)
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     failed: set[tuple[str, str]] = set()
@@ -130,8 +113,12 @@ def _of_answers(rows: list[dict[str, Any]]) -> Outcomes:
     }
 
 
-def _of_log(lines: list[str]) -> Outcomes:
-    record = json.loads(lines[-1])
+def outcomes_of_record(record: Mapping[str, Any]) -> Outcomes:
+    """Return what a line of eval.jsonl tells; prompts are the same where their sets ask the same in the same order.
+
+    Raises:
+        KeyError: If it is of a version that kept no answers.
+    """
     return {
         name: {
             f"{asked['digest']} {number}": (right, record["sets"][name]["n_samples_per_prompt"])

@@ -17,11 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from rollfeed.evaluation.paired import SetComparison, comparisons, outcomes_of_record
 from rollfeed.evaluation.sets import EvalSet, SetPlan, what_is_asked
 from rollfeed.evaluation.statistics import (
     Interval,
     cluster_interval,
-    paired_interval,
     pass_at_k,
     pass_hat_k,
     powers_of_two,
@@ -203,8 +203,16 @@ def log_record(result: EvalResult, *, step: int, first: Mapping[str, Any] | None
     """
     record: dict[str, Any] = {"step": step, **result.summary()}
     record["prompts"] = {each.name: {"digest": _digest(each), "right": list(each.right_P)} for each in result.sets}
-    changes = {} if first is None else {each.name: _change(each.name, first, record) for each in result.sets}
-    return {**record, "change": {name: change for name, change in changes.items() if change is not None}}
+    if first is None or "prompts" not in first:  # of a version that kept no answers
+        return {**record, "change": {}}
+    changes = comparisons(outcomes_of_record(first), outcomes_of_record(record))
+    return {**record, "change": {each.name: _change(each, since=first["step"]) for each in changes}}
+
+
+def _change(found: SetComparison, *, since: int) -> dict[str, Any]:
+    low, high = found.interval
+    about = {"since": since, "num_prompts": found.num_prompts, "accuracy": found.change}
+    return {**about, "low": low, "high": high}
 
 
 def _digest(found: SetResult) -> str:
@@ -214,26 +222,6 @@ def _digest(found: SetResult) -> str:
         for part in map(repr, what_is_asked(group.prompt)):
             digest.update(part.encode())
     return digest.hexdigest()
-
-
-def _change(name: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the change of the accuracy over the prompts that both evaluations scored, with its paired interval."""
-    before, after = first.get("prompts", {}).get(name), last["prompts"][name]
-    if before is None or before["digest"] != after["digest"]:
-        return None
-    trials = [record["sets"][name]["n_samples_per_prompt"] for record in (first, last)]
-    pairs = [pair for pair in zip(before["right"], after["right"], strict=True) if None not in pair]
-    if not pairs:
-        return None
-    before_P, after_P = ([pair[side] / trials[side] for pair in pairs] for side in (0, 1))
-    low, high = paired_interval(before_P, after_P, trials_before=trials[0], trials_after=trials[1])
-    return {
-        "since": first["step"],
-        "num_prompts": len(pairs),
-        "accuracy": fmean(after_P) - fmean(before_P),
-        "low": low,
-        "high": high,
-    }
 
 
 ANSWERS_SCHEMA = pa.schema(
