@@ -60,12 +60,12 @@ class PromptFile(NamedTuple):
     rows: Iterator[RawRow]
 
 
-def open_prompt_file(path: str, *, columns: Collection[str]) -> PromptFile:
+def open_prompt_file(path: str, *, columns: Collection[str] | None) -> PromptFile:
     """Open ``path`` or ``path@[start:stop]``; a file whose whole name is ``path`` comes first.
 
     Args:
         path: With slice bounds as in Python: negative ones count from the end, either may be left out.
-        columns: Of a Parquet file only these are read.
+        columns: Of a Parquet file only these are read; None for all.
 
     Raises:
         DataError: If the file is missing, not a file, unreadable, empty or of an unknown kind, or the slice selects
@@ -175,7 +175,7 @@ def _form_problem(content: bytes) -> str | None:
     return None
 
 
-def _open_parquet(path: Path, start: int | None, stop: int | None, columns: Collection[str]) -> PromptFile:
+def _open_parquet(path: Path, start: int | None, stop: int | None, columns: Collection[str] | None) -> PromptFile:
     # Slow to import, and needed for Parquet only.
     import pyarrow
     from pyarrow import parquet
@@ -186,7 +186,8 @@ def _open_parquet(path: Path, start: int | None, stop: int | None, columns: Coll
         raise _unreadable(path, error) from error
     known = tuple(file.schema_arrow.names)
     chosen = _select(range(file.metadata.num_rows), start, stop, path)
-    records = _parquet_records(file, chosen, [name for name in known if name in columns], path)
+    wanted = [name for name in known if columns is None or name in columns]
+    records = _parquet_records(file, chosen, wanted, path)
     rows = (RawRow(number, f"{path}: row {number}", record) for number, record in zip(chosen, records, strict=True))
     return PromptFile(path, known, rows)
 

@@ -23,7 +23,7 @@ def read_file(path: str) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: If it cannot be read, with file and line.
     """
-    for row in open_prompt_file(path, columns=()).rows:
+    for row in open_prompt_file(path, columns=None).rows:
         try:
             yield row.read()
         except ValueError as error:
