@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import rollfeed
-from rollfeed.compat.slime_plugins import with_slime_plugins
+from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.compat.slime_plugins.names.slime_sample import Sample
 from rollfeed.compat.slime_plugins.slime_args import slime_arguments
-from rollfeed.config import RolloutConfig, RolloutSettings, Settings
+from rollfeed.config import PluginSettings, RolloutConfig, RolloutSettings, Settings
 from rollfeed.generate import single_turn
 from rollfeed.protocols import Services
-from rollfeed.testing import CharTokenizer, ScriptedEngine, TickEngine, make_prompt, make_request
+from rollfeed.testing import CharTokenizer, ScriptedEngine, TickEngine, make_group, make_prompt, make_request
+from rollfeed.types import Keep
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "slime"
 WriteText = Callable[[str], Path]
@@ -167,6 +168,19 @@ async def test_a_dropped_group_is_counted_by_its_reason(
     found = sum(batch.metrics.get(f"rollout/dynamic_filter/drop_{reason}", 0.0) for batch in batches)
     assert found > 0
     assert all(np.ptp(group.reward_values()) > 0 for batch in batches for group in batch.groups)
+
+
+def test_a_filter_finds_its_own_run_where_another_has_been_set_up_since(write_plugins: WriteText) -> None:
+    text = (
+        "from slime.rollout.sglang_rollout import GenerateState\n"
+        "def f(args, samples): return bool(GenerateState(args).tokenizer.encode('a'))\n"
+    )
+    config = RolloutConfig(plugins=PluginSettings(group_filters=("slime:mine.f",)))
+    first, _ = (with_slime_plugins(config, folders=[write_plugins(text)]) for _ in range(2))
+    run, (keep,) = slime_run(first), first.plugins.group_filters
+    assert run is not None
+    run.tokenizer = CharTokenizer()
+    assert keep(make_group([0.0, 1.0]).samples) == Keep()
 
 
 async def test_an_over_sampling_filter_chooses_as_the_native_one(make_batches: Callable[..., Any]) -> None:

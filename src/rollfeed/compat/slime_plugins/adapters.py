@@ -91,7 +91,7 @@ class SlimeGroupFilter(Adapter):
         """Return what the function decides about a group."""
         made = [slime_sample(sample, None, sample_class()) for sample in samples]
         before = guarded(made)
-        decision = self.call(self.run.args, in_groups(made))
+        decision = self.call_in_run(in_groups(made))
         _looked_at(self, made, before)
         reason, usable = getattr(self.call, "__name__", "dynamic_filter"), False
         if not isinstance(decision, bool | np.bool_):
@@ -121,7 +121,7 @@ class SlimeBatchFilter(Adapter):
         made = [[slime_sample(each, group.prompt, sample_class()) for each in group.samples] for group in groups]
         before = [guarded(each) for each in made]
         shown = [in_groups(each) for each in made]
-        chosen = self.call(self.run.args, list(shown))
+        chosen = self.call_in_run(list(shown))
         for each, values in zip(made, before, strict=True):
             _looked_at(self, each, values)
         return _indices(self, chosen, shown)
@@ -135,7 +135,7 @@ class SlimeBufferPolicy(Adapter):
         del policy_version
         shown = [in_groups(self._samples(entry)) for entry in entries]
         buffer = list(shown)
-        taken = self.call(self.run.args, None, buffer, count)
+        taken = self.call_in_run(None, buffer, count)
         indices = _indices(self, taken, shown)
         left = {id(group) for group in buffer} | {id(shown[index]) for index in indices}
         if any(id(group) not in left for group in shown):
@@ -177,7 +177,7 @@ class SlimeAdvantage(Adapter):
         """Return the processed rewards of one group as its advantages, one a sample."""
         made = [slime_sample(sample, group.prompt, sample_class()) for sample in group.samples]
         before = guarded(made)
-        result = self.call(self.run.args, made)
+        result = self.call_in_run(made)
         _looked_at(self, made, before)
         must = f"it must return (raw rewards, processed rewards), {len(made)} numbers each"
         if not isinstance(result, tuple) or len(result) != 2:

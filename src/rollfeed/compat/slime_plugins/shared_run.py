@@ -84,7 +84,7 @@ CURRENT: ContextVar[Work | None] = ContextVar("slime_work", default=None)
 
 
 RUNNING: ContextVar[SlimeRun | None] = ContextVar("slime_run", default=None)
-"""The run whose reward function or hook is being called."""
+"""The run whose reward function, filter, buffer filter or hook is being called."""
 _runs: list[SlimeRun] = []
 
 
@@ -137,6 +137,14 @@ class Adapter:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
+
+    def call_in_run(self, *args: Any) -> Any:
+        """Call the function with the run's args, and what it is called with."""
+        token = RUNNING.set(self.run)
+        try:
+            return self.call(self.run.args, *args)
+        finally:
+            RUNNING.reset(token)
 
     def broke(self, told: str) -> RunFailedError:
         """Return the error for what the function did against its promise."""
