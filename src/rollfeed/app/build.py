@@ -116,7 +116,8 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
         ConfigError: If anything is wrong that can be known before the engine starts.
     """
     settings, folders = spec.settings, spec.folders
-    functions = load_functions(settings, folders=folders)
+    with_functions = with_slime_plugins(settings, folders=folders)
+    functions = load_functions(with_functions, folders=folders)
     check_combination(settings)
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, out))
     model = load_settings_model(settings)
@@ -125,7 +126,7 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     no_images = no_images_of(settings.engine, model)
     rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
     tools = functions.services.toolbox.definitions
-    source = build_source(settings, model.tokenizer, folders=folders, rows=rows, tools=tools)
+    source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools)
     tracker, given = None, settings.plugins.tracker
     if given is not None:
         tracker = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rollfeed
-from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
+from rollfeed.compat.slime_plugins import placing, shared_run, slime_run, with_slime_plugins
 from rollfeed.compat.slime_plugins.names.slime_sample import Sample
 from rollfeed.compat.slime_plugins.slime_args import slime_arguments
 from rollfeed.config import PluginSettings, RolloutConfig, RolloutSettings, Settings
@@ -247,6 +247,16 @@ def test_a_settings_file_with_slime_paths_is_run_and_gone_on_with(
     assert second.wait(timeout=120) == 0, second.read()
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2]
+
+
+def test_the_functions_and_the_source_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slime_environment.py").write_text((EXAMPLES / "slime_environment.py").read_text())
+    keys = {"prompt_source": "slime:slime_environment.AdditionSource", "reward": "slime:slime_environment.check"}
+    settings = Settings.model_validate({"model": {"checkpoint": "tiny"}, "plugins": keys})
+    begun: list[Any] = []
+    monkeypatch.setattr(placing, "begin", lambda run: begun.append(run) or shared_run.begin(run))
+    prepared = rollfeed.prepare(rollfeed.RunSpec(settings, (tmp_path,)))
+    assert begun == [prepared.functions.slime]
 
 
 async def test_a_bare_callable_is_a_data_source(write_plugins: WriteText, open_source: Callable[..., Any]) -> None:
