@@ -86,16 +86,16 @@ def read_eval_config(given: str, *, folder: Path | None = None) -> EvalConfig:
         ConfigError: If it cannot be read, has a key that slime does not know, or no sets; with file and line.
     """
     root, source = compose_file(given, "--eval-config", folder=folder)
-    top = _table(root, source)
+    top = table_of(root, source)
     if "eval" in top:
         _known(top, ("eval",), source, "the file")
-        top = _table(top["eval"][1], source)
+        top = table_of(top["eval"][1], source)
     _known(top, ("defaults", "datasets"), source, "eval")
     found = EvalConfig()
     if "defaults" in top:
-        found.defaults = dict(_keys(_table(top["defaults"][1], source), source, found, skip=_SAMPLE_ONLY))
+        found.defaults = dict(_keys(table_of(top["defaults"][1], source), source, found, skip=_SAMPLE_ONLY))
     for name, node in _sets(top["datasets"][1] if "datasets" in top else root, source, has_sets="datasets" in top):
-        table = _table(node, source)
+        table = table_of(node, source)
         named = {"name": Setting(name, _place(node, source))} if name else {}
         dataset = named | dict(_keys(table, source, found))
         for key in _SAMPLE_ONLY - dataset.keys():
@@ -155,14 +155,6 @@ def table_of(node: yaml.Node, source: str) -> dict[str, tuple[yaml.Node, yaml.No
     Raises:
         ConfigError: If it is none, or has a key twice.
     """
-    return _table(node, source)
-
-
-def _place(node: yaml.Node, source: str) -> str:
-    return f"{source}:{node.start_mark.line + 1}"
-
-
-def _table(node: yaml.Node, source: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
     if isinstance(node, yaml.ScalarNode) and plain_value(node) is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -175,6 +167,10 @@ def _table(node: yaml.Node, source: str) -> dict[str, tuple[yaml.Node, yaml.Node
             raise ConfigError(f"{_place(key, source)}: {name} is there twice: remove one")
         found[name] = (key, value)
     return found
+
+
+def _place(node: yaml.Node, source: str) -> str:
+    return f"{source}:{node.start_mark.line + 1}"
 
 
 def _known(table: Mapping[str, tuple[yaml.Node, yaml.Node]], known: tuple[str, ...], source: str, where: str) -> None:
@@ -190,7 +186,7 @@ def _sets(node: yaml.Node, source: str, *, has_sets: bool) -> Iterator[tuple[str
     if isinstance(node, yaml.SequenceNode):
         yield from (("", each) for each in node.value)
     else:
-        yield from ((name, value) for name, (_, value) in _table(node, source).items())
+        yield from ((name, value) for name, (_, value) in table_of(node, source).items())
 
 
 def _keys(
