@@ -48,20 +48,13 @@ def missing(name: str) -> str:
     return f"args.{name} has no counterpart in the settings: give it in [plugins.slime_args]"
 
 
-def slime_arguments(config: RolloutConfig, *, folder: str | None = None) -> SlimeArguments:
+def slime_arguments(config: RolloutConfig) -> SlimeArguments:
     """Return what slime's plug-ins may read.
 
     Args:
         config: The run's; a whole ``Settings`` has names of model, data, engine and evaluation besides.
-        folder: Where data sources save their state, as ``save`` and ``load``.
     """
-    values = {
-        **_constants(),
-        **_of_rollouts(config),
-        **_of_plugins(config),
-        "save": folder,
-        "load": folder,
-    }
+    values = {**_constants(), **_of_rollouts(config), **_of_plugins(config)}
     if isinstance(config, Settings):
         values |= _of_settings(config)
     made = SlimeArguments()
@@ -94,6 +87,8 @@ def _constants() -> dict[str, Any]:
         "debug_rollout_only": False,
         "start_rollout_id": None,
         "multimodal_keys": None,
+        "save": None,
+        "load": None,
     }
 
 

@@ -47,7 +47,7 @@ class SlimeSource(PromptSource):
         self._get: Any = factory if self._source is None else getattr(self._source, "get_samples", None)
         if not callable(self._get):
             raise PluginError(f"{KEY}: {name_of(factory)} has no get_samples(num_samples)")
-        path = getattr(run.args, "rollout_all_samples_process_path", None)
+        path = run.args.rollout_all_samples_process_path
         self._process = None if path is None else load_function(path)
 
     def __del__(self) -> None:
