@@ -17,7 +17,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def check_call(
-    function: Any, parameters: Sequence[str], *, key: str, allows_async: bool = False, is_of_miles: bool = False
+    function: Any, parameters: Sequence[str], *, key: str, allows_async: bool = False, allows_miles: bool = False
 ) -> None:
     """Check that a function takes what slime calls it with.
 
@@ -28,13 +28,18 @@ def check_call(
         raise PluginError(f"{key}: is a {type(function).__name__}, not a function")
     try:
         signature = inspect.signature(function)
-        required = [each for each in signature.parameters.values() if each.default is inspect.Parameter.empty]
-        if not (is_of_miles and len(required) == 1):
+        if not (allows_miles and is_of_miles(function)):
             signature.bind(*parameters)
     except (TypeError, ValueError) as error:
         raise PluginError(f"{key}: {error}; slime calls it with ({', '.join(parameters)}){_at(function)}") from None
     if is_async(function) and not allows_async:
         raise PluginError(f"{key}: is async, and slime calls it without await{_at(function)}")
+
+
+def is_of_miles(function: Any) -> bool:
+    """Whether a generate function has one parameter that must be given, as those of miles have."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(each.default is inspect.Parameter.empty for each in parameters) == 1
 
 
 def check_source(function: Any, args: SlimeArguments, *, key: str) -> None:

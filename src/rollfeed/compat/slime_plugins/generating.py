@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from rollfeed.compat.slime_plugins.checking import is_of_miles
 from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
-from rollfeed.compat.slime_plugins.names.sglang_rollout import call_generate
+from rollfeed.compat.slime_plugins.names.forms import GenerateFnInput
+from rollfeed.compat.slime_plugins.names.sglang_rollout import GenerateState
 from rollfeed.compat.slime_plugins.read_back import asked_sample, is_slime_sample, own_sample
 from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work
 from rollfeed.compat.slime_plugins.supplied import sample_class
@@ -20,8 +21,7 @@ class SlimeGenerate(Adapter):
 
     def __init__(self, function: Any, run: SlimeRun, *, key: str) -> None:
         super().__init__(function, run, key=key)
-        parameters = inspect.signature(function).parameters.values()
-        self._is_of_miles = sum(each.default is inspect.Parameter.empty for each in parameters) == 1
+        self._is_of_miles = is_of_miles(function)
 
     async def __call__(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
         """Return the samples that the function made of an answering."""
@@ -30,22 +30,23 @@ class SlimeGenerate(Adapter):
         version = services.endpoint.policy_version
         token = CURRENT.set(work)
         try:
-            asked = asked_sample(request, sample_class())
-            made = await self.answer(asked, sampling_params(request.params), request.evaluation)
+            made = await self._answer(asked_sample(request, sample_class()), request)
         finally:
             CURRENT.reset(token)
         return [self._read(each, request, work, version) for each in (made if isinstance(made, list) else [made])]
 
-    async def answer(self, sample: Any, params: dict[str, Any], evaluation: bool) -> Any:
+    async def _answer(self, sample: Any, request: RolloutRequest) -> Any:
         """Call the function, and return what it returned: a sample, or a list.
 
         Raises:
             RunFailedError: If it is something else.
         """
-        extra = {} if self._is_of_miles else self.extra(evaluation=evaluation)
+        args, params, evaluation = self.run.args, sampling_params(request.params), request.evaluation
         if self._is_of_miles:
-            extra = {"is_of_miles": True, "evaluation": evaluation}
-        made = await call_generate(self.call, self.run.args, sample, params, **extra)
+            made = await self.call(GenerateFnInput(GenerateState(args), sample, params, evaluation))
+            made = getattr(made, "samples", made)
+        else:
+            made = await self.call(args, sample, params, **self.extra(evaluation=evaluation))
         leaves = made if isinstance(made, list) and made else [made]
         if not all(map(is_slime_sample, leaves)):
             raise self.broke(f"returned {made!r:.80}; it must return a Sample, or a list of at least one")

@@ -116,7 +116,7 @@ def _adapted(path: str, form: _Form, run: SlimeRun, *, key: str, folders: Sequen
         form.parameters,
         key=where,
         allows_async=form.allows_async,
-        is_of_miles=adapter is SlimeGenerate,
+        allows_miles=adapter is SlimeGenerate,
     )
     check_source(function, run.args, key=where)
     return adapter(function, run, key=key)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollfeed.compat.slime_plugins.names.engine_calls import ask, default_params, reply, sampling_params
-from rollfeed.compat.slime_plugins.names.forms import GenerateFnInput, RolloutFnTrainOutput
+from rollfeed.compat.slime_plugins.names.forms import RolloutFnTrainOutput
 from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer
 from rollfeed.compat.slime_plugins.names.rm_hub import async_rm, batched_async_rm
 from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, current, latest
@@ -102,15 +102,6 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> A
         skip = bool(sampling_params.get("skip_special_tokens"))
         sample.response = work.services.tokenizer.decode(ids, skip_special_tokens=skip)
     return sample
-
-
-async def call_generate(function: Any, args: Any, sample: Any, sampling_params: dict[str, Any], **extra: Any) -> Any:
-    """Call a custom generate function of slime, or of miles, whose only argument says everything."""
-    if extra.pop("is_of_miles", False):
-        evaluation = bool(extra.get("evaluation"))
-        given = GenerateFnInput(GenerateState(args), sample, sampling_params, evaluation)
-        return getattr(result := await function(given), "samples", result)
-    return await function(args, sample, sampling_params, **extra)
 
 
 async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
