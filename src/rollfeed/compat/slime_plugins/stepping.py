@@ -96,15 +96,12 @@ class Bridge:
         """Return groups to be answered: finished ones that are left, then waiting ones, then new ones."""
         kept = [self._surplus.pop(index) for index in list(self._surplus)[:num_samples]]
         self._answered |= {group.group_index: group for group in kept}
-        more = self._wait(self._draw(num_samples - len(kept))) if len(kept) < num_samples else []
+        more = self._wait(self._context.draw(num_samples - len(kept))) if len(kept) < num_samples else []
         groups = [*kept, *more]
         self._drawn |= {group.group_index: group for group in groups}
         return [self._samples(group) for group in groups]
 
     __call__ = get_samples
-
-    async def _draw(self, count: int) -> Sequence[Group]:
-        return await self._context.draw(count)
 
     def add_samples(self, samples: Sequence[list[Any]]) -> None:
         """Take groups back: finished ones are kept for a later step, others are answered again or resumed."""
@@ -168,10 +165,7 @@ class Bridge:
 
     async def abort(self) -> None:
         """End all that is in flight."""
-        await self._work.on_loop(self._abort())
-
-    async def _abort(self) -> None:
-        await self._context.abort()
+        await self._work.on_loop(self._context.abort())
 
     async def make_step(self) -> list[Any]:
         """Have the run's own scheduler make the step, and return its groups."""

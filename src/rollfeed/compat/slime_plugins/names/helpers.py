@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,23 +40,17 @@ class SingletonMeta(type):
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, in a loop and a thread of its own, and return its result."""
-    result: list[Any] = []
+    done: Future[T] = Future()
     context = contextvars.copy_context()
 
     def complete() -> None:
         try:
-            result.append(asyncio.run(work))
+            done.set_result(asyncio.run(work))
         except BaseException as error:
-            result.append(error)
-            failed.set()
+            done.set_exception(error)
 
-    failed = threading.Event()
-    thread = threading.Thread(target=context.run, args=(complete,), name="slime run", daemon=True)
-    thread.start()
-    thread.join()
-    if failed.is_set():
-        raise result[0]
-    return result[0]  # type: ignore[no-any-return]
+    threading.Thread(target=context.run, args=(complete,), name="slime run", daemon=True).start()
+    return done.result()
 
 
 class SlimeTokenizer:
