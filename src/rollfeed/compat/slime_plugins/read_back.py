@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rollfeed.compat.slime_plugins.names.slime_sample import SlimeSample
 from rollfeed.compat.slime_plugins.shared_run import Sent
 from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
-from rollfeed.types import Correct, Prompt, Sample, SampleStatus, SamplingParams, VersionSpan
+from rollfeed.types import Correct, Prompt, Sample, SampleStatus, SamplingParams, VersionSpan, joined_spans
 
 LOGPROB_TOLERANCE = 1e-4
 """What passing through JSON may change."""
@@ -257,13 +257,10 @@ def _checked_logprobs(
 
 def _spans(versions: NDArray[np.int64], otherwise: int) -> tuple[VersionSpan, ...]:
     """Return the spans of versions ``(R,)``; a token of which nobody knows it is of the turn before it."""
-    spans: list[VersionSpan] = []
     known = versions[versions >= 0]
     last = int(known[0]) if len(known) else otherwise
-    for position, version in enumerate(versions.tolist()):
+    tokens: list[tuple[int, tuple[VersionSpan]]] = []
+    for version in versions.tolist():
         last = last if version < 0 else version
-        if spans and spans[-1].policy_version == last:
-            spans[-1] = VersionSpan(spans[-1].start, position + 1, last)
-        else:
-            spans.append(VersionSpan(position, position + 1, last))
-    return tuple(spans)
+        tokens.append((1, (VersionSpan(0, 1, last),)))
+    return joined_spans(tokens)
