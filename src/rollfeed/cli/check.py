@@ -56,11 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
             problem = app.run_problem(spec, out, overwrite=overwrite, step=None)
         if problem is not None:
             raise RunDirectoryError(problem)
-    return check(spec, name=str(arguments.file), as_json=arguments.json)
+    plan = check(spec, name=str(arguments.file), tells=not arguments.json)
+    if arguments.json:
+        print(json.dumps(plan))
+    return 0
 
 
-def check(spec: RunSpec, *, name: str, as_json: bool) -> int:
-    """Check all that settings name, and print what a run would do.
+def check(spec: RunSpec, *, name: str, tells: bool) -> dict[str, Any]:
+    """Check all that settings name, and return what a run would do; ``tells`` prints it for people.
 
     Raises:
         ConfigError: With everything that is wrong, a line each.
@@ -72,7 +75,7 @@ def check(spec: RunSpec, *, name: str, as_json: bool) -> int:
     eval_sets = app.prepare_run_evaluation(spec, model).sets if settings.eval.has_sets else ()
     found = () if checked.source is None else app.overlaps(checked.source, eval_sets, settings)
     rollout, template = settings.rollout, _template_text(model, settings.rollout.rewritten_turns)
-    plan = {
+    plan: dict[str, Any] = {
         "ok": True,
         "model": str(model.checkpoint),
         "chat_template": template,
@@ -89,9 +92,8 @@ def check(spec: RunSpec, *, name: str, as_json: bool) -> int:
         "trains": bool(sources) and _can_train(settings, model),
         "training": _training(settings) if settings.trains else None,
     }
-    if as_json:
-        print(json.dumps(plan))
-        return 0
+    if not tells:
+        return plan
     print(f"{name}: all right")
     print(f"model    {settings.model.checkpoint} ({model.checkpoint})")
     if template is not None:
@@ -107,8 +109,8 @@ def check(spec: RunSpec, *, name: str, as_json: bool) -> int:
     else:
         print("steps    none: without prompts there is only rollfeed eval")
     if sources and settings.trains:
-        _print_training(settings, has_weights=bool(plan["trains"]))
-    return 0
+        _print_training(settings, has_weights=plan["trains"])
+    return plan
 
 
 def _template_text(model: app.Model, rewritten: RewrittenTurns) -> str | None:

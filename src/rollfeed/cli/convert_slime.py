@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import shlex
@@ -131,20 +130,14 @@ def _check(converted: Converted, arguments: argparse.Namespace) -> dict[str, Any
     """Return what `rollfeed check` finds; its lines for people go where the settings do not."""
     name = str(arguments.out or converted.source)
     folders = tuple(dict.fromkeys([*([arguments.out.resolve().parent] if arguments.out else []), Path.cwd()]))
-    printed = io.StringIO()
     try:
         spec = RunSpec(validate_settings(converted.tree, where=name), folders)
-        with contextlib.redirect_stdout(printed):
-            checking.check(spec, name=name, as_json=arguments.json)
+        with contextlib.redirect_stdout(sys.stderr if arguments.out is None else sys.stdout):
+            return checking.check(spec, name=name, tells=not arguments.json)
     except ConfigError as error:
         for line in str(error).splitlines():
             print(f"rollfeed: {line}", file=sys.stderr)
         return {"ok": False, "problems": str(error).splitlines()}
-    if arguments.json:
-        found: dict[str, Any] = json.loads(printed.getvalue())
-        return found
-    print(printed.getvalue(), end="", file=sys.stderr if arguments.out is None else sys.stdout)
-    return {"ok": True}
 
 
 def _summary(converted: Converted) -> dict[str, Any]:
