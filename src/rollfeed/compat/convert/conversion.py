@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rollfeed.compat.convert.draft import Draft
 from rollfeed.compat.convert.given import Flags, wrong
@@ -33,7 +29,6 @@ _IN_SFT = (
     ),
 )
 _FIRST = ("seed", "model", "prompts", "rollout", "buffer", "sampling", "engine", "reward", "filters", "plugins")
-_SAMPLED_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ def convert_script(text: str, *, source: str, folder: Path | None = None) -> Con
     """
     script = read_script(text, source=source, folder=folder)
     flags = Flags(script.words, in_file=folder is not None)
-    draft = Draft(flags, runs_async=script.runs_async, folder=folder, columns=columns_of)
+    draft = Draft(flags, runs_async=script.runs_async, folder=folder)
     read_custom_config(draft)
     _contradictions(flags)
     apply_rules(draft)
@@ -108,19 +103,6 @@ def convert_script(text: str, *, source: str, folder: Path | None = None) -> Con
     left = tuple(_left(flags, draft, carried))
     notes = (*flags.notes, *script.notes, *draft.notes, *_missing(flags))
     return Converted(ordered, {name: keys for name, keys in carried.items() if keys}, left, notes, source)
-
-
-def columns_of(path: str) -> frozenset[str] | None:
-    """Return the columns of a file of prompts, of JSON lines those of its first rows; None where it is not here."""
-    file = Path(path.partition("@[")[0]).expanduser()
-    try:
-        if file.suffix == ".parquet":
-            return frozenset(pq.read_schema(file).names)
-        with file.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for _, line in zip(range(_SAMPLED_ROWS), lines, strict=False) if line.strip()]
-    except (OSError, ValueError, pa.ArrowException):
-        return None
-    return frozenset(key for row in rows if isinstance(row, dict) for key in row)
 
 
 def _left(flags: Flags, draft: Draft, carried: Mapping[str, tuple[str, ...]]) -> Iterator[Left]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rollfeed.compat.convert.given import Flags, wrong
 from rollfeed.compat.convert.table import FLAGS
 from rollfeed.compat.convert.toml_text import Setting
 
 SLIME_DEFAULT = "slime's default"
-
-Columns = Callable[[str], "frozenset[str] | None"]
-"""The columns of a file of prompts; None where it cannot be read here."""
+_SAMPLED_ROWS = 1000
 
 
 class Draft:
     """Settings that flags become, one after another; what is not carried over has its reason."""
 
-    def __init__(self, flags: Flags, *, runs_async: bool, folder: Path | None, columns: Columns) -> None:
+    def __init__(self, flags: Flags, *, runs_async: bool, folder: Path | None) -> None:
         self.flags = flags
         self.settings: dict[str, Setting] = {}
         self.left: dict[str, str] = {}
@@ -29,7 +30,7 @@ class Draft:
         self.notes: list[str] = []
         self.runs_async = runs_async
         self.folder = folder
-        self.columns = columns
+        self._columns: dict[str, frozenset[str] | None] = {}
         self.mode = "sync"
         """``rollout.mode``."""
         self.is_restricted = False
@@ -41,6 +42,12 @@ class Draft:
         """Return what a flag is, given or not."""
         return self.flags.value(name)
 
+    def columns(self, path: str) -> frozenset[str] | None:
+        """Return the columns of a file of prompts; None where it cannot be read here."""
+        if path not in self._columns:
+            self._columns[path] = _columns_of(path)
+        return self._columns[path]
+
     def put(self, key: str, value: Any, *names: str) -> None:
         """Set a key; the flags of it that were given are its origin, else it is slime's default."""
         given = tuple(name for name in names if name in self.flags)
@@ -50,6 +57,19 @@ class Draft:
     def leave(self, name: str, reason: str) -> None:
         """Carry a flag over to nothing."""
         self.left[name] = reason
+
+
+def _columns_of(path: str) -> frozenset[str] | None:
+    """Return the columns of a file of prompts, of JSON lines those of its first rows; None where it is not here."""
+    file = Path(path.partition("@[")[0]).expanduser()
+    try:
+        if file.suffix == ".parquet":
+            return frozenset(pq.read_schema(file).names)
+        with file.open(encoding="utf-8") as lines:
+            rows = [json.loads(line) for _, line in zip(range(_SAMPLED_ROWS), lines, strict=False) if line.strip()]
+    except (OSError, ValueError, pa.ArrowException):
+        return None
+    return frozenset(key for row in rows if isinstance(row, dict) for key in row)
 
 
 def name_columns(draft: Draft, at: str, path: str, kind: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollfeed.compat.convert.conversion import columns_of
 from rollfeed.compat.convert.draft import Draft
 from rollfeed.compat.convert.evaluation_rules import eval_sets
 from rollfeed.compat.convert.given import Flags
@@ -25,7 +24,7 @@ def eval_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str
         ConfigError: If a value is wrong, or the file of sets is.
     """
     flags = Flags([Word(word, "") for word in words], in_file=False)
-    draft = Draft(flags, runs_async=False, folder=None, columns=columns_of)
+    draft = Draft(flags, runs_async=False, folder=None)
     for flag in EVAL_FLAGS:
         if flag.name in flags and flag.becomes[0] != "eval.datasets":
             draft.put(flag.becomes[0], flags.value(flag.name), flag.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,8 @@ from rollfeed.compat.convert.evaluation_rules import set_evaluation
 from rollfeed.compat.convert.table import FLAGS
 from rollfeed.compat.convert.toml_text import Setting
 from rollfeed.compat.convert.training_rules import set_advantages, set_training
+from rollfeed.errors import CheckpointError
+from rollfeed.model_files import find_config
 
 _OWN = re.compile(r"(?:slime|miles)\.")
 _DATA_SOURCE = re.compile(r"(?:slime|miles)\..*\b(?:Legacy)?(?:Rollout|Queue)DataSource(?:WithBuffer)?$")
@@ -276,9 +277,9 @@ def _fits_toml(value: Any) -> bool:
 def _longest_of(checkpoint: str) -> int | None:
     """Return how many tokens a model can read that is here; None for others."""
     try:
-        config = json.loads((Path(checkpoint).expanduser() / "config.json").read_text(encoding="utf-8"))
+        config = find_config(Path(checkpoint).expanduser()) or {}
         longest = config.get("text_config", config).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
+    except (CheckpointError, AttributeError):
         return None
     return longest if isinstance(longest, int) else None
 
