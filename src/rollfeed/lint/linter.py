@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from rollfeed.conversations import LossMaskType
 from rollfeed.lint.across import Across
 from rollfeed.lint.findings import Flaw, Report
 from rollfeed.lint.marks import Marks
-from rollfeed.lint.numbers import Spot, check_numbers, check_prompt, check_shape, check_versions, finding
+from rollfeed.lint.numbers import Spot, check_numbers, check_prompt, check_shape, check_versions, finding, is_tokenised
 from rollfeed.lint.subject import Subject
 from rollfeed.lint.taught import check_taught
 from rollfeed.lint.turns import Turns
@@ -50,6 +51,8 @@ class Linter:
         self.report = Report()
         self._marks, self._expected = marks, expected or Expected()
         self._across = Across()
+        # Samples of a prompt come one after the other, and a long one takes its time.
+        self._tokenised = None if marks is None else lru_cache(maxsize=1)(partial(is_tokenised, marks.tokenizer))
 
     def check(self, subject: Subject) -> Turns | None:
         """Check one sample; return its turns, where there are any to be looked at further."""
@@ -88,7 +91,7 @@ class Linter:
         if subject.is_taught and marks is not None and prompt is not None and expected.mask_type is not None:
             yield from check_taught(subject, prompt, marks, mask_type=expected.mask_type)
             return
-        yield from check_prompt(subject, turns.trained, marks)
+        yield from check_prompt(subject, turns.trained, marks, tokenised=self._tokenised)
         yield from turns.check(response_limit=expected.response_limit)
         recorded = expected.recorded.get(str(subject.metadata.get("session_id")))
         if recorded is not None:

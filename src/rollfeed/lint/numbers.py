@@ -5,7 +5,7 @@ Axes: P prompt tokens, R response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from rollfeed.base.true_runs import runs_of
 from rollfeed.lint.findings import Finding, Flaw
 from rollfeed.lint.marks import Marks, text_around
 from rollfeed.lint.subject import Subject
+from rollfeed.protocols import Tokenizer
 from rollfeed.types import SampleStatus
 
 _LARGEST_LOGPROB, _LOWEST_LOGPROB = 1e-3, -1000.0
@@ -79,8 +80,21 @@ def check_numbers(subject: Subject, trained: NDArray[np.bool_]) -> Iterator[Spot
         yield Spot(Flaw.UNFINISHED_TRAINED, 0, subject.response_length, f"status {subject.status.value}, and trained")
 
 
-def check_prompt(subject: Subject, trained: NDArray[np.bool_], marks: Marks | None) -> Iterator[Spot]:
-    """Yield where a sample does not begin with its prompt, once, or has a weight there."""
+def check_prompt(
+    subject: Subject,
+    trained: NDArray[np.bool_],
+    marks: Marks | None,
+    *,
+    tokenised: Callable[[str, bytes], bool] | None,
+) -> Iterator[Spot]:
+    """Yield where a sample does not begin with its prompt, once, or has a weight there.
+
+    Args:
+        subject: Whose lengths fit each other.
+        trained: Which of its tokens have weight. ``(R,)``.
+        marks: None without a tokenizer.
+        tokenised: Whether a text has ids, as :func:`is_tokenised` tells; None without a tokenizer.
+    """
     ids, before = subject.tokens, -subject.prompt_length
     if marks is not None and marks.begins_twice(ids):
         yield Spot(Flaw.DOUBLED_BOS, before, before + 2, f"begins with {marks.decode(ids[:1])!r} twice")
@@ -96,7 +110,7 @@ def check_prompt(subject: Subject, trained: NDArray[np.bool_], marks: Marks | No
         yield Spot(Flaw.PROMPT_TOKENS, before + first, before + first + 1, "other tokens than the prompt has")
     elif overlap > 0 and trained[:overlap].any():
         yield Spot(Flaw.PROMPT_TRAINED, 0, overlap, f"{overlap} tokens of the prompt are in the response, with weight")
-    elif marks is not None and not _is_tokenised(prompt.text, prompt.token_ids, marks):
+    elif tokenised is not None and not tokenised(prompt.text, prompt.token_ids.tobytes()):
         yield Spot(Flaw.PROMPT_TOKENS, before, 0, "the prompt's tokens are not what its text is tokenised to")
 
 
@@ -158,7 +172,7 @@ def _shifted(flags: NDArray[np.bool_], shift: int) -> NDArray[np.bool_]:
     return moved
 
 
-def _is_tokenised(text: str, token_ids: NDArray[np.int32], marks: Marks) -> bool:
-    return any(
-        np.array_equal(marks.tokenizer.encode(text, add_special_tokens=special), token_ids) for special in (False, True)
-    )
+def is_tokenised(tokenizer: Tokenizer, text: str, token_ids: bytes) -> bool:
+    """Whether a text has these ids, with special tokens around it or without."""
+    ids = np.frombuffer(token_ids, np.int32)
+    return any(np.array_equal(tokenizer.encode(text, add_special_tokens=special), ids) for special in (False, True))
