@@ -16,6 +16,7 @@ EVAL = """
 id = "core/copy_text"
 level = 2
 num_prompts = 3000
+n_samples_per_prompt = 64
 """
 BREAKING_IMPORT = """
 import sys
