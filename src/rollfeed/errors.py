@@ -17,7 +17,8 @@ RollfeedError
 ├── SandboxError               a sandbox could not run a program; says nothing about the program
 ├── ToolError                  a tool has no answer to a call; what it says is told to the policy
 └── RunFailedError             the run cannot go on: failure budget spent, too many draws for a batch, stalled
-    └── PromptsEndedError        the prompt source has ended and what is left fills no batch
+    ├── PromptsEndedError        the prompt source has ended and what is left fills no batch
+    └── SourceFailedError        nothing can be drawn from a prompt source any more
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ __all__ = [
     "RunDirectoryError",
     "RunFailedError",
     "SandboxError",
+    "SourceFailedError",
     "ToolError",
     "WorkerCallError",
     "WorkerDiedError",
@@ -124,6 +126,10 @@ class RunFailedError(RollfeedError):
 
 class PromptsEndedError(RunFailedError):
     """The prompt source has ended, and what is left of it fills no batch; the batches before are whole."""
+
+
+class SourceFailedError(RunFailedError):
+    """Nothing can be drawn from a prompt source any more; what was drawn before can still be trained on."""
 
 
 COMPUTING_ERRORS = (RuntimeError, MemoryError)

@@ -22,8 +22,26 @@ TRAIN = "train"
 """The split that training draws from; problems of every other split are held out of it."""
 HELD_OUT_SHARE = 0.2
 """Of all problems of a level."""
-_CENSUS_SIZE = 200
+CENSUS_SIZE = 200
 """Problems that are looked at before a level counts as having none on one side: of a large level 1 in 10^19 does."""
+CENSUS = "census"
+"""The split of these, made under run seed 0."""
+
+
+class NoProblemError(ValueError):
+    """An environment returned something else than a problem."""
+
+
+class HasLevels(Protocol):
+    """Anything with levels: an environment, or what is known of one."""
+
+    @property
+    def environment_id(self) -> str:
+        """Its id."""
+
+    @property
+    def max_level(self) -> int | None:
+        """The hardest level, or None when there is always a harder one."""
 
 
 @runtime_checkable
@@ -73,12 +91,13 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
 
     Raises:
         ConfigError: If the environment has no such level.
+        NoProblemError: If the environment returns none.
         Exception: Whatever the environment raises when it cannot make the problem.
     """
     check_level(environment, level)
     seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
     made_by = environment.for_split(split) if isinstance(environment, HasSplits) else environment
-    question, params, answer = made_by.make(level, Random(seed))
+    question, params, answer = _problem(made_by.make(level, Random(seed)))
     params = stored(params)
     return Task(
         environment=environment.environment_id,
@@ -90,6 +109,13 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
         answer=None if answer is None else well_formed(answer),
         hidden=hidden_text(params) if isinstance(environment, MultiTurnEnvironment) else "",
     )
+
+
+def _problem(made: Any) -> tuple[str, dict[str, Any], str | None]:
+    match made:
+        case (str(question), dict(params), None | str() as answer) if question.strip():
+            return question, params, answer
+    raise NoProblemError(f"make returned {made!r:.80}; it must return question, params and answer or None")
 
 
 def hidden_text(params: Mapping[str, Any]) -> str:
@@ -107,7 +133,7 @@ def stored(params: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def check_level(environment: Environment, level: int) -> None:
+def check_level(environment: HasLevels, level: int) -> None:
     """Raise ConfigError unless the environment has the level."""
     hardest = environment.max_level
     if level < 0 or (hardest is not None and level > hardest):
@@ -131,27 +157,44 @@ def problem_hash(identity: str) -> int:
     return derive_seed("problem", identity)
 
 
-def held_out_rule(environment: Environment, level: int) -> HeldOutRule | None:
-    """Return what is held out of training at a level; None where the environment has splits of its own.
+class Census:
+    """Finds what is held out of training at a level, from its first :data:`CENSUS_SIZE` problems, or fewer.
 
     A fifth of all problems is. Where all of a level's problems would be on one side, as may be of the few of a small
     level, one alone is on the other: the one with the lowest hash is held out, or the one with the highest is trained
     on. The only problem of a level is trained on, and none is held out.
     """
+
+    def __init__(self) -> None:
+        self._share = HeldOutRule(int(HELD_OUT_SHARE * 2**64))
+        self._hashes: set[int] = set()
+
+    def count(self, task: Task) -> bool:
+        """Take in a problem; return whether there are some on either side, so that no other need be looked at."""
+        self._hashes.add(problem_hash(task.identity))
+        return min(self._hashes) < self._share.threshold <= max(self._hashes)
+
+    @property
+    def rule(self) -> HeldOutRule:
+        """The rule by what was counted."""
+        threshold, hashes = self._share.threshold, self._hashes
+        if not hashes or min(hashes) < threshold <= max(hashes):
+            return self._share
+        if len(hashes) == 1:
+            return HeldOutRule(0)
+        return HeldOutRule(min(hashes) + 1 if min(hashes) >= threshold else max(hashes))
+
+
+def held_out_rule(environment: Environment, level: int) -> HeldOutRule | None:
+    """Return what is held out of training at a level; None where the environment has splits of its own."""
     if isinstance(environment, HasSplits):
         return None
-    share = HeldOutRule(int(HELD_OUT_SHARE * 2**64))
-    hashes: set[int] = set()
-    for index in range(_CENSUS_SIZE):
+    census = Census()
+    for index in range(CENSUS_SIZE):
         try:
-            task = make_task(environment, level=level, index=index, run_seed=0, split="census")
+            task = make_task(environment, level=level, index=index, run_seed=0, split=CENSUS)
         except Exception:  # of another package perhaps; the source that meets it tells
             continue
-        hashes.add(problem_hash(task.identity))
-        if min(hashes) < share.threshold <= max(hashes):
-            return share
-    if not hashes:
-        return share
-    if len(hashes) == 1:
-        return HeldOutRule(0)
-    return HeldOutRule(min(hashes) + 1 if min(hashes) >= share.threshold else max(hashes))
+        if census.count(task):
+            break
+    return census.rule

@@ -27,19 +27,33 @@ installed_registry = cache(EnvironmentRegistry)
 
 def verifier_path(environment_id: str) -> str:
     """Return the function path of an environment's verifier: ``(problem, response) -> Verdict``."""
+    return f"{__name__}:{name_in_workers(environment_id)}"
+
+
+def name_in_workers(environment_id: str) -> str:
+    """Return what :func:`environment_in_worker` finds an environment by: a name of a path, without dots."""
     entry = named_by_path.get(environment_id)
-    # A name without the dots that would reach into it.
-    return f"{__name__}:{environment_id if entry is None else f'{_BY_PATH}{json.dumps(entry).encode().hex()}'}"
+    return environment_id if entry is None else f"{_BY_PATH}{json.dumps(entry).encode().hex()}"
 
 
-def __getattr__(environment_id: str) -> Callable[[Mapping[str, Any], str], Verdict]:
-    if environment_id.startswith(_BY_PATH):
-        name, value, folders = json.loads(bytes.fromhex(environment_id.removeprefix(_BY_PATH)))
-        named_by_path[name] = PathEntry(name, value, tuple(folders))
-        environment_id = name
-    if "/" not in environment_id:  # a name that Python itself asks modules for
-        raise AttributeError(f"module {__name__!r} has no attribute {environment_id!r}")
-    return partial(verify_problem, installed_registry().get(environment_id))
+def environment_in_worker(name: str) -> Environment:
+    """Return the environment of a :func:`name_in_workers`.
+
+    Raises:
+        AttributeError: If the name is none, as those that Python itself asks modules for.
+        ConfigError: If there is no such environment; or PluginError.
+    """
+    if name.startswith(_BY_PATH):
+        environment_id, value, folders = json.loads(bytes.fromhex(name.removeprefix(_BY_PATH)))
+        named_by_path[environment_id] = PathEntry(environment_id, value, tuple(folders))
+        name = environment_id
+    if "/" not in name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return installed_registry().get(name)
+
+
+def __getattr__(name: str) -> Callable[[Mapping[str, Any], str], Verdict]:
+    return partial(verify_problem, environment_in_worker(name))
 
 
 def verify_problem(environment: Environment, problem: Mapping[str, Any], response: str) -> Verdict:

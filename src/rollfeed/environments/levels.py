@@ -1,0 +1,225 @@
+"""The problems of an environment as prompts, level by level, and what becomes of levels that have none.
+
+Invariants: a level's problems are handed out by index; an index whose problem fails, or is of the other split, is
+spent; a level that fails again and again is given up, whatever its generator does, so that nobody waits for it twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollfeed.environments.grading import RM_TYPE
+from rollfeed.environments.making import TaskFailedError, TaskFailureKind, TaskMaker
+from rollfeed.environments.tasks import TRAIN, HeldOutRule
+from rollfeed.errors import ConfigError, SourceFailedError
+from rollfeed.protocols import MULTI_TURN, PromptRenderer, Task
+from rollfeed.types import Prompt
+
+_log = logging.getLogger(__name__)
+
+MAX_FAILURES = 5
+"""Problems in a row that cannot be made or used, after which a level is given up."""
+MAX_TIMEOUTS = 3
+"""The same for those among them that had to be killed: they cost a worker their deadline each."""
+_MAX_PASSED_OVER = 1_000
+"""Problems in a row that are of the other split, or known, before there counts as being no other."""
+_KNOWN_TIMES = 10
+"""The same for a level that has many: so many times those that it was seen to have."""
+_SLOW = (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+
+
+@dataclass(slots=True)
+class _Level:
+    index: int = 0
+    """Of the next problem."""
+    num_failures: int = 0
+    """In a row, up to now."""
+    num_timeouts: int = 0
+    """Of these."""
+
+
+class EnvironmentLevels:
+    """Makes prompts of the problems of one environment at its levels.
+
+    A level of which 5 problems in a row cannot be made or are over ``rollout_max_prompt_len``, or 3 of these had to be
+    killed, is given up: the next lower one is the hardest from then on.
+
+    Args:
+        maker: Makes the problems.
+        renderer: Makes prompts of them.
+        source: Name of the source that the prompts are of.
+        split: Of the problems.
+        apply_chat_template: Render through the chat template.
+    """
+
+    def __init__(
+        self,
+        maker: TaskMaker,
+        *,
+        renderer: PromptRenderer,
+        source: str,
+        split: str = TRAIN,
+        apply_chat_template: bool = True,
+    ) -> None:
+        self.facts = maker.facts
+        self.hardest = maker.facts.max_level
+        """The hardest level that can be drawn from, None where there is no such; -1 where no level can be."""
+        self.cause = ""
+        """Why a level was given up, of the last one."""
+        self.failures: Counter[TaskFailureKind] = Counter()
+        """Problems that could not be made or used so far."""
+        self._maker = maker
+        self._renderer = renderer
+        self._source = source
+        self._split = split
+        self._apply_chat_template = apply_chat_template
+        self._levels: dict[int, _Level] = {}
+        self._rules: dict[int, HeldOutRule | None] = {}
+
+    @property
+    def num_made(self) -> int:
+        """Problems so far, failures and those of the other split included."""
+        return sum(level.index for level in self._levels.values())
+
+    async def draw(self, level: int) -> Prompt:
+        """Return the next prompt of a level, or of the next lower one that has any.
+
+        Raises:
+            SourceFailedError: If no level has.
+        """
+        while True:
+            level = level if self.hardest is None else min(level, self.hardest)
+            if level < 0:
+                raise SourceFailedError(f"environment {self.facts.environment_id}: no level is left: {self.cause}")
+            if (prompt := await self.draw_at(level)) is not None:
+                return prompt
+            if level:
+                _log.warning("environment %s: goes on at level %d: %s", self._source, level - 1, self.cause)
+
+    async def draw_at(self, level: int, *, seen: set[str] | None = None) -> Prompt | None:
+        """Return the next prompt of a level; None where that is given up now, and ``cause`` says why.
+
+        Args:
+            level: Exactly this one.
+            seen: Identities of problems that are passed over; all that come are added.
+        """
+        at, num_passed_over = self._levels.setdefault(level, _Level()), 0
+        while at.num_failures < MAX_FAILURES and at.num_timeouts < MAX_TIMEOUTS:
+            if num_passed_over >= max(_MAX_PASSED_OVER, _KNOWN_TIMES * len(seen or ())):
+                self._give_up(level, self._no_other(num_passed_over))
+                return None
+            try:
+                rule = await self._rule(level)
+            except TaskFailedError as error:
+                self._give_up(level, error.cause)
+                return None
+            made = await self._made(level, at.index)
+            index, at.index = at.index, at.index + 1
+            if isinstance(made, Task):
+                is_known = seen is not None and made.identity in seen
+                if seen is not None:
+                    seen.add(made.identity)
+                if is_known or not (rule is None or rule.is_of(made.identity, self._split)):
+                    num_passed_over += 1
+                    continue
+            found = self._rendered(made, index) if isinstance(made, Task) else made
+            if isinstance(found, Prompt):
+                at.num_failures = at.num_timeouts = 0
+                return found
+            self.failures[found.kind] += 1
+            at.num_failures += 1
+            at.num_timeouts += found.kind in _SLOW
+            self.cause = f"problem {index}: {found.cause}"
+        killed = f" and had to be killed {at.num_timeouts} times" if at.num_timeouts else ""
+        self._give_up(level, f"{at.num_failures} problems in a row cannot be used{killed} ({self.cause})")
+        return None
+
+    def prefetch(self, level: int) -> None:
+        """Have the next problems of a level made, as it will be drawn from."""
+        at = self._levels.get(level) or _Level()
+        self._maker.prefetch(level=level, index=at.index, split=self._split)
+
+    async def threshold(self, level: int) -> str | None:
+        """Return what tells which problems of a level are held out; None where the environment has its own splits.
+
+        Raises:
+            TaskFailedError: If no problem of the level can be made.
+        """
+        rule = await self._rule(level)
+        return None if rule is None else f"{rule.threshold:016x}"
+
+    def metrics(self) -> dict[str, float]:
+        """Return what failed so far, by the environment's id."""
+        name = f"environments/{self.facts.environment_id}"
+        #: environments/<id>/<kind>: unusable problems so far, that raised, timed_out, died, nothing or too_long
+        found = {f"{name}/{kind}": float(count) for kind, count in sorted(self.failures.items())}
+        if self.hardest != self.facts.max_level and self.hardest is not None:
+            #: environments/<id>/hardest: hardest level that is left, after one was given up; -1 where none is
+            found[f"{name}/hardest"] = float(self.hardest)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position at every level, and what was given up, as JSON values."""
+        return {
+            "levels": {
+                str(level): [at.index, at.num_failures, at.num_timeouts] for level, at in sorted(self._levels.items())
+            },
+            "hardest": self.hardest,
+            "cause": self.cause,
+            "failures": dict(sorted(self.failures.items())),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where :meth:`state_dict` was called."""
+        self._levels = {int(level): _Level(*at) for level, at in state["levels"].items()}
+        self.hardest, self.cause = state["hardest"], state["cause"]
+        self.failures = Counter({TaskFailureKind(kind): count for kind, count in state["failures"].items()})
+
+    async def _rule(self, level: int) -> HeldOutRule | None:
+        if level not in self._rules:
+            self._rules[level] = await self._maker.held_out_rule(level)
+        return self._rules[level]
+
+    async def _made(self, level: int, index: int) -> Task | TaskFailedError:
+        try:
+            return await self._maker.make(level=level, index=index, split=self._split)
+        except TaskFailedError as error:
+            return error
+
+    def _give_up(self, level: int, cause: str) -> None:
+        self.hardest, self.cause = level - 1, f"level {level}: {cause}"
+
+    def _no_other(self, num_passed_over: int) -> str:
+        return (
+            f"of {num_passed_over:,} problems in a row none is of the split {self._split!r}, as the level has too few "
+            f"of them to hold one out of training: choose another level, or measure on what is trained on with "
+            f"split = {TRAIN!r}"
+        )
+
+    def _rendered(self, task: Task, index: int) -> Prompt | TaskFailedError:
+        try:
+            rendered = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template)
+        except ConfigError as error:
+            raise ConfigError(f"environment {self._source}: {error}") from None
+        if not self._renderer.fits(rendered.token_ids):
+            cause = f"{len(rendered.token_ids)} tokens, over rollout_max_prompt_len"
+            return TaskFailedError(TaskFailureKind.TOO_LONG, cause)
+        return Prompt(
+            prompt_id=f"{task.environment}@{task.level}/{self._split}/{index}",
+            source=self._source,
+            **rendered._asdict(),
+            label=task.answer,
+            metadata={
+                "rm_type": RM_TYPE,
+                "environment": task.environment,
+                "version": task.version,
+                "level": task.level,
+                "seed": task.seed,
+                "params": task.params,
+                **({MULTI_TURN: True} if self.facts.is_multi_turn else {}),
+            },
+        )

@@ -1,0 +1,20 @@
+"""Problems made by index: of built-in environments in this process, of all others in workers that can be killed."""
+
+from rollfeed.environments.making.maker import (
+    EnvironmentFacts,
+    InlineTaskMaker,
+    TaskFailedError,
+    TaskFailureKind,
+    TaskMaker,
+)
+from rollfeed.environments.making.pooled import PooledTaskMaker, describe_environments
+
+__all__ = [
+    "EnvironmentFacts",
+    "InlineTaskMaker",
+    "PooledTaskMaker",
+    "TaskFailedError",
+    "TaskFailureKind",
+    "TaskMaker",
+    "describe_environments",
+]

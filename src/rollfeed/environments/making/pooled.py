@@ -1,0 +1,228 @@
+"""Problems made in workers, ahead of when they are asked for.
+
+Invariants: what is made depends on its index only, not on what a message carried or which worker it went to; at most
+one message is under way for what is next at a level; a problem that hangs costs its own deadline, and at most once more
+that of the message in which it came with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from rollfeed.environments.making.in_workers import DESCRIBE, maker_path
+from rollfeed.environments.making.maker import EnvironmentFacts, TaskFailedError, TaskFailureKind, TaskMaker
+from rollfeed.environments.registry import PathEntry, named_by_path
+from rollfeed.environments.tasks import CENSUS, CENSUS_SIZE, TRAIN, Census, HeldOutRule, check_level
+from rollfeed.errors import PluginError, WorkerCallError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from rollfeed.protocols import Task, Workers
+
+_MAX_SIZE = 16
+"""Problems of a message, and so about how many are made ahead at a level."""
+_MESSAGE_SECONDS = 0.05
+"""After which a message begins no further problem."""
+_IMPORT_SECONDS = 60.0
+"""To import the packages of environments."""
+
+_Made: TypeAlias = Task | TaskFailedError
+
+
+async def describe_environments(
+    chosen: Sequence[tuple[str, Mapping[str, Any]]], *, workers: Workers, folders: Sequence[Path] = ()
+) -> list[EnvironmentFacts]:
+    """Return the facts of environments of other packages, which are imported in a worker and not here.
+
+    Args:
+        chosen: Id or import path of each, and its parameters.
+        workers: Import them.
+        folders: Searched for those that are named by paths.
+
+    Raises:
+        PluginError: If one is not there, cannot be imported or does not take its parameters.
+    """
+    arguments = [[list(each) for each in chosen], [str(folder.resolve()) for folder in folders]]
+    try:
+        found = await workers.call(DESCRIBE, arguments, deadline_seconds=_IMPORT_SECONDS)
+    except WorkerError as error:
+        raise PluginError(str(error)) from error
+    for each in found:
+        if each["entry"] is not None:
+            entry = PathEntry(*each["entry"])
+            named_by_path[entry.name] = entry._replace(folders=tuple(entry.folders))
+    return [EnvironmentFacts(**each["facts"]) for each in found]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The problems of a level that are made, or under way."""
+
+    asked: Mapping[str, Any]
+    """Level, run seed and split."""
+    ready: dict[int, _Made] = field(default_factory=dict)
+    pending: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """The message by the indices that it may bring."""
+    size: int = 1
+    """Problems of the next message: doubled while they are quick, 1 again after one that hangs."""
+
+    def next_missing(self, index: int) -> int:
+        while index in self.ready:
+            index += 1
+        return index
+
+
+class PooledTaskMaker(TaskMaker):
+    """Makes the problems of one environment in workers; leave it as a context manager, and nothing is under way.
+
+    Args:
+        facts: Of the environment.
+        run_seed: Of all problems.
+        parameters: Of the environment.
+        workers: Make them.
+        turns: Messages that may be under way at once, so that workers are left for others.
+        deadline_seconds: For a problem, from the turn of its message.
+    """
+
+    def __init__(
+        self,
+        facts: EnvironmentFacts,
+        *,
+        run_seed: int,
+        parameters: Mapping[str, Any] | None = None,
+        workers: Workers,
+        turns: asyncio.Semaphore,
+        deadline_seconds: float,
+    ) -> None:
+        self.facts = facts
+        self._run_seed = run_seed
+        self._parameters = json.dumps(dict(parameters or {}), sort_keys=True)
+        self._workers = workers
+        self._turns = turns
+        self._deadline_seconds = deadline_seconds
+        self._streams: dict[tuple[str, int], _Stream] = {}
+
+    async def __aenter__(self) -> PooledTaskMaker:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        messages = {message for stream in self._streams.values() for message in stream.pending.values()}
+        for message in messages:
+            message.cancel()
+        await asyncio.gather(*messages, return_exceptions=True)
+        self._streams.clear()
+
+    @asynccontextmanager
+    async def using(self, workers: Workers) -> AsyncIterator[None]:
+        """Have other workers make the problems of a block, perhaps in another event loop than the run's."""
+        before = self._workers, self._turns
+        self._workers, self._turns = workers, asyncio.Semaphore(1)
+        try:
+            yield
+        finally:
+            await self._end()
+            self._workers, self._turns = before
+
+    async def make(self, *, level: int, index: int, split: str = TRAIN) -> Task:
+        """As :meth:`TaskMaker.make`; cancelled, it leaves what is under way to whoever asks next."""
+        check_level(self.facts, level)
+        stream = self._stream(level, split)
+        made = await self._made(stream, index)
+        for passed in [known for known in stream.ready if known < index]:
+            del stream.ready[passed]
+        self._ask_ahead(stream, index + 1)
+        if isinstance(made, TaskFailedError):
+            raise TaskFailedError(made.kind, made.cause)
+        return made
+
+    def prefetch(self, *, level: int, index: int, split: str = TRAIN) -> None:
+        """As :meth:`TaskMaker.prefetch`: one message, unless there is one under way."""
+        self._ask_ahead(self._stream(level, split), index)
+
+    async def held_out_rule(self, level: int) -> HeldOutRule | None:
+        """As :meth:`TaskMaker.held_out_rule`."""
+        if self.facts.has_splits:
+            return None
+        census, stream, num_late = Census(), self._stream(level, CENSUS, run_seed=0), 0
+        stream.size = max(stream.size, 4)  # mostly enough
+        for index in range(CENSUS_SIZE):
+            made = await self._made(stream, index)
+            if isinstance(made, TaskFailedError):
+                num_late += made.kind in (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+                if num_late == 3:
+                    raise TaskFailedError(made.kind, made.cause)
+            elif census.count(made):
+                break
+        del self._streams[CENSUS, level]
+        return census.rule
+
+    def _stream(self, level: int, split: str, *, run_seed: int | None = None) -> _Stream:
+        asked = {"level": level, "split": split, "run_seed": self._run_seed if run_seed is None else run_seed}
+        return self._streams.setdefault((split, level), _Stream(asked))
+
+    async def _made(self, stream: _Stream, index: int) -> _Made:
+        while index not in stream.ready:
+            message = stream.pending.get(index) or self._ask(stream, index)
+            await asyncio.wait([message])
+            await message  # raises what is no problem's fault
+        return stream.ready[index]
+
+    def _ask_ahead(self, stream: _Stream, index: int) -> None:
+        first = stream.next_missing(index)
+        if not stream.pending and first - index < stream.size:
+            self._ask(stream, first)
+
+    def _ask(self, stream: _Stream, first: int) -> asyncio.Task[None]:
+        indices = range(first, first + stream.size)
+        message = asyncio.create_task(self._bring(stream, indices))
+        for index in indices:
+            stream.pending[index] = message
+
+        def end(message: asyncio.Task[None]) -> None:
+            for index in indices:
+                if stream.pending.get(index) is message:
+                    del stream.pending[index]
+            if not message.cancelled():
+                message.exception()  # whoever asks again is told
+
+        message.add_done_callback(end)
+        return message
+
+    async def _bring(self, stream: _Stream, indices: Sequence[int]) -> None:
+        """Have problems made; of several, some may be missing."""
+        arguments = [self._parameters, stream.asked, list(indices), _MESSAGE_SECONDS]
+        path = maker_path(self.facts.environment_id)
+        try:
+            async with self._turns:
+                found = await self._workers.call(path, arguments, deadline_seconds=self._deadline_seconds)
+        except WorkerError as error:
+            stream.size = 1
+            if len(indices) == 1:
+                stream.ready[indices[0]] = _failure(error)
+            return
+        stream.size = min(2 * len(indices), _MAX_SIZE) if len(found) == len(indices) else len(found)
+        for index, each in zip(indices, found, strict=False):
+            stream.ready[index] = _read(each)
+
+
+def _read(found: Mapping[str, Any]) -> _Made:
+    if "task" in found:
+        return msgspec.convert(found["task"], type=Task)
+    return TaskFailedError(TaskFailureKind(found["kind"]), found["cause"])
+
+
+def _failure(error: WorkerError) -> TaskFailedError:
+    kinds = {
+        WorkerTimeoutError: TaskFailureKind.TIMED_OUT,
+        WorkerDiedError: TaskFailureKind.DIED,
+        WorkerCallError: TaskFailureKind.RAISED,
+    }
+    return TaskFailedError(kinds[type(error)], str(error))
