@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rollfeed.base.importing import import_object
-from rollfeed.compat.slime_plugins.adapters import (
-    SlimeAdvantage,
-    SlimeBatchedReward,
-    SlimeBatchFilter,
-    SlimeBufferPolicy,
-    SlimeDropFilter,
-    SlimeGroupFilter,
-    SlimeGroupReward,
-    SlimeReward,
-    SlimeSampleHook,
-)
 from rollfeed.compat.slime_plugins.checking import check_call, check_source
-from rollfeed.compat.slime_plugins.generating import SlimeGenerate
 from rollfeed.compat.slime_plugins.shared_run import Adapter, SlimeRun, begin
 from rollfeed.compat.slime_plugins.slime_args import slime_arguments
 from rollfeed.compat.slime_plugins.slime_paths import SLIME_DROP, import_path, is_slime_path
-from rollfeed.compat.slime_plugins.sourcing import SlimeSource
-from rollfeed.compat.slime_plugins.stepping import SlimeRollout
 from rollfeed.compat.slime_plugins.supplied import supply_names
 from rollfeed.config import RolloutConfig
 from rollfeed.errors import PluginError
@@ -40,21 +26,32 @@ class _Form(NamedTuple):
     parameters: tuple[str, ...]
     adapter: type[Adapter]
     allows_async: bool = False
+    allows_miles: bool = False
+    """Whether miles's form of it is taken, too."""
+    dropping: type[Adapter] | None = None
+    """Makes one of a function whose True means drop."""
 
 
-_FORMS: Mapping[str, _Form] = {
-    "generate": _Form(("args", "sample", "sampling_params"), SlimeGenerate, allows_async=True),
-    "rollout": _Form(("args", "rollout_id", "data_source"), SlimeRollout, allows_async=True),
-    "reward": _Form(("args", "sample"), SlimeReward, allows_async=True),
-    "batched_reward": _Form(("args", "samples"), SlimeBatchedReward, allows_async=True),
-    "group_reward": _Form(("args", "samples"), SlimeGroupReward, allows_async=True),
-    "group_filters": _Form(("args", "samples"), SlimeGroupFilter),
-    "batch_filter": _Form(("args", "groups"), SlimeBatchFilter),
-    "buffer_policy": _Form(("args", "rollout_id", "buffer", "num_samples"), SlimeBufferPolicy),
-    "sample_hook": _Form(("args", "sample"), SlimeSampleHook, allows_async=True),
-    "advantage": _Form(("args", "samples"), SlimeAdvantage),
-}
-"""By key of ``[plugins]``."""
+@cache
+def _forms() -> Mapping[str, _Form]:
+    """Return the forms, by key of ``[plugins]``."""
+    # Imported here: runs without plug-ins of slime start without what these need.
+    from rollfeed.compat.slime_plugins import adapters
+    from rollfeed.compat.slime_plugins.generating import SlimeGenerate
+    from rollfeed.compat.slime_plugins.stepping import SlimeRollout
+
+    return {
+        "generate": _Form(("args", "sample", "sampling_params"), SlimeGenerate, allows_async=True, allows_miles=True),
+        "rollout": _Form(("args", "rollout_id", "data_source"), SlimeRollout, allows_async=True),
+        "reward": _Form(("args", "sample"), adapters.SlimeReward, allows_async=True),
+        "batched_reward": _Form(("args", "samples"), adapters.SlimeBatchedReward, allows_async=True),
+        "group_reward": _Form(("args", "samples"), adapters.SlimeGroupReward, allows_async=True),
+        "group_filters": _Form(("args", "samples"), adapters.SlimeGroupFilter, dropping=adapters.SlimeDropFilter),
+        "batch_filter": _Form(("args", "groups"), adapters.SlimeBatchFilter),
+        "buffer_policy": _Form(("args", "rollout_id", "buffer", "num_samples"), adapters.SlimeBufferPolicy),
+        "sample_hook": _Form(("args", "sample"), adapters.SlimeSampleHook, allows_async=True),
+        "advantage": _Form(("args", "samples"), adapters.SlimeAdvantage),
+    }
 
 
 def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
@@ -72,11 +69,18 @@ def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
     given = {name: value for name in type(plugins).model_fields if _has_slime(value := getattr(plugins, name))}
     if not given and not _has_slime(tuple(named.values())):
         return config
-    run = begin(SlimeRun(args=slime_arguments(config), context_length=_context_length(config), folders=folders))
+    run = begin(
+        SlimeRun(
+            args=slime_arguments(config),
+            params=config.sampling.params,
+            context_length=_context_length(config),
+            folders=folders,
+        )
+    )
     supply_names()
     made = {name: _made(value, name, run, folders) for name, value in given.items()}
     functions = {
-        name: _adapted(path, _FORMS["reward"], run, key=f"reward.functions.{name}", folders=folders)
+        name: _adapted(path, _forms()["reward"], run, key=f"reward.functions.{name}", folders=folders)
         for name, path in named.items()
         if isinstance(path, str) and is_slime_path(path)
     }
@@ -92,13 +96,15 @@ def _made(value: Any, name: str, run: SlimeRun, folders: Sequence[Path]) -> Any:
     """Return what stands in the place of a value of ``[plugins]``."""
     key = f"plugins.{name}"
     if name == "prompt_source":
+        from rollfeed.compat.slime_plugins.sourcing import SlimeSource
+
         factory = _imported(value, key=key, folders=folders)
         check_call(factory, ("args",) if isinstance(factory, type) else ("num_samples",), key=_named(key, value))
         check_source(factory, run.args, key=_named(key, value))
         return partial(SlimeSource, factory, run)
-    if name not in _FORMS:
+    if name not in _forms():
         raise PluginError(f"{key} = {value!r}: slime has no such function: name one of ours")
-    adapt = partial(_adapted, form=_FORMS[name], run=run, key=key, folders=folders)
+    adapt = partial(_adapted, form=_forms()[name], run=run, key=key, folders=folders)
     if isinstance(value, tuple):
         return tuple(adapt(each) if is_slime_path(each) else each for each in value)
     return adapt(value)
@@ -107,17 +113,11 @@ def _made(value: Any, name: str, run: SlimeRun, folders: Sequence[Path]) -> Any:
 def _adapted(path: str, form: _Form, run: SlimeRun, *, key: str, folders: Sequence[Path]) -> Adapter:
     where, adapter = _named(key, path), form.adapter
     if path.startswith(SLIME_DROP):
-        if adapter is not SlimeGroupFilter:
+        if form.dropping is None:
             raise PluginError(f"{where}: slime_drop: is for group_filters: write slime:")
-        adapter = SlimeDropFilter
+        adapter = form.dropping
     function = _imported(path, key=key, folders=folders)
-    check_call(
-        function,
-        form.parameters,
-        key=where,
-        allows_async=form.allows_async,
-        allows_miles=adapter is SlimeGenerate,
-    )
+    check_call(function, form.parameters, key=where, allows_async=form.allows_async, allows_miles=form.allows_miles)
     check_source(function, run.args, key=where)
     return adapter(function, run, key=key)
 
@@ -152,10 +152,9 @@ def slime_run(config: RolloutConfig) -> SlimeRun | None:
     values = [getattr(plugins, name) for name in type(plugins).model_fields if name != "slime_args"]
     flat = [each for value in values for each in (value if isinstance(value, tuple) else (value,))]
     flat += list(config.reward.functions.values())
-    found = (each for each in flat if isinstance(each, Adapter | partial))
-    for each in found:
+    for each in (each for each in flat if isinstance(each, Adapter | partial)):
         if isinstance(each, Adapter):
             return each.run
-        if each.func is SlimeSource:
-            return each.args[1]  # type: ignore[no-any-return]
+        if found := [argument for argument in each.args if isinstance(argument, SlimeRun)]:  # of a prompt source
+            return found[0]
     return None

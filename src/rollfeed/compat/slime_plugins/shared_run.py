@@ -17,7 +17,7 @@ from rollfeed.compat.slime_plugins.slime_args import SlimeArguments
 from rollfeed.errors import RollfeedError, RunFailedError
 from rollfeed.faults import complaint
 from rollfeed.protocols import RolloutFn, RolloutRequest, Services, Tokenizer
-from rollfeed.types import Completion
+from rollfeed.types import Completion, SamplingParams
 
 T = TypeVar("T")
 
@@ -31,6 +31,8 @@ class SlimeRun:
     """The arguments of a run, and what its plug-ins may use once it has started."""
 
     args: SlimeArguments
+    params: SamplingParams
+    """Of training, without a seed."""
     services: Services | None = None
     """Of training; None before the run is opened."""
     tokenizer: Tokenizer | None = None

@@ -27,7 +27,7 @@ from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.completions import check_sample
 from rollfeed.errors import EngineProtocolError, RunFailedError
 from rollfeed.protocols import RolloutContext, RolloutRequest
-from rollfeed.seeds import derive_seed
+from rollfeed.seeds import rollout_seed
 from rollfeed.types import (
     Drop,
     Dropped,
@@ -60,6 +60,7 @@ class SlimeRollout(Adapter):
         work.bridge = bridge = Bridge(self, context, work)
         args = self.run.args.changed(rollout_batch_size=context.rollout_batch_size)
         if self.run.state is not None:
+            self.run.state.args = args
             self.run.state.reset()
         token = CURRENT.set(work)
         try:
@@ -183,11 +184,11 @@ class Bridge:
 
     def _request(self, group: Group, index: int) -> RolloutRequest:
         args, member = self._work.run.args, index - group.group_index * self._work.run.args.n_samples_per_prompt
-        seed = derive_seed(args.rollout_seed, "rollout", self._work.step, group.group_index, member)
+        seed = rollout_seed(args.rollout_seed, step=self._work.step, group_index=group.group_index, member=member)
         before = group.rollouts[member].samples if group.rollouts else ()
         return RolloutRequest(
             prompt=group.prompt,
-            params=replace(default_params(args), seed=seed),
+            params=replace(default_params(args, self._work.run.params), seed=seed),
             group_index=group.group_index,
             index=index,
             rollout_id=index,

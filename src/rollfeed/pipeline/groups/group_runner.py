@@ -32,7 +32,7 @@ from rollfeed.protocols import (
     Services,
     TurnJournal,
 )
-from rollfeed.seeds import derive_seed
+from rollfeed.seeds import rollout_seed
 from rollfeed.types import (
     Group,
     Outcome,
@@ -190,8 +190,7 @@ class GroupRunner:
     def _request(self, group: Group, before: Rollout, member: int, step: int) -> RolloutRequest:
         plan = self._plan
         index = group.group_index * self.n_samples_per_prompt + member
-        # Depends on what is sampled, never on when: two runs of one seed ask for the same tokens.
-        seed = derive_seed(plan.seed, "rollout", step, group.group_index, member)
+        seed = rollout_seed(plan.seed, step=step, group_index=group.group_index, member=member)
         return RolloutRequest(
             prompt=group.prompt,
             params=replace(plan.params, seed=seed),

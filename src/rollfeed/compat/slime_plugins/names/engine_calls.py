@@ -130,7 +130,7 @@ def _input_ids(payload: Mapping[str, Any], work: Work) -> NDArray[np.int32]:
 def _params(given: Mapping[str, Any], work: Work, ids: NDArray[np.int32]) -> SamplingParams:
     """Return the parameters of a request: the run's, changed by what the payload says, within the context."""
     request = work.request
-    base = request.params if request is not None else default_params(work.run.args)
+    base = request.params if request is not None else default_params(work.run.args, work.run.params)
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key in _PARAMS and value is not None:
@@ -163,9 +163,10 @@ def _seed(given: Mapping[str, Any], params: SamplingParams, work: Work, ids: NDA
     return params.seed if params.seed is None or not number else derive_seed(params.seed, "turn", number, behind)
 
 
-def default_params(args: Any) -> SamplingParams:
-    """Return the sampling of the run, as its arguments say."""
-    return SamplingParams(
+def default_params(args: Any, params: SamplingParams) -> SamplingParams:
+    """Return ``params``, the run's, with what arguments say: those of the run, or of a changed copy."""
+    return replace(
+        params,
         max_new_tokens=args.rollout_max_response_len,
         temperature=args.rollout_temperature,
         top_p=args.rollout_top_p,

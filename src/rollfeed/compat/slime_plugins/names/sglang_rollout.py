@@ -11,30 +11,42 @@ from rollfeed.compat.slime_plugins.names.engine_calls import ask, default_params
 from rollfeed.compat.slime_plugins.names.forms import RolloutFnTrainOutput
 from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer
 from rollfeed.compat.slime_plugins.names.rm_hub import async_rm, batched_async_rm
-from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, current, latest
+from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, Work, current, latest
 
 
 class _OneState(type):
     """A run has one state."""
 
     def __call__(cls, args: Any) -> Any:
-        """Return the run's state."""
+        """Return the run's state, for these arguments."""
         run = latest()
         if run.state is None:
             run.state = super().__call__(args)
-        return run.state
+            run.state.reset()
+        return run.state if run.state.args is args else super().__call__(args, shared=run.state)
 
 
 class GenerateState(metaclass=_OneState):
-    """Shared by slime's functions: tokenizer, sampling, and what a step has submitted."""
+    """Shared by slime's functions: tokenizer, sampling, and what a step has submitted.
+
+    Other arguments than those of the first call have a state of their own, whose sampling is theirs; what a step has
+    submitted is the same.
+    """
 
     processor = None
 
-    def __init__(self, args: Any) -> None:
-        self.args = args
-        self.sampling_params = sampling_params(default_params(args))
-        self.dp_rank = 0
-        self.reset()
+    def __init__(self, args: Any, *, shared: GenerateState | None = None) -> None:
+        vars(self).update(_shared=shared or self, args=args)
+        self.sampling_params = sampling_params(default_params(args, latest().params))
+
+    def __getattr__(self, name: str) -> Any:
+        shared = vars(self).get("_shared", self)
+        if shared is self or name.startswith("__"):
+            raise AttributeError(f"GenerateState has no {name!r}")
+        return getattr(shared, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self if name == "sampling_params" else self._shared)[name] = value
 
     @property
     def tokenizer(self) -> SlimeTokenizer:
@@ -52,7 +64,7 @@ class GenerateState(metaclass=_OneState):
     def reset(self) -> None:
         """Begin a step."""
         self.semaphore = asyncio.Semaphore(self.args.sglang_server_concurrency)  # of the loop of this step
-        self.remaining_batch_size = 0
+        self.dp_rank = self.remaining_batch_size = 0
         self.pendings: set[asyncio.Task[Any]] = set()
         self.aborted = False
 
@@ -104,6 +116,15 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> A
     return sample
 
 
+def _is_as_in_run(work: Work, params: dict[str, Any], evaluation: bool) -> bool:
+    """Whether the run would answer in the same way what a rollout function asks for."""
+    return (
+        work.bridge is not None
+        and not evaluation
+        and params == sampling_params(default_params(work.run.args, work.run.params))
+    )
+
+
 async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Answer a sample and score it, unless it is finished or the step has been aborted.
 
@@ -115,7 +136,7 @@ async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any
     if state.aborted:
         sample.status = status.ABORTED
         return sample
-    if work.bridge is not None and not evaluation and sampling_params == state.sampling_params:
+    if _is_as_in_run(work, sampling_params, evaluation):
         return await work.bridge.answer_sample(sample)
     async with state.semaphore:
         await generate(args, sample, sampling_params)
@@ -131,7 +152,7 @@ async def generate_and_rm_group(
     work, state = current("generate_and_rm_group"), GenerateState(args)
     if state.aborted:
         return group
-    if work.bridge is not None and not evaluation and sampling_params == state.sampling_params:
+    if _is_as_in_run(work, sampling_params, evaluation):
         return await work.bridge.answer(group)
     made = await asyncio.gather(*(generate_and_rm(args, each, dict(sampling_params), evaluation) for each in group))
     if args.group_rm and not state.aborted:

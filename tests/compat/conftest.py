@@ -12,7 +12,7 @@ from rollfeed.plugins import load_factory
 from rollfeed.protocols import PromptSource
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "slime"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "slime"
 TEXTS = [f"prompt {number}" for number in range(10)]
 
 
@@ -44,6 +44,7 @@ def make_batches() -> Callable[..., Any]:
         reward: Any = None,
         source: Any = None,
         max_response_len: int = 8,
+        sampling: dict[str, Any] | None = None,
         reward_fn: Any = None,
         rollout_fn: Any = None,
         **plugins: Any,
@@ -54,7 +55,7 @@ def make_batches() -> Callable[..., Any]:
             seed=5,
             rollout=rollfeed.RolloutSettings(**{"rollout_batch_size": 3, "n_samples_per_prompt": 4, **(rollout or {})}),
             plugins=rollfeed.PluginSettings(**plugins),
-            sampling=rollfeed.SamplingSettings(rollout_max_response_len=max_response_len),
+            sampling=rollfeed.SamplingSettings(**{"rollout_max_response_len": max_response_len, **(sampling or {})}),
             **({} if filters is None else {"filters": filters}),
             **({} if reward is None else {"reward": reward}),
         )
