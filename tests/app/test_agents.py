@@ -15,7 +15,7 @@ from tests.conversations.zoo.families import FAMILIES, load
 
 from rollfeed import Endpoint, agent_rollout_to_sample, generate_rollout_batch
 from rollfeed.errors import ConfigError
-from rollfeed.generate import by_environment
+from rollfeed.generate import default_generate
 from rollfeed.plugins import load_plugin
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import EnvironmentStep, GenerateFn, Services
@@ -216,7 +216,7 @@ async def test_a_partial_is_a_generate_function() -> None:
     request = make_request(prompt, max_new_tokens=500, max_context_length=2000, **place)
     endpoint = Script(CALL, "It is 8")
     endpoint.context_length = None  # type: ignore[assignment]  # as of what a run gives
-    services = Services(endpoint=endpoint, tokenizer=load(NAME), default=by_environment)
+    services = Services(endpoint=endpoint, tokenizer=load(NAME), default=default_generate)
     (sample,) = await generate(request, services=services)
     assert (sample.reward, sample.group_index, sample.rollout_id, sample.index) == (1.0, 3, 25, 25)
     assert sample.metadata["own_context"] is True

@@ -4,7 +4,7 @@ import pytest
 
 from rollfeed import RolloutConfig, open_rollouts
 from rollfeed.errors import RunFailedError
-from rollfeed.generate import single_turn
+from rollfeed.generate import default_generate
 from rollfeed.protocols import ExecLimits, Services
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
 
@@ -36,7 +36,7 @@ async def test_environments_workers_and_sandboxes_are_there_when_they_are_used()
 
 
 async def test_a_service_that_is_not_there_says_so_when_it_is_used() -> None:
-    services = Services(endpoint=ScriptedEngine(), tokenizer=CharTokenizer(), default=single_turn)
+    services = Services(endpoint=ScriptedEngine(), tokenizer=CharTokenizer(), default=default_generate)
     for use in (
         lambda: services.workers.call("math.sqrt", [4], deadline_seconds=1.0),
         lambda: services.sandboxes.open(),

@@ -18,7 +18,7 @@ import pytest
 from rollfeed.config.agent import AgentSettings
 from rollfeed.errors import AgentError
 from rollfeed.gateway.playing import AgentPlayer
-from rollfeed.generate import by_environment
+from rollfeed.generate import default_generate
 from rollfeed.protocols import AgentTask, RolloutRequest, Services, TurnJournal
 from rollfeed.store.turns import TurnFile
 from rollfeed.testing import CharTokenizer, ScriptedEngine, make_prompt, make_request
@@ -49,7 +49,7 @@ def request_of(**changes: Any) -> RolloutRequest:
 
 def services_of(engine: ScriptedEngine, journal: TurnJournal | None = None) -> Services:
     return Services(
-        endpoint=engine, tokenizer=CharTokenizer(), default=by_environment, journal=journal or TurnJournal()
+        endpoint=engine, tokenizer=CharTokenizer(), default=default_generate, journal=journal or TurnJournal()
     )
 
 

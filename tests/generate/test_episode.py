@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollfeed.errors import RunFailedError
-from rollfeed.generate import Episode, single_turn
+from rollfeed.generate import Episode, default_generate
 from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.testing import CharTokenizer, ScriptedEngine, make_prompt
 from rollfeed.types import Completion, FinishKind, FinishReason, Sample, SampleStatus, SamplingParams, VersionSpan
@@ -24,7 +24,7 @@ REQUEST = RolloutRequest(
 
 
 def services_of(engine: ScriptedEngine) -> Services:
-    return Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn)
+    return Services(endpoint=engine, tokenizer=CharTokenizer(), default=default_generate)
 
 
 class Tool:

@@ -16,7 +16,7 @@ from rollfeed.conversations import Conversation, FollowUp
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.environments.builtin.guess_number import GuessNumber
 from rollfeed.errors import ConfigError, PluginError
-from rollfeed.generate import by_environment, multi_turn
+from rollfeed.generate import default_generate, multi_turn
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import (
     MULTI_TURN,
@@ -141,12 +141,12 @@ async def play(
     services = Services(
         endpoint=endpoint,
         tokenizer=tokenizer,
-        default=by_environment,
+        default=default_generate,
         environments=EnvironmentRegistry([environment or Talk()]),
         journal=journal or TurnJournal(),
         rewritten_turns=rewritten,
     )
-    return list(await by_environment(request, services=services))
+    return list(await default_generate(request, services=services))
 
 
 def check_exact(samples: list[Sample], endpoint: Echo, turns: list[NDArray[np.int32]]) -> None:
@@ -302,7 +302,7 @@ async def test_without_a_template_contents_are_appended_as_they_are() -> None:
     services = Services(
         endpoint=endpoint,
         tokenizer=tokenizer,
-        default=by_environment,
+        default=default_generate,
         environments=EnvironmentRegistry([GuessNumber()]),
     )
     (sample,) = await multi_turn(request, services=services)

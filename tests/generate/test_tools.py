@@ -16,7 +16,7 @@ from tests.generate.test_multi_turn import Echo, Talk, turn_of
 
 from rollfeed.conversations import Call, SaidTurn
 from rollfeed.environments import EnvironmentRegistry
-from rollfeed.generate import by_environment
+from rollfeed.generate import default_generate
 from rollfeed.prompts import ChatRenderer
 from rollfeed.protocols import MULTI_TURN, CallFormat, RewrittenTurns, RolloutRequest, Services, TurnJournal
 from rollfeed.store.turns import TurnFile
@@ -76,13 +76,13 @@ async def play(
     services = Services(
         endpoint=endpoint,
         tokenizer=tokenizer,
-        default=by_environment,
+        default=default_generate,
         environments=EnvironmentRegistry([Talk()]),
         journal=journal or TurnJournal(),
         tools=box,
         rewritten_turns=rewritten,
     )
-    return list(await by_environment(request, services=services))
+    return list(await default_generate(request, services=services))
 
 
 def turns_of(name: str, *texts: str) -> list[Any]:

@@ -7,7 +7,7 @@ import pytest
 from rollfeed.batch import AgeLimit, cut_batch
 from rollfeed.buffer import Buffer, fifo
 from rollfeed.config import AdvantageSettings, RolloutMode, RolloutSettings, StalenessPolicy
-from rollfeed.generate import single_turn
+from rollfeed.generate import default_generate
 from rollfeed.pipeline import GroupPlan, Observers, RolloutParts, Rollouts, Scheduler
 from rollfeed.protocols import Engine, PromptSource, RolloutObserver, Scorer, Services
 from rollfeed.testing import CharTokenizer, ListSource, TickEngine
@@ -93,8 +93,8 @@ def make_rollouts() -> Callable[..., Rollouts]:
                 seed=seed,
                 params=SamplingParams(max_new_tokens=max_response_len),
                 max_context_length=10_000,
-                generate_fn=parts.pop("generate_fn", single_turn),
-                services=Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn),
+                generate_fn=parts.pop("generate_fn", default_generate),
+                services=Services(endpoint=engine, tokenizer=CharTokenizer(), default=default_generate),
                 scorer=parts.pop("scorer", None) or DigitScorer(),
                 sample_hook=parts.pop("sample_hook", None),
             ),

@@ -17,7 +17,7 @@ from rollfeed.base.waiting import all_at_once
 from rollfeed.conversations import Conversation
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.errors import ConfigError
-from rollfeed.generate import Episode, by_environment, multi_turn
+from rollfeed.generate import Episode, default_generate, multi_turn
 from rollfeed.prompts import ChatRenderer, load_tokenizer
 from rollfeed.protocols import (
     MULTI_TURN,
@@ -226,7 +226,7 @@ async def _play(
     metadata = agent.metadata(request.prompt.metadata)
     request = replace(request, prompt=replace(request.prompt, metadata=metadata))
     given = replace(
-        services or Services(endpoint=asked.endpoint, tokenizer=asked.tokenizer, default=by_environment),
+        services or Services(endpoint=asked.endpoint, tokenizer=asked.tokenizer, default=default_generate),
         endpoint=asked.endpoint,
         tokenizer=asked.tokenizer,
         environments=agent.registry(),

@@ -15,7 +15,7 @@ from rollfeed.app.model import Endpoint
 from rollfeed.config import RolloutConfig, RolloutMode
 from rollfeed.config.agent import AgentSettings
 from rollfeed.errors import ConfigError
-from rollfeed.generate import by_environment, given_answer
+from rollfeed.generate import default_generate, given_answer
 from rollfeed.protocols import AgentFn, GenerateFn
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def generate_fn(config: RolloutConfig, *, folders: Sequence[Path], evaluation: b
         return _agent_player(config.agent, folders=folders)
     if config.rollout.mode is RolloutMode.SFT and not evaluation:
         return partial(given_answer, mask_type=config.rollout.loss_mask_type)
-    return by_environment
+    return default_generate
 
 
 def _agent_player(settings: AgentSettings, *, folders: Sequence[Path]) -> GenerateFn:

@@ -22,7 +22,7 @@ from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.errors import ConfigError
-from rollfeed.generate import by_environment
+from rollfeed.generate import default_generate
 from rollfeed.protocols import (
     BatchedRewardFn,
     ExecLimits,
@@ -151,7 +151,7 @@ class RewardServices:
         return Services(
             endpoint=endpoint,
             tokenizer=tokenizer,
-            default=by_environment,
+            default=default_generate,
             environments=self.environments,
             sandboxes=self.sandboxes,
             workers=self.workers,

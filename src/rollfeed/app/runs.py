@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rollfeed.app.build import PreparedRun, open_rollouts
@@ -24,6 +25,8 @@ from rollfeed.store import Rewind, RunDirectory
 from rollfeed.store.layout import holds_training
 from rollfeed.types import LedgerCounts, StepCommit
 
+MakeSteps = Callable[[Rollouts], Awaitable[str | None]]
+"""Makes the steps of a run; returns why it made fewer than it was asked for, if it did."""
 _TRACKER = "plugins.tracker"
 
 
@@ -45,91 +48,51 @@ async def run(
     *,
     out: Path,
     overwrite: bool = False,
-    step: int | None = None,
+    step: int | Rewind | None = None,
     observers: Sequence[RolloutObserver] = (),
+    make_steps: MakeSteps | None = None,
 ) -> RunSummary:
-    """Make all steps of a run, or those that an earlier process left to do.
+    """Make all steps of a run in ``out``, or those that an earlier process left to do, and store how it ended.
 
-    With ``step`` the run in ``out`` goes back to its state after that committed step first.
+    With ``step`` the run goes back to its state after that committed step first. ``make_steps`` has the manager, which
+    goes on from there, make its batches; by default it makes all.
 
     Raises:
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
-        RollfeedError: If the run fails; finished steps stay readable, and the same call resumes it.
+        RollfeedError: If the run fails; the cause is stored, finished steps stay readable, the same call resumes it.
     """
-    if problem := run_problem(prepared.spec, out, overwrite=overwrite, step=step):
+    spec, settings = prepared.spec, prepared.settings
+    if make_steps is None and (problem := run_problem(spec, out, overwrite=overwrite, step=step)):
         raise RunDirectoryError(problem)
-    num_rollout = prepared.settings.rollout.num_rollout
-
-    async def make_all(rollouts: Rollouts) -> str | None:
-        try:
-            while rollouts.next_step < num_rollout:
-                await rollouts.generate_batch()
-        except PromptsEndedError as ended:
-            return early_end(ended, rollouts, num_rollout=num_rollout)
-        return None
-
-    return await make_steps(prepared, make_all, out=out, overwrite=overwrite, step=step, observers=observers)
-
-
-def run_problem(spec: RunSpec, out: Path, *, overwrite: bool, step: int | None) -> str | None:
-    """Return why a run can neither begin nor be resumed in a directory; None if it can. Nothing is changed."""
-    if holds_training(out) and not overwrite:
-        return (
-            f"{out}: holds a training, which batches alone would not go on with: use rollfeed train FILE --out {out}, "
-            "or choose another directory"
-        )
-    identity = spec.settings.identity()
-    return RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=spec.chosen)
-
-
-async def make_steps(
-    prepared: PreparedRun,
-    body: Callable[[Rollouts], Awaitable[str | None]],
-    *,
-    out: Path,
-    overwrite: bool,
-    step: int | Rewind | None,
-    observers: Sequence[RolloutObserver],
-) -> RunSummary:
-    """Have ``body`` make the steps of a run in ``out``, where it begins or goes on, and store how the run ended.
-
-    Args:
-        prepared: The run.
-        body: Makes the steps with a manager that goes on from there; returns why it made fewer than it was asked for,
-            if it did.
-        out: The run directory, ``overwrite`` and ``step`` as for :meth:`RunDirectory.open`.
-        overwrite: See there.
-        step: See there.
-        observers: Told what happens as it happens.
-
-    Raises:
-        RollfeedError: If the run fails; the cause is stored.
-    """
-    spec = prepared.spec
-    with RunDirectory.open(
+    opened = RunDirectory.open(
         out,
-        settings=spec.settings.model_dump(mode="json"),
-        identity=spec.settings.identity(),
+        settings=settings.model_dump(mode="json"),
+        identity=settings.identity(),
         overwrite=overwrite,
         step=step,
         folders=spec.folders,
         chosen=spec.chosen,
-    ) as directory:
-        try:
-            rollouts = _open_run(prepared, directory, observers)
-            resumed = rollouts.next_step
-            with _closing(prepared.tracker):
-                async with rollouts:
-                    with once_started():
-                        ended = await body(rollouts)
-                directory.finish(ended)
-        except RollfeedError as error:
-            directory.fail(str(error))
-            raise
-        except COMPUTING_ERRORS as error:
-            failed = RunFailedError(f"a computation failed: {in_one_line(error)}")
-            directory.fail(str(failed))
-            raise failed from error
+    )
+    with opened as directory, _storing_failure(directory):
+        rollouts = open_rollouts(
+            settings,
+            functions=prepared.functions,
+            source=prepared.source,
+            engine=prepared.engine,
+            tokenizer=prepared.model.tokenizer,
+            state=directory.state,
+            commit=partial(_commit, directory, prepared),
+            observers=observers,
+            on_isolation=directory.record_isolation,
+            spill=directory.spill,
+            turns=directory.turns,
+        )
+        resumed = rollouts.next_step
+        with _closing(prepared.tracker):
+            async with rollouts:
+                with once_started():
+                    ended = await (make_steps or partial(_make_all, num_rollout=settings.rollout.num_rollout))(rollouts)
+            directory.finish(ended)
     return RunSummary(
         directory=directory.path,
         num_steps=rollouts.next_step,
@@ -139,29 +102,45 @@ async def make_steps(
     )
 
 
-def _open_run(prepared: PreparedRun, directory: RunDirectory, observers: Sequence[RolloutObserver]) -> Rollouts:
-    """Return a manager that stores its steps in ``directory`` and goes on from there."""
-    settings, tracker = prepared.settings, prepared.tracker
+async def _make_all(rollouts: Rollouts, *, num_rollout: int) -> str | None:
+    try:
+        while rollouts.next_step < num_rollout:
+            await rollouts.generate_batch()
+    except PromptsEndedError as ended:
+        return early_end(ended, rollouts, num_rollout=num_rollout)
+    return None
 
-    def commit(step: StepCommit) -> None:
-        directory.commit(step, reward_key=settings.reward.reward_key)
-        if tracker is not None:
-            with blaming(_TRACKER, tracker):
-                tracker.log(step.batch.metrics, step=step.batch.step)
 
-    return open_rollouts(
-        settings,
-        functions=prepared.functions,
-        source=prepared.source,
-        engine=prepared.engine,
-        tokenizer=prepared.model.tokenizer,
-        state=directory.state,
-        commit=commit,
-        observers=observers,
-        on_isolation=directory.record_isolation,
-        spill=directory.spill,
-        turns=directory.turns,
-    )
+def _commit(directory: RunDirectory, prepared: PreparedRun, commit: StepCommit) -> None:
+    directory.commit(commit, reward_key=prepared.settings.reward.reward_key)
+    if prepared.tracker is not None:
+        with blaming(_TRACKER, prepared.tracker):
+            prepared.tracker.log(commit.batch.metrics, step=commit.batch.step)
+
+
+@contextmanager
+def _storing_failure(directory: RunDirectory) -> Iterator[None]:
+    """Store why the block fails, if it does."""
+    try:
+        yield
+    except RollfeedError as error:
+        directory.fail(str(error))
+        raise
+    except COMPUTING_ERRORS as error:
+        failed = RunFailedError(f"a computation failed: {in_one_line(error)}")
+        directory.fail(str(failed))
+        raise failed from error
+
+
+def run_problem(spec: RunSpec, out: Path, *, overwrite: bool, step: int | Rewind | None) -> str | None:
+    """Return why a run can neither begin nor be resumed in a directory; None if it can. Nothing is changed."""
+    if holds_training(out) and not overwrite:
+        return (
+            f"{out}: holds a training, which batches alone would not go on with: use rollfeed train FILE --out {out}, "
+            "or choose another directory"
+        )
+    identity = spec.settings.identity()
+    return RunDirectory.problem(out, identity=identity, overwrite=overwrite, step=step, chosen=spec.chosen)
 
 
 def early_end(ended: PromptsEndedError, rollouts: Rollouts, *, num_rollout: int) -> str:

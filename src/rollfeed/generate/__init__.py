@@ -1,8 +1,8 @@
 """From a prompt to samples."""
 
+from rollfeed.generate.default import default_generate
 from rollfeed.generate.episode import Episode
 from rollfeed.generate.given_answer import given_answer
-from rollfeed.generate.multi_turn import by_environment, multi_turn
-from rollfeed.generate.single_turn import single_turn
+from rollfeed.generate.multi_turn import multi_turn
 
-__all__ = ["Episode", "by_environment", "given_answer", "multi_turn", "single_turn"]
+__all__ = ["Episode", "default_generate", "given_answer", "multi_turn"]

@@ -13,18 +13,11 @@ from rollfeed.errors import PluginError, RewardError
 from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
-from rollfeed.generate.single_turn import single_turn
 from rollfeed.protocols import ENDED_BY, MULTI_TURN, EnvironmentStep, MultiTurnEnvironment, RolloutRequest, Services
 from rollfeed.types import FinishKind, Message, Sample, SampleStatus, Verdict
 
 NUM_TURNS = "num_turns"
 """Key of a sample's metadata: turns of the policy."""
-
-
-async def by_environment(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
-    """Answer the prompt in one turn, or in as many as its environment or its tools take."""
-    is_episode = request.prompt.metadata.get(MULTI_TURN) or may_call(request.prompt, services)
-    return await (multi_turn if is_episode else single_turn)(request, services=services)
 
 
 async def multi_turn(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 from rollfeed.errors import PromptsEndedError
 from rollfeed.pipeline.groups.gate import EngineGate
@@ -31,10 +31,18 @@ class InFlight:
         """By index, in the order in which they were submitted."""
         self._changed = asyncio.Event()
 
-    def start(self, running: RunningGroup, work: Coroutine[Any, Any, Group]) -> None:
-        """Begin to work on a group."""
+    def start(self, running: RunningGroup, work: Callable[[], Awaitable[Group]]) -> None:
+        """Begin to work on a group; where that is cancelled, the result is what there is by then."""
+
+        async def work_on() -> Group:
+            try:
+                return await work()
+            except asyncio.CancelledError:
+                # Nobody but StepContext cancels the task.
+                return running.rest()
+
         group_index = running.group.group_index
-        running.task = asyncio.create_task(work, name=f"group {group_index}")
+        running.task = asyncio.create_task(work_on(), name=f"group {group_index}")
         running.task.add_done_callback(self._ring)
         self.groups[group_index] = running
 
@@ -129,7 +137,7 @@ class StepContext:
         self.ledger.submit(group.group_index)
         self.observer.group_submitted(group)
         del self._drawn[group.group_index]
-        self.in_flight.start(running, self._run(running))
+        self.in_flight.start(running, partial(self.runner.run, running, step=self.step))
         return running.task
 
     def requeue(self, group: Group) -> None:
@@ -230,13 +238,6 @@ class StepContext:
         except Exception as error:
             # One refusal must not end the drain: what does not stop in time is cancelled below.
             _log.warning("the engine refused to abort: %s", error)
-
-    async def _run(self, running: RunningGroup) -> Group:
-        try:
-            return await self.runner.run(running, step=self.step)
-        except asyncio.CancelledError:
-            # Nobody but this class cancels the task.
-            return running.rest()
 
 
 def _with_start_rollout_id(group: Group, step: int) -> tuple[Rollout, ...]:

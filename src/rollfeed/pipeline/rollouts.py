@@ -233,7 +233,8 @@ class Rollouts:
             abort_grace_seconds=self._settings.abort_grace_seconds,
         )
         endings = self._offer_surplus(context, self._surplus)
-        return _Step(context, endings, self._call(context), time.monotonic(), self._runner.num_generated_tokens)
+        task = asyncio.create_task(self._watched(self._parts.rollout_fn, context), name=f"step {context.step}")
+        return _Step(context, endings, task, time.monotonic(), self._runner.num_generated_tokens)
 
     async def _cut(self, step: _Step) -> BatchCut:
         """Call the rollout function until its groups are a batch that is new enough.
@@ -265,7 +266,7 @@ class Rollouts:
             context.requeue_rest(keep_partial=self._keeps_partial)
             step.endings += self._offer_surplus(context, surplus)
             context.reopen(missing=self._settings.rollout_batch_size - len(cut.fresh))
-            step.task = self._call(context)
+            step.task = asyncio.create_task(self._watched(self._parts.rollout_fn, context), name=step.task.get_name())
 
     def _offer_surplus(self, context: StepContext, surplus: Sequence[Group]) -> list[Ending]:
         """Offer a step what may still be trained on; return the endings of the rest."""
@@ -284,10 +285,9 @@ class Rollouts:
     def _keeps_partial(self) -> bool:
         return self._settings.mode is not RolloutMode.SYNC
 
-    def _call(self, context: StepContext) -> asyncio.Task[object]:
-        return asyncio.create_task(self._make_step(context), name=f"step {context.step}")
+    async def _watched(self, rollout_fn: RolloutFn, context: StepContext) -> object:
+        """Call the rollout function; where nothing finishes for long, observers are told what it waits for."""
 
-    async def _make_step(self, context: StepContext) -> object:
         def describe() -> str:
             phases = {i: each.phase for i, each in context.running.items() if not each.task.done()}
             return describe_phases(phases, num_at_engine=self._gate.num_at_engine)
@@ -298,8 +298,8 @@ class Rollouts:
         with rare_collections():
             async with watchdog:
                 self._observers.on_rollout = watchdog.sign_of_life
-                with blaming(ROLLOUT_SETTING, self._parts.rollout_fn):
-                    return await self._parts.rollout_fn(context)
+                with blaming(ROLLOUT_SETTING, rollout_fn):
+                    return await rollout_fn(context)
 
     async def _stop(self, step: _Step) -> None:
         """End a step that will have no batch, and give its prompts back."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,7 +119,13 @@ class Scheduler:
         """
         step = _Progress(context, ready=list(context.surplus), pending=dict(context.running))
         while not self._is_complete(step):
-            await self._submit_due(step)
+            for count in self._due_draws(step):
+                groups = await context.draw(count)
+                step.num_drawn += len(groups)
+                step.source_ended = len(groups) < count
+                for group in groups:
+                    context.submit(group)
+                    step.pending[group.group_index] = context.running[group.group_index]
             if not step.pending and context.is_wanted:
                 self._complete_from_fallback(step)
                 break
@@ -154,19 +160,20 @@ class Scheduler:
         if len(step.ready) < step.context.rollout_batch_size:
             raise (PromptsEndedError if step.source_ended else RunFailedError)(step.shortage())
 
-    async def _submit_due(self, step: _Progress) -> None:
-        """Submit what the refill rule and the limits ask for now."""
-        is_first = step.num_drawn == 0
+    def _due_draws(self, step: _Progress) -> Iterator[int]:
+        """Yield how many groups the refill rule and the limits ask for now, one draw at a time."""
         owed, step.owed = step.owed, 0
-        if is_first and not self._has_batch(step):
+        if step.num_drawn == 0 and not self._has_batch(step):
             owed = max(owed, self.refill.first - self._num_counted(step))
-        if owed > 0:
-            await self._submit(step, owed)
-        while self._num_counted(step) < self.refill.target and await self._submit(step, self.refill.chunk):
-            pass
+        if (count := self._within_limits(step, owed)) > 0:
+            yield count
+        while (
+            self._num_counted(step) < self.refill.target and (count := self._within_limits(step, self.refill.chunk)) > 0
+        ):
+            yield count
         missing = self._num_candidates(step) - len(step.pending) - len(step.ready)
-        if self.over_sampling is not None and missing > 0:
-            await self._submit(step, missing)
+        if self.over_sampling is not None and (count := self._within_limits(step, missing)) > 0:
+            yield count
 
     def _has_batch(self, step: _Progress) -> bool:
         return self.settings.mode is not RolloutMode.ASYNC and len(step.ready) >= step.context.rollout_batch_size
@@ -174,23 +181,16 @@ class Scheduler:
     def _num_counted(self, step: _Progress) -> int:
         return len(step.pending) + (len(step.ready) if self.refill.counts_kept else 0)
 
-    async def _submit(self, step: _Progress, count: int) -> int:
-        """Submit up to ``count`` groups and return how many."""
-        context = step.context
-        count = min(count, self.settings.max_draws_per_batch * context.rollout_batch_size - step.num_drawn)
-        if self.clock is not None:
-            self.clock.see(context.policy_version)
-            most = self.clock.max_live_groups(is_wanted=context.is_wanted)
-            count = min(count, most - len(step.pending) - len(step.ready))
-        if count <= 0 or step.source_ended:
+    def _within_limits(self, step: _Progress, count: int) -> int:
+        """Return how many of ``count`` groups may be submitted now; none if it is not above 0."""
+        if step.source_ended:
             return 0
-        groups = await context.draw(count)
-        step.num_drawn += len(groups)
-        step.source_ended = len(groups) < count
-        for group in groups:
-            context.submit(group)
-            step.pending[group.group_index] = context.running[group.group_index]
-        return len(groups)
+        count = min(count, self.settings.max_draws_per_batch * step.context.rollout_batch_size - step.num_drawn)
+        if self.clock is not None:
+            self.clock.see(step.context.policy_version)
+            most = self.clock.max_live_groups(is_wanted=step.context.is_wanted)
+            count = min(count, most - len(step.pending) - len(step.ready))
+        return count
 
     async def _settle_next(self, step: _Progress) -> None:
         """Decide all groups that may be decided; if there is none, wait for one or for another change."""

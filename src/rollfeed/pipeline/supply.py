@@ -64,12 +64,14 @@ class PromptSupply:
         groups = self._placement.tail(count)
         groups += self._buffer.take(count - len(groups), policy_version=policy_version)
         while len(groups) < count:
-            new = await self._draw_new(count - len(groups))
-            if not new:
+            missing = count - len(groups)
+            with blaming(self._setting, self._source):
+                prompts = list(await self._source.draw(missing))
+            if not prompts:
                 # What was held back is all there is.
-                groups += self._placement.release(count - len(groups))
+                groups += self._placement.release(missing)
                 break
-            groups += self._placement.order(new)
+            groups += self._placement.order(self._numbered(prompts, most=missing))
         return groups
 
     def learn(self, groups: Iterable[Group]) -> None:
@@ -107,12 +109,10 @@ class PromptSupply:
         except Exception as error:
             raise PluginError(f"{self._setting}: load_state_dict: {describe(error, self._source)}") from error
 
-    async def _draw_new(self, count: int) -> list[Group]:
-        with blaming(self._setting, self._source):
-            prompts = list(await self._source.draw(count))
-        if len(prompts) > count or not all(isinstance(prompt, Prompt) for prompt in prompts):
+    def _numbered(self, prompts: Sequence[Prompt], *, most: int) -> list[Group]:
+        if len(prompts) > most or not all(isinstance(prompt, Prompt) for prompt in prompts):
             told = f"{len(prompts)} of {', '.join(sorted({type(prompt).__name__ for prompt in prompts}))}"
-            raise complaint(self._setting, self._source, f"returned {told}; {count} prompts were asked for")
+            raise complaint(self._setting, self._source, f"returned {told}; {most} prompts were asked for")
         groups = []
         for prompt in prompts:
             groups.append(Group(self.next_group_index, prompt))

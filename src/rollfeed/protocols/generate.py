@@ -115,7 +115,7 @@ class Services:
 
 
 class GenerateFn(Protocol):
-    """Answers a prompt once. *Extension point*; the default is ``generate.by_environment``."""
+    """Answers a prompt once. *Extension point*; the default is ``generate.default_generate``."""
 
     async def __call__(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
         """Return the samples of the rollout, at least one.

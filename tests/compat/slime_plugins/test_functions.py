@@ -14,7 +14,7 @@ from rollfeed.compat.slime_plugins import placing, shared_run, slime_run, with_s
 from rollfeed.compat.slime_plugins.names.slime_sample import Sample
 from rollfeed.compat.slime_plugins.slime_args import slime_arguments
 from rollfeed.config import PluginSettings, RolloutConfig, RolloutSettings, Settings
-from rollfeed.generate import single_turn
+from rollfeed.generate import default_generate
 from rollfeed.protocols import Services
 from rollfeed.testing import CharTokenizer, ScriptedEngine, TickEngine, make_group, make_prompt, make_request
 from rollfeed.types import Keep
@@ -95,7 +95,7 @@ async def test_a_generate_function_is_told_of_an_evaluation(write_plugins: Write
     function = with_slime_plugins(config, folders=[folder]).plugins.generate
     request = make_request(make_prompt(), max_new_tokens=4, max_context_length=100, evaluation=True)
     async with ScriptedEngine() as engine:
-        services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn)
+        services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=default_generate)
         (sample,) = await function(request, services=services)
     assert sample.metadata["evaluation"] is True
 

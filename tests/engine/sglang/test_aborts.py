@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rollfeed.engine.client import ServerEngine
-from rollfeed.generate import single_turn
+from rollfeed.generate import default_generate
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.testing import CharTokenizer
@@ -174,7 +174,7 @@ async def test_a_server_that_does_not_confirm_ends_no_abort(scripted: Any, engin
 
 
 class Turns:
-    """Runs ``single_turn`` for one prompt, again and again, on a fake's engine."""
+    """Runs ``default_generate`` for one prompt, again and again, on a fake's engine."""
 
     def __init__(self, engine: ServerEngine, *, max_new_tokens: int) -> None:
         self.engine = engine
@@ -190,8 +190,8 @@ class Turns:
 
     async def go_on(self, partial: Sample | None) -> Sample:
         request = replace(self.request, partial=partial)
-        services = Services(endpoint=self.engine, tokenizer=CharTokenizer(), default=single_turn)
-        samples = await single_turn(request, services=services)
+        services = Services(endpoint=self.engine, tokenizer=CharTokenizer(), default=default_generate)
+        samples = await default_generate(request, services=services)
         return samples[0]
 
 

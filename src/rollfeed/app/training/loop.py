@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation
-from rollfeed.app.runs import RunSummary, early_end, make_steps
+from rollfeed.app.runs import RunSummary, early_end, run
 from rollfeed.app.training.checks import (
     EQUAL_REWARDS,
     check_sampling_masks,
@@ -139,7 +139,7 @@ async def train(
         )
         return await loop.run(rollouts)
 
-    return await make_steps(prepared, make_batches, out=out, overwrite=overwrite, step=step, observers=observers)
+    return await run(prepared, out=out, overwrite=overwrite, step=step, observers=observers, make_steps=make_batches)
 
 
 def make_trainer(prepared: PreparedRun) -> Trainer:

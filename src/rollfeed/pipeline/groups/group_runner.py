@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -71,6 +72,47 @@ class GroupPlan:
     """Whether answers measure the policy and are not trained on."""
 
 
+class _Members:
+    """The members of a group that are generated or scored now.
+
+    Args:
+        running: The group.
+        on_generated: Called once when nothing is left to be generated.
+        scores_aborted: Whether somebody will ask for verdicts after an abort.
+    """
+
+    def __init__(self, running: RunningGroup, on_generated: Callable[[], None] | None, *, scores_aborted: bool) -> None:
+        self._running = running
+        self._on_generated = on_generated
+        self._scores_aborted = scores_aborted
+        self._scoring: set[asyncio.Task[Any]] = set()
+        self.was_aborted = False
+        self.generating = {member for member, rollout in enumerate(running.rollouts) if not rollout.has_finished}
+        self._tell_if_generated()
+
+    def generated(self, member: int, rollout: Rollout) -> None:
+        """Take note of a member that is no longer generated."""
+        self.generating.discard(member)
+        self._tell_if_generated()
+        if rollout.status is SampleStatus.ABORTED:
+            self.was_aborted = True
+            for task in () if self._scores_aborted else self._scoring:
+                task.cancel()
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Let the block be cancelled by an abort."""
+        self._scoring.add(task := cast(asyncio.Task[Any], asyncio.current_task()))
+        yield
+        self._scoring.discard(task)
+
+    def _tell_if_generated(self) -> None:
+        if not self.generating:
+            self._running.phase = "scoring"
+            if self._on_generated is not None:
+                self._on_generated()
+
+
 class GroupRunner:
     """Runs groups; any number of them at once."""
 
@@ -113,7 +155,23 @@ class GroupRunner:
             version = self._plan.services.endpoint.policy_version
             rollouts[:] = [each.without_versions_before(version) if each.has_finished else each for each in rollouts]
         uncounted = sum(rollout.is_scored for rollout in rollouts)
-        await self._finish_members(running, step, on_generated)
+        members = _Members(running, on_generated, scores_aborted=self._settings.mode is not RolloutMode.SYNC)
+
+        async def finish(member: int) -> None:
+            if member in members.generating:
+                members.generated(member, await self._rollout(running, member, step))
+            rollout = rollouts[member]
+            if rollout.has_finished and not members.was_aborted and self._scores_alone(rollout, running.group.prompt):
+                with members.scoring():
+                    await self._score(running, [member])
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for member, rollout in enumerate(rollouts):
+                    if not rollout.is_scored:
+                        tasks.create_task(finish(member), name=f"group {running.group.group_index}.{member}")
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
         unscored = [rollout for rollout in rollouts if rollout.has_finished and not rollout.is_scored]
         if unscored and all(rollout.has_finished for rollout in rollouts):
             await self._score(running, range(len(rollouts)))
@@ -125,46 +183,6 @@ class GroupRunner:
                 self._failures.succeed(group.group_index)
         return group
 
-    async def _finish_members(self, running: RunningGroup, step: int, on_generated: Callable[[], None] | None) -> None:
-        """Generate what is missing, each member scored as soon as it can be; all that is left is to score together."""
-        prompt, rollouts = running.group.prompt, running.rollouts
-        generating = {member for member, rollout in enumerate(rollouts) if not rollout.has_finished}
-        scoring: set[asyncio.Task[None]] = set()
-        was_aborted = False
-
-        async def finish(member: int) -> None:
-            nonlocal was_aborted
-            if member in generating:
-                rollout = await self._rollout(running, member, step)
-                generating.discard(member)
-                if not generating:
-                    generated()
-                if rollout.status is SampleStatus.ABORTED:
-                    was_aborted = True
-                    if self._settings.mode is RolloutMode.SYNC:
-                        for task in scoring:  # nobody will ask for these verdicts
-                            task.cancel()
-            rollout = rollouts[member]
-            if rollout.has_finished and not was_aborted and self._scores_alone(rollout, prompt):
-                scoring.add(task := cast(asyncio.Task[None], asyncio.current_task()))
-                await self._score(running, [member])
-                scoring.discard(task)
-
-        def generated() -> None:
-            running.phase = "scoring"
-            if on_generated is not None:
-                on_generated()
-
-        if not generating:
-            generated()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for member, rollout in enumerate(rollouts):
-                    if not rollout.is_scored:
-                        tasks.create_task(finish(member), name=f"group {running.group.group_index}.{member}")
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
-
     async def _rollout(self, running: RunningGroup, member: int, step: int) -> Rollout:
         """Answer once, or resume what there is, and put the outcome into the group."""
         group, before = running.group, running.rollouts[member]
@@ -172,8 +190,11 @@ class GroupRunner:
         started = time.monotonic()
         for _ in range(1 + self._retries):
             try:
+                version = self._plan.services.endpoint.policy_version
                 async with asyncio.timeout(self._settings.rollout_timeout_seconds):
-                    samples = await self._answer(request)
+                    with blaming(_GENERATE, self._plan.generate_fn):
+                        made = await self._plan.generate_fn(request, services=self._plan.services)
+                    samples = await self._checked(made, request, version)
                 seconds = before.seconds + time.monotonic() - started
                 rollout = Rollout(rollout_id=request.rollout_id, samples=samples, seconds=seconds)
                 break
@@ -188,7 +209,10 @@ class GroupRunner:
         return rollout
 
     def _request(self, group: Group, before: Rollout, member: int, step: int) -> RolloutRequest:
-        plan = self._plan
+        plan, partial = self._plan, _partial(before)
+        group.prompt.token_ids.setflags(write=False)
+        if partial is not None:
+            freeze(partial)
         index = group.group_index * self.n_samples_per_prompt + member
         seed = rollout_seed(plan.seed, step=step, group_index=group.group_index, member=member)
         return RolloutRequest(
@@ -199,18 +223,13 @@ class GroupRunner:
             rollout_id=index,
             step=step,
             max_context_length=plan.max_context_length,
-            partial=_partial(before),
+            partial=partial,
             state=before.samples[-1].state if before.samples else {},
             evaluation=plan.evaluation,
         )
 
-    async def _answer(self, request: RolloutRequest) -> tuple[Sample, ...]:
-        request.prompt.token_ids.setflags(write=False)
-        if request.partial is not None:
-            freeze(request.partial)
-        version = self._plan.services.endpoint.policy_version
-        with blaming(_GENERATE, self._plan.generate_fn):
-            samples = await self._plan.generate_fn(request, services=self._plan.services)
+    async def _checked(self, samples: object, request: RolloutRequest, version: int) -> tuple[Sample, ...]:
+        """Return what a generate function has made as it is scored, with ``version`` the engine's when it was asked."""
         if not isinstance(samples, Sequence) or not samples or not all(isinstance(s, Sample) for s in samples):
             told = f"returned {samples!r:.80}; it must return a list of at least one Sample"
             raise complaint(_GENERATE, self._plan.generate_fn, told)

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from rollfeed.generate import single_turn
+from rollfeed.generate import default_generate
 from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.testing import CharTokenizer, ScriptedEngine, check_generate, make_prompt
 from rollfeed.types import SampleStatus, SamplingParams
@@ -20,13 +20,13 @@ def request(**changes) -> RolloutRequest:
 
 
 async def answer(engine: ScriptedEngine, asked: RolloutRequest):
-    services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=single_turn)
-    (sample,) = await single_turn(asked, services=services)
+    services = Services(endpoint=engine, tokenizer=CharTokenizer(), default=default_generate)
+    (sample,) = await default_generate(asked, services=services)
     return sample
 
 
 async def test_it_keeps_the_contract_of_a_generate_function() -> None:
-    await check_generate(single_turn)
+    await check_generate(default_generate)
 
 
 async def test_finish_reasons_become_statuses() -> None:

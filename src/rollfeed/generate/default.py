@@ -1,20 +1,25 @@
-"""The default generate function: one question, one answer."""
+"""The default generate function: one question, one answer, unless an environment or tools take more turns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.generate.calling import may_call
+from rollfeed.generate.multi_turn import multi_turn
+from rollfeed.protocols import MULTI_TURN, RolloutRequest, Services
 from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.types import Sample, SampleStatus
 
 
-async def single_turn(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+async def default_generate(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
     """Answer the prompt once, or resume what an aborted execution left.
 
-    A response that has no budget left is TRUNCATED without a call to the engine.
+    A response that has no budget left is TRUNCATED without a call to the engine. Where the prompt's environment or
+    tools take several turns, :func:`multi_turn` answers.
     """
+    if request.prompt.metadata.get(MULTI_TURN) or may_call(request.prompt, services):
+        return await multi_turn(request, services=services)
     builder = SampleBuilder(request)
     budget, resumed_at = builder.remaining_budget, builder.response_length
     if budget == 0:
