@@ -39,38 +39,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "app": (
-        "Endpoint",
-        "Model",
-        "agent_rollout_to_sample",
-        "build_engine",
-        "environment_source",
-        "evaluate",
-        "generate_rollout_batch",
-        "grade_rows",
-        "load_model",
-        "open_rollouts",
-        "prepare",
-        "prepare_evaluation",
-        "run",
-        "score_file",
-        "train",
-    ),
-    "config": (
-        "EngineSettings",
-        "EvalSettings",
-        "PluginSettings",
-        "RewardSettings",
-        "RolloutConfig",
-        "RolloutSettings",
-        "RunSpec",
-        "SamplingSettings",
-        "Settings",
-    ),
-    "types": ("Drop", "Keep", "TrainBatch", "Verdict"),
-}
-
 __all__ = [
     "Drop",
     "Endpoint",
@@ -107,7 +75,8 @@ def __getattr__(name: str) -> Any:
     # Names are fetched on first use, so that a worker which needs one module does not load all of them.
     from importlib import import_module
 
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"rollfeed.{home}"), name)
+    for home in ("types", "config", "app") if name in __all__ else ():  # each imports those before it
+        module = import_module(f"rollfeed.{home}")
+        if name in module.__all__:
+            return getattr(module, name)
     raise AttributeError(f"module 'rollfeed' has no attribute {name!r}")

@@ -171,7 +171,7 @@ def test_every_setting_is_placed_and_keeps_to_it_where_a_run_is_gone_on_with(key
         return
     assert key in refusal
     chosen = frozenset({*flatten(other.model_dump(mode="json")), key})
-    if resume.is_fixed:
+    if resume is not Resume.ON_PURPOSE:
         assert resume.value in refusal
         assert "choose another --out" in refusal
         assert key in problem(runs[name], other, chosen)

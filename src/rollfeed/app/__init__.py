@@ -17,11 +17,11 @@ from rollfeed.app.evaluation import (
     write_evaluation,
 )
 from rollfeed.app.model import Endpoint, Model, build_engine, load_model, load_settings_model
-from rollfeed.app.rewards import check_isolation, grade_rows, open_reward_hub, score_file
+from rollfeed.app.rewards import check_isolation, grade_rows, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
-from rollfeed.app.sources import build_source, environment_source, overlaps, source_names
+from rollfeed.app.sources import environment_source, overlaps, source_names
 from rollfeed.app.stored_run import stored_spec
-from rollfeed.app.training import TrainedStep, directory_problem, prepare_warm_up, train
+from rollfeed.app.training import directory_problem, prepare_warm_up, train
 
 __all__ = [
     "Endpoint",
@@ -30,10 +30,8 @@ __all__ = [
     "PreparedEvaluation",
     "PreparedRun",
     "RunSummary",
-    "TrainedStep",
     "agent_rollout_to_sample",
     "build_engine",
-    "build_source",
     "calibrate_environment",
     "check_eval_output",
     "check_isolation",
@@ -45,7 +43,6 @@ __all__ = [
     "load_functions",
     "load_model",
     "load_settings_model",
-    "open_reward_hub",
     "open_rollouts",
     "overlaps",
     "prepare",

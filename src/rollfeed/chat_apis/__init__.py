@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rollfeed.chat_apis.anthropic_messages import AnthropicMessages
 from rollfeed.chat_apis.api_error import ApiError, ErrorKind
 from rollfeed.chat_apis.asked import Asked, ToolChoice
-from rollfeed.chat_apis.chat_api import ChatApi, ReplyEvents, stream_of
+from rollfeed.chat_apis.chat_api import ChatApi, stream_of
 from rollfeed.chat_apis.openai_chat import OpenAIChat
 from rollfeed.chat_apis.openai_responses import OpenAIResponses
 from rollfeed.chat_apis.said import (
@@ -34,7 +34,6 @@ __all__ = [
     "Finish",
     "OpenAIChat",
     "OpenAIResponses",
-    "ReplyEvents",
     "Said",
     "SaidCall",
     "TokenLogprob",

@@ -6,12 +6,11 @@ from rollfeed.config.engine import (
     EngineSettings,
     Kernels,
     Precision,
-    Purpose,
     SGLangSettings,
     is_device,
 )
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
-from rollfeed.config.filters import FilterSettings, FiltersSettings, OverSamplingSettings
+from rollfeed.config.filters import FilterSettings, FiltersSettings
 from rollfeed.config.load import chosen_keys, load_scoring_settings, validate_settings
 from rollfeed.config.model import TinyModelSettings
 from rollfeed.config.plugins import PluginSettings
@@ -54,11 +53,9 @@ __all__ = [
     "FiltersSettings",
     "GroupFailurePolicy",
     "Kernels",
-    "OverSamplingSettings",
     "PlacementSettings",
     "PluginSettings",
     "Precision",
-    "Purpose",
     "Refill",
     "RemoteForm",
     "RemoteRewardSettings",

@@ -31,11 +31,6 @@ class Resume(Enum):
     WARM_UP = "decides what came before the first batch"
     SCHEDULE = "decides how many updates the schedule of the learning rate has"
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it is the same as long as the run lasts."""
-        return self not in (Resume.FREE, Resume.FREE_UNLESS_DETERMINISTIC, Resume.ON_PURPOSE)
-
 
 Free: TypeAlias = Annotated[T, Resume.FREE]
 FreeUnlessDeterministic: TypeAlias = Annotated[T, Resume.FREE_UNLESS_DETERMINISTIC]

@@ -2,8 +2,8 @@
 
 from rollfeed.conversations.answered import AnsweredPrompt, answer_tokens, answered_prompt
 from rollfeed.conversations.arguments import fit_arguments
-from rollfeed.conversations.audit import TemplateAudit, audit_template
-from rollfeed.conversations.chat import Chat, Span, Suffix
+from rollfeed.conversations.audit import audit_template
+from rollfeed.conversations.chat import Chat, Span
 from rollfeed.conversations.conversation import Conversation
 from rollfeed.conversations.dialogue import Dialogue, FollowUp, TurnPlace
 from rollfeed.conversations.learned import LossMaskType, conversation_tokens
@@ -22,8 +22,6 @@ __all__ = [
     "LossMaskType",
     "SaidTurn",
     "Span",
-    "Suffix",
-    "TemplateAudit",
     "TextPieces",
     "TurnPlace",
     "UnreadableCall",

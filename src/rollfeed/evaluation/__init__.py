@@ -25,7 +25,6 @@ from rollfeed.evaluation.sets import (
     SetPlan,
     TrainingDefaults,
     plan_set,
-    what_is_asked,
     without_repeats,
 )
 from rollfeed.evaluation.statistics import Interval
@@ -57,6 +56,5 @@ __all__ = [
     "plan_set",
     "policy_versions",
     "summarise",
-    "what_is_asked",
     "without_repeats",
 ]

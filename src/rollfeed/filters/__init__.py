@@ -1,14 +1,13 @@
 """Dynamic-sampling filters, by name and as classes: they keep the groups that teach something."""
 
 from rollfeed.filters.batch import build_batch_filter
-from rollfeed.filters.registry import build_filter, compose, filter_names, filter_parameters
+from rollfeed.filters.registry import build_filter, compose, filter_parameters
 from rollfeed.filters.rules import (
     AllCorrect,
     AllWrong,
     AnySuccess,
     AtLeastHalfCorrect,
     CompleteGroup,
-    GroupRule,
     MinimumReward,
     QualityAndDiversity,
     ResponseDiversity,
@@ -23,7 +22,6 @@ __all__ = [
     "AnySuccess",
     "AtLeastHalfCorrect",
     "CompleteGroup",
-    "GroupRule",
     "MinimumReward",
     "QualityAndDiversity",
     "ResponseDiversity",
@@ -33,6 +31,5 @@ __all__ = [
     "build_batch_filter",
     "build_filter",
     "compose",
-    "filter_names",
     "filter_parameters",
 ]

@@ -33,11 +33,6 @@ FILTERS: Mapping[str, type[GroupRule]] = MappingProxyType(
 _KIND_NAMES: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def filter_names() -> tuple[str, ...]:
-    """Return the names of the built-in filters, sorted."""
-    return tuple(sorted(FILTERS))
-
-
 def filter_parameters(name: str) -> dict[str, Any]:
     """Return a filter's own parameters with their defaults; ``...`` where one must be given.
 

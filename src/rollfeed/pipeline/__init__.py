@@ -5,7 +5,6 @@ from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import LengthHistory, Placement
 from rollfeed.pipeline.rollouts import RolloutParts, Rollouts
 from rollfeed.pipeline.scheduler import OverSampling, Scheduler
-from rollfeed.pipeline.staleness import StalenessClock
 from rollfeed.pipeline.weight_follower import WeightFollower
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "RolloutParts",
     "Rollouts",
     "Scheduler",
-    "StalenessClock",
     "WeightFollower",
 ]

@@ -1,16 +1,13 @@
 """Curves of a run that trains: as a picture, as a page, and as characters."""
 
-from rollfeed.report.curves import AccuracyChange, Curves, Point, SetEvaluation, curves_of
-from rollfeed.report.files import CURVE_PAGE, CURVE_PICTURE, warn_without_drawing, write_curves
+from rollfeed.report.curves import Curves, Point, curves_of
+from rollfeed.report.files import CURVE_PAGE, warn_without_drawing, write_curves
 from rollfeed.report.text_chart import accuracy_lines, accuracy_report, change_text, paired_text, text_chart
 
 __all__ = [
     "CURVE_PAGE",
-    "CURVE_PICTURE",
-    "AccuracyChange",
     "Curves",
     "Point",
-    "SetEvaluation",
     "accuracy_lines",
     "accuracy_report",
     "change_text",

@@ -9,7 +9,6 @@ from rollfeed.types.engine import (
     SamplingMask,
     SamplingParams,
     VersionSpan,
-    check_spans,
     joined_spans,
 )
 from rollfeed.types.probe import PUBLISHED, WeightProbe
@@ -52,7 +51,6 @@ from rollfeed.types.verdict import (
     Reward,
     Verdict,
     are_equal,
-    mean_number,
     mean_reward,
 )
 
@@ -107,8 +105,6 @@ __all__ = [
     "WeightProbe",
     "WeightUpdate",
     "are_equal",
-    "check_spans",
     "joined_spans",
-    "mean_number",
     "mean_reward",
 ]

@@ -10,8 +10,6 @@ import asyncio
 import logging
 import os
 import threading
-from collections import Counter
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -70,14 +68,7 @@ class WeightDirectory:
         # Looks run in threads, and one may overtake another; the lock guards what they remember.
         self._lock = threading.Lock()
         self._ignored: dict[str, tuple[Ignored, str]] = {}
-        self._num_ignored: Counter[Ignored] = Counter()
         self._last: _Look | None = None
-
-    @property
-    def num_ignored(self) -> Mapping[Ignored, int]:
-        """The number of names ignored since the start, by reason; each counts once as long as it is there."""
-        with self._lock:
-            return {reason: self._num_ignored[reason] for reason in Ignored}
 
     def newest(self) -> tuple[int, Path] | None:
         """Return the highest version that is complete, and its folder; None where there is none.
@@ -99,11 +90,6 @@ class WeightDirectory:
                     found = version, self.path / name
             self._tell(ignored)
             return found
-
-    def newer_than(self, policy_version: int) -> tuple[int, Path] | None:
-        """Return :meth:`newest` if its version is above ``policy_version``: an engine never goes back."""
-        newest = self.newest()
-        return newest if newest is not None and newest[0] > policy_version else None
 
     async def wait_for(self, version: int, *, timeout_seconds: float) -> tuple[int, Path]:
         """Return the newest complete version as soon as it is at least ``version``.
@@ -180,7 +166,6 @@ class WeightDirectory:
             known = self._ignored.get(name)
             if known is not None and known[0] is reason:
                 continue
-            self._num_ignored[reason] += 1
             # A temporary name is how every checkpoint begins, and nothing to be warned of.
             level = logging.INFO if reason is Ignored.TEMPORARY else logging.WARNING
             _log.log(level, "%s: not taken as weights: %s", self.path / name, why)

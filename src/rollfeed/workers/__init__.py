@@ -1,5 +1,5 @@
 """Killable processes that call plain functions; graders, reward functions and environments share them."""
 
-from rollfeed.workers.pool import PoolCounts, WorkerPool
+from rollfeed.workers.pool import WorkerPool
 
-__all__ = ["PoolCounts", "WorkerPool"]
+__all__ = ["WorkerPool"]

@@ -1,14 +1,12 @@
 """Training: the loop, what comes before it, and what it leaves in the run directory."""
 
 from rollfeed.app.training.directory import directory_problem, run_curves, where_it_goes_on
-from rollfeed.app.training.loop import OnEvaluation, TrainedStep, make_trainer, train
-from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
+from rollfeed.app.training.loop import TrainedStep, make_trainer, train
+from rollfeed.app.training.warm_up import WarmUp, prepare_warm_up
 
 __all__ = [
-    "OnEvaluation",
     "TrainedStep",
     "WarmUp",
-    "WarmUpProbe",
     "directory_problem",
     "make_trainer",
     "prepare_warm_up",

@@ -1,5 +1,5 @@
 """``rollfeed bench chaos``: a run that is killed again and again loses and doubles nothing."""
 
-from rollfeed.benchmarks.chaos.bench import MODES, Chaos, KillKind, bench_chaos
+from rollfeed.benchmarks.chaos.bench import Chaos, KillKind, bench_chaos
 
-__all__ = ["MODES", "Chaos", "KillKind", "bench_chaos"]
+__all__ = ["Chaos", "KillKind", "bench_chaos"]

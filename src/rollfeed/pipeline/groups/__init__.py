@@ -2,10 +2,9 @@
 
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
-from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID, GroupPlan, GroupRunner
+from rollfeed.pipeline.groups.group_runner import GroupPlan, GroupRunner
 
 __all__ = [
-    "START_ROLLOUT_ID",
     "EngineGate",
     "FailureBudget",
     "GroupPlan",
