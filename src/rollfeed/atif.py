@@ -35,13 +35,8 @@ def trajectory_of(
 ) -> dict[str, Any]:
     """Return a sample as a trajectory.
 
-    Args:
-        sample: What is in it beside tokens stands in ``extra``.
-        prompt: Whose messages come first; without it they are one text.
-        tokenizer: For the texts.
-        model_name: Of the policy.
-        version: Of what played.
-        session_id: What samples of one rollout share.
+    What is in a sample beside tokens stands in ``extra``; without a prompt, whose messages come first, they are one
+    text. Samples of one rollout share a ``session_id``.
     """
     steps: list[dict[str, Any]] = list(_told(prompt)) if prompt is not None and prompt.messages else []
     if not steps:

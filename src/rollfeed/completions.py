@@ -105,12 +105,7 @@ def check_completion(
 ) -> None:
     """Check what an engine answered to P prompt tokens.
 
-    Args:
-        completion: The answer.
-        num_prompt_tokens: P.
-        params: That it was asked with.
-        limits: Of the engine.
-        is_text: Whether the prompt is text only; images have tokens of their own.
+    With images, ``is_text`` is False: those have tokens of their own.
 
     Raises:
         EngineProtocolError: If it cannot be the answer; says what is wrong.

@@ -30,18 +30,8 @@ async def calibrate_environment(
 
     The problems are of the split ``probe``, apart from those that are trained and evaluated on.
 
-    Args:
-        environment_id: Namespaced.
-        model: The policy.
-        levels: Without repeats.
-        num_samples: Problems of a level.
-        sampling: As in training, by default as that by default.
-        seed: Of problems and answers.
-        parameters: Of the environment, where it has any.
-        apply_chat_template: Render through the chat template.
-        engine_settings: Of the engine that is started.
-        engine: Started and ended here; by default the one that ``engine_settings`` describe.
-        on_progress: Told of every answer.
+    Each level has ``num_samples`` problems. The engine is started and ended here; by default it is the one that
+    ``engine_settings`` describe, and ``sampling`` is as in training.
 
     Raises:
         ConfigError: If there is no such environment, level or parameter; nothing has been started.

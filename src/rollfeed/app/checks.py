@@ -63,11 +63,7 @@ def _filters_that_drop_all(settings: Settings) -> Iterator[str]:
 
 
 def _check_reward_key(settings: Settings) -> None:
-    """Refuse a key that none of the run's rewards has, where all that scores is known.
-
-    Raises:
-        ConfigError: With the keys there are.
-    """
+    """Refuse a key that none of the run's rewards has, where all that scores is known."""
     plugins, prompts, reward = settings.plugins, settings.prompts, settings.reward
     is_sft = settings.rollout.mode is RolloutMode.SFT
     if is_sft or plugins.has_reward or plugins.generate or plugins.prompt_source:

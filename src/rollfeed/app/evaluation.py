@@ -88,13 +88,8 @@ def prepare_evaluation(
 ) -> PreparedEvaluation:
     """Read and check all sets, without starting anything.
 
-    Args:
-        settings: The sets, and what holds for all of them.
-        config: What training does: a set takes from it what ``settings`` do not say.
-        tokenizer: The policy's.
-        context_length: Tokens that the engine takes.
-        folders: Where data files are looked for, in this order.
-        no_images: Why the engine takes no images; None where it does, or nobody knows.
+    A set takes from ``config``, what training does, whatever ``settings`` do not say. ``no_images`` says why the engine
+    takes none, where that is known.
 
     Raises:
         ConfigError: If there is no set, a file or environment is wrong, keys do not fit together, or nothing can
@@ -169,11 +164,8 @@ async def evaluate(
     The requests, their seeds included, are the same at every call. During training, call it between two batches: what
     aborts the engine's requests, as the end of a step does, ends an evaluation.
 
-    Args:
-        prepared: The sets.
-        engine: Running; neither started nor ended here.
-        on_progress: Told of every answer; the same object every time.
-        on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
+    ``on_progress`` is told of every answer, the same object every time; ``on_isolation`` once, when the first program
+    of the policy runs.
 
     Raises:
         RunFailedError: If more answers fail than ``rollout.failure_budget`` allows, or requests are aborted.
@@ -240,10 +232,7 @@ def check_eval_output(folder: Path, *, overwrite: bool) -> None:
 def write_evaluation(result: EvalResult, folder: Path, *, about: Mapping[str, Any] | None = None) -> None:
     """Put the numbers into ``eval.json`` and every answer into ``answers.parquet``; neither is ever half there.
 
-    Args:
-        result: What was found.
-        folder: Is there; see :func:`check_eval_output`.
-        about: Further entries of the JSON file.
+    ``about`` are further entries of the JSON file.
 
     Raises:
         RunFailedError: If the disk does not take them.
@@ -312,11 +301,7 @@ def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServic
 
 
 def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> None:
-    """Refuse a set with a prompt that nothing can score.
-
-    Raises:
-        ConfigError: With the first such prompt.
-    """
+    """Refuse a set with a prompt that nothing can score."""
     if not eval_set.plan.has_own_grader and config.plugins.has_reward:
         return
     for prompt in eval_set.prompts:

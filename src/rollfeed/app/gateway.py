@@ -38,15 +38,7 @@ async def serve_gateway(
 ) -> AsyncIterator[str]:
     """Serve a gateway while the block runs; give its address.
 
-    Args:
-        endpoint: Opened and closed with it.
-        policy: What it answers with.
-        caps: Bounds of each session.
-        max_sessions: That may be open at once.
-        folder: Where sessions are kept; in memory without it.
-        token: Of operators; empty where none is needed.
-        host: To listen on.
-        port: To listen on; 0 takes a free one.
+    Sessions are kept in ``folder``, in memory without it. ``token`` is what operators need; empty where they need none.
 
     Raises:
         ConfigError: If they cannot be kept there, or the address cannot be listened on.

@@ -54,11 +54,7 @@ _MEGABYTE = 1024**2
 class RewardServices:
     """Processes and connections of graders and generate functions: entered and left with the run, started on first use.
 
-    Args:
-        settings: Of workers, programs and the reward server.
-        rm_types: Of the responses; for programs, isolation is found out on entering and not with the first one.
-        tools: What policies may call.
-        folders: Where what tools need is looked for.
+    Where a grader of ``rm_types`` runs programs, isolation is found out on entering and not with the first one.
 
     Raises:
         ConfigError: If the variable that should hold the reward server's key does not, or a tool cannot be made.
@@ -197,13 +193,7 @@ def reward_hub(
 
     A function that is named by its import path and not async is called in the workers.
 
-    Args:
-        settings: Graders and all they use.
-        functions: Those that score whatever names none.
-        services: What graders use.
-        graders: Further ones by ``rm_type``.
-        seed: Of the run or set.
-        folders: Where modules of functions are looked for.
+    ``functions`` score whatever names no other scorer; ``graders`` are further ones, by ``rm_type``.
 
     Raises:
         ConfigError: If there is no grader ``rm_type``.
@@ -250,14 +240,7 @@ def load_reward_function(
 ) -> Any:
     """Return a reward function as the hub is to call it: in workers if it is named by its path and not async.
 
-    Args:
-        given: The function, or its import path; None stays None.
-        protocol: What it must fit.
-        takes: Its arguments.
-        key: The setting that gives it.
-        settings: Whether workers are wanted, and how long a call may take.
-        services: Have the workers.
-        folders: Searched for its module.
+    ``key`` is the setting that gives it and ``takes`` the names of its arguments; None stays None.
 
     Raises:
         PluginError: If it cannot be imported or does not fit.
@@ -331,13 +314,8 @@ async def score_file(
 ) -> ScoreCounts:
     """Grade the rows of a JSONL file into another, which appears when it is complete.
 
-    Args:
-        path: As :func:`grade_rows` takes rows, one a line; blank lines do not count.
-        out: Replaced when it exists.
-        settings: As there.
-        functions: As there.
-        folders: As there.
-        progress: Told after each row.
+    Rows are as :func:`grade_rows` takes them, one a line; blank lines do not count, and ``progress`` is told after each
+    row.
 
     Raises:
         DataError: If ``path`` is not such a file, or ``out`` cannot be made.

@@ -68,13 +68,6 @@ def build_source(
 ) -> PromptSource:
     """Return the prompt source that the settings describe, read and checked.
 
-    Args:
-        settings: The whole tree.
-        tokenizer: The policy's.
-        folders: Where data files and plug-in modules are looked for, in this order.
-        rows: Check that rows can be answered and scored.
-        tools: Definitions of those that the policy may call.
-
     Raises:
         ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
     """

@@ -34,11 +34,8 @@ def batch_advantages(
 ) -> Advantages:
     """Return the advantages of all samples, in the order of ``TrainBatch.samples``: ``(N,)``, or ``(R,)`` for each.
 
-    Args:
-        groups: The rollouts of one prompt each.
-        settings: Which estimator.
-        function: Takes the place of the estimator.
-        reward_key: Which reward counts, where rewards are dictionaries.
+    ``function`` takes the place of the estimator that ``settings`` name; ``reward_key`` says which reward of a
+    dictionary counts.
 
     Raises:
         RewardError: If a rollout is not scored, or has no such reward.

@@ -119,16 +119,8 @@ def cut_batch(
 ) -> BatchCut | ByAge:
     """Return the batch of a step, groups ordered by index; or, if some are too old for it, which.
 
-    Args:
-        groups: Scored ones.
-        step: The batch's number.
-        policy_version: What it is stamped with.
-        age_rule: Says which groups are too old.
-        reward_key: Which reward counts, where rewards are dictionaries.
-        estimator: What turns rewards into advantages.
-        advantage_fn: Takes its place.
-        overlong: What long responses lose of their reward before that.
-        mask_truncated: Whether truncated answers are left out of the loss; their rewards count in baselines.
+    ``advantage_fn`` takes the place of the estimator. ``overlong`` is what long responses lose of their reward before
+    that; ``mask_truncated`` leaves truncated answers out of the loss, not out of baselines.
 
     Raises:
         RunFailedError: As :func:`batch_advantages`.

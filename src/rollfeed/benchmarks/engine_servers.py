@@ -59,14 +59,7 @@ def bench_servers(
 ) -> dict[str, dict[str, float]]:
     """Return tokens per second by batch (``32``, ``1``) and server; the median over the repetitions.
 
-    Args:
-        model: What is served.
-        gguf_file: It, where it came from such a file; llama.cpp needs one.
-        vllm_python: Of an environment with vLLM.
-        llama_server: llama.cpp's ``llama-server``.
-        threads: Of each server.
-        workload: Prompts, samples and lengths; one response alone is of the first prompt.
-        progress: Told of each measurement.
+    llama.cpp needs the GGUF file that the model came from. One response alone is of the first prompt.
 
     Raises:
         ConfigError: If a server is not there, cannot be started, or serves no such model.

@@ -295,10 +295,7 @@ def product_seconds(layers: LinearLayers, *, num_tokens: int, num_logits: int) -
 
     Each shape is measured by itself, the median of three after a first, and taken as often as the model has it.
 
-    Args:
-        layers: Of the model.
-        num_tokens: Rows of the inner layers.
-        num_logits: Rows of the head.
+    Inner layers have ``num_tokens`` rows, the head ``num_logits``.
     """
     shapes = layers.shapes(num_tokens=num_tokens, num_logits=num_logits)
     return sum(count * _seconds(shape, num_rows) for shape, count, num_rows in shapes)

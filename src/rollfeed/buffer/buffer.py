@@ -229,11 +229,7 @@ def _with_prompt_of(entry: _Entry, whole: Group) -> Group:
 
 
 def _checked(returned: object, *, num_entries: int, count: int, policy: BufferPolicy) -> list[int]:
-    """Return what a policy returned as a list of different indices.
-
-    Raises:
-        RunFailedError: If it is something else; it says what.
-    """
+    """Return what a policy returned as a list of different indices."""
     try:
         indices = [operator.index(index) for index in returned]  # type: ignore[attr-defined]
     except TypeError:

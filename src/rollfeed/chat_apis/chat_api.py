@@ -34,11 +34,7 @@ class ReplyEvents(Protocol):
     def progress(self, choice: int, reasoning: str, content: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         """Return what is new of a choice.
 
-        Args:
-            choice: Which.
-            reasoning: All of its thought so far.
-            content: All of its text so far.
-            logprobs: Of tokens that have not been told of yet.
+        Thought and content are all of it so far, ``logprobs`` of tokens that have not been told of yet.
         """
 
     def finished(self, choice: int, said: Said) -> bytes:

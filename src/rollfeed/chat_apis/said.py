@@ -102,13 +102,8 @@ def said_of(
 
     Where one call of it cannot be read, all of it is text. Calls inside of thoughts are not made.
 
-    Args:
-        completion: What was sampled.
-        asked: What it answers.
-        tokenizer: The policy's.
-        call_format: The way in which the policy writes calls.
-        in_thought: Whether the prompt ends with the opening of a thought (:func:`opens_thought`).
-        first_call: Number of the first call, of which its id is made (:func:`next_call`).
+    ``in_thought`` says whether the prompt ends with the opening of a thought (:func:`opens_thought`); ``first_call`` is
+    the number of the first call, of which its id is made (:func:`next_call`).
     """
     reason = completion.finish_reason
     tools = names_in(asked.callable_tools)

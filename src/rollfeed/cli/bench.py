@@ -52,12 +52,7 @@ def register(commands: Parsers) -> None:
 
 
 def _run(bench: _Bench, arguments: argparse.Namespace) -> int:
-    """Measure, and print the figures.
-
-    Raises:
-        ConfigError: If an option is wrong, or something that is compared with is not there.
-        RollfeedError: If a run fails.
-    """
+    """Measure, and print the figures."""
     for option, (_, _, least) in bench.numbers.items():
         given = getattr(arguments, option.removeprefix("--").replace("-", "_"))
         if any(number < least for number in (given if isinstance(given, list) else [given])):

@@ -114,11 +114,7 @@ def check(spec: RunSpec, *, name: str, tells: bool) -> dict[str, Any]:
 
 
 def _template_text(model: app.Model, rewritten: RewrittenTurns) -> str | None:
-    """Return what the chat template keeps of a conversation; None where there is no template.
-
-    Raises:
-        ConfigError: If it keeps nothing as it was and that is refused.
-    """
+    """Return what the chat template keeps of a conversation; None where there is no template."""
     if not model.tokenizer.has_chat_template:
         return None
     try:

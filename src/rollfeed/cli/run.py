@@ -99,11 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        ConfigError: With what to leave out or add.
-    """
+    """Refuse options that contradict each other."""
     if arguments.resume is None and arguments.step is not None:
         raise ConfigError(f"--step {arguments.step}: says where --resume DIR goes on; give --resume too")
     if arguments.resume is None and arguments.file is None:

@@ -230,12 +230,7 @@ def charts_that_fit(
 ) -> list[list[Chart]]:
     """Return the charts of accuracy and reward by rows: beside each other, else below, else what there is room for.
 
-    Args:
-        curves: None before there are any.
-        width: Of the room, in characters.
-        height: Of the room, in lines.
-        num_batches: Where the charts end.
-        ascii_only: For terminals that have no other characters.
+    The room is ``width`` characters wide and ``height`` lines high.
     """
     if curves is None:
         return []

@@ -22,10 +22,7 @@ S = TypeVar("S", bound=Section)
 def chosen_keys(tree: Mapping[str, Any], overrides: Sequence[str], settings: Settings) -> frozenset[str]:
     """Return the keys that overrides decide: those that they name, and those whose values follow from them.
 
-    Args:
-        tree: Settings as they are without them, as nested dictionaries.
-        overrides: ``key=value``, as on the command line.
-        settings: What came of both.
+    ``tree`` are settings as they are without them, ``settings`` what came of both.
     """
     chosen = flatten(settings.model_dump(mode="json"))
     try:

@@ -42,13 +42,7 @@ class Suffix:
 
 
 class Chat:
-    """The conversations of a model and its tools, as the tokenizer's chat template shows them.
-
-    Args:
-        tokenizer: With a chat template.
-        tools: Definitions of tools.
-        template_kwargs: Variables of the template.
-    """
+    """The conversations of a model and its tools, as the tokenizer's chat template shows them."""
 
     def __init__(
         self,

@@ -20,10 +20,8 @@ from rollfeed.types import Message, Prompt
 class Conversation:
     """Turns what a policy is told into the tokens that follow its last turn.
 
-    Args:
-        prompt: That began it; without messages, contents are appended as they are.
-        tokenizer: The policy's.
-        rewritten: What is done where the template shows earlier turns otherwise than they were said.
+    Without messages in the prompt that began it, contents are appended as they are. ``rewritten`` says what is done
+    where the template shows earlier turns otherwise than they were said.
     """
 
     def __init__(

@@ -133,10 +133,7 @@ class CallSyntax:
 def call_syntax(tokenizer: Tokenizer, call_format: CallFormat, *, is_chat: bool = True) -> CallSyntax:
     """Find out how a model calls tools.
 
-    Args:
-        tokenizer: With or without a chat template.
-        call_format: The format, or AUTO for what the template shows.
-        is_chat: Whether prompts are rendered through the template.
+    ``is_chat`` tells whether prompts are rendered through the template.
     """
     return _syntax(tokenizer, call_format, is_chat)  # type: ignore[arg-type]
 

@@ -92,10 +92,8 @@ def read_turn(text: str, call_format: CallFormat, *, tools: Mapping[str, Mapping
 
     Calls in thoughts, as text in think tags, are not made.
 
-    Args:
-        text: The turn, special tokens included, but for the one that ended it.
-        call_format: How calls are written; of ``AUTO`` the reader is that of ``HERMES``.
-        tools: Parameters, as JSON Schema, by name of the tool.
+    ``text`` has its special tokens, but for the one that ended it; ``tools`` are parameters, as JSON Schema, by name.
+    Of ``AUTO`` the reader is that of ``HERMES``.
     """
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0

@@ -12,12 +12,7 @@ from rollfeed.types import Completion, EngineLoad, SamplingParams, WeightUpdate
 
 
 class IdleEngine:
-    """Fits :class:`rollfeed.protocols.Engine`; knows which version the policy has, and has no weights.
-
-    Args:
-        context_length: Tokens of the longest sample.
-        vocab_size: Ids of tokens are below it.
-    """
+    """Fits :class:`rollfeed.protocols.Engine`; knows which version the policy has, and has no weights."""
 
     precision = ""
     max_running_requests = 1

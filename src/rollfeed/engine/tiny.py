@@ -29,10 +29,7 @@ _CONTEXT_LENGTH = 2048
 def tiny_checkpoint(settings: TinyModelSettings, *, seed: int, cache_directory: Path | None = None) -> Path:
     """Return the folder of the model that ``settings`` and ``seed`` describe, made now if there is none.
 
-    Args:
-        settings: Its characters and size.
-        seed: Of its weights.
-        cache_directory: Where it is kept; by default the user's cache directory.
+    By default it is kept in the user's cache directory.
 
     Raises:
         CheckpointError: If it cannot be kept there.

@@ -58,10 +58,7 @@ class EnvironmentGrader:
 
     An unknown environment, another version of it, missing parameters or a verifier that raises is an ERROR verdict.
 
-    Args:
-        registry: The environments.
-        workers: Verify for environments of other packages.
-        deadline_seconds: Of each call of a worker, from its turn.
+    Workers verify for environments of other packages.
     """
 
     def __init__(self, registry: EnvironmentRegistry, *, workers: Workers, deadline_seconds: float) -> None:

@@ -68,10 +68,7 @@ async def answer_sets(
 ) -> list[list[Group]]:
     """Return the group of every prompt, set by set.
 
-    Args:
-        sets: Each with what answers its prompts.
-        max_groups: Prompts in flight at once.
-        on_group: Told of each group when it is complete.
+    At most ``max_groups`` prompts are in flight; ``on_group`` is told of each group when it is complete.
 
     Raises:
         RunFailedError: If the engine aborted an answer, or ``answer`` raised it.

@@ -56,10 +56,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class GatewayServer:
     """Answers agents and operators.
 
-    Args:
-        sessions: Of the agents.
-        token: Of operators; empty where the address is enough.
-        address: Under which agents reach it; by default the one that the opener of a session did.
+    ``token`` is the operators'; empty where the address is enough. Agents reach it under ``address``, by default the
+    one that the opener of a session did.
     """
 
     def __init__(self, sessions: Sessions, *, token: str = "", address: str = "") -> None:

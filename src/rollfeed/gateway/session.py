@@ -37,16 +37,8 @@ class SessionAbortedError(Exception):
 class Session:
     """The requests of one agent, of which any number may be under way.
 
-    Args:
-        session_id: Names it.
-        policy: Answers.
-        endpoint: The policy's engine.
-        dialogues: Of the policy.
-        caps: Its bounds.
-        totals: Where things are counted.
-        write: Keeps a turn, before it is answered.
-        opened: When, in seconds since 1970.
-        name: Of its requests at the engine.
+    ``write`` keeps a turn, before it is answered. ``opened`` is in seconds since 1970; ``name`` begins the ids of its
+    requests at the engine.
     """
 
     def __init__(
@@ -161,11 +153,7 @@ class Session:
             await self._has_ended.wait()
 
     def samples(self, request: RolloutRequest) -> list[Sample]:
-        """Return what is trained of the session; it is closed.
-
-        Args:
-            request: That the samples answer.
-        """
+        """Return what is trained of the session; it is closed."""
         turns, counts = self.tree.turns, self._totals.counts
         sifted = sift(turns)
         counts["dropped_turns"] += len(sifted.dropped) + self.num_recorded

@@ -36,15 +36,7 @@ class OpenSession:
 
 
 class Sessions:
-    """The sessions of one policy.
-
-    Args:
-        policy: Answers.
-        endpoint: The policy's engine.
-        caps: Bounds of each session.
-        max_sessions: That may be open at once.
-        journal: Keeps them.
-    """
+    """The sessions of one policy."""
 
     def __init__(
         self,

@@ -111,9 +111,7 @@ class Opening:
 class TurnTree:
     """The turns of a session.
 
-    Args:
-        matching: What counts as a turn that was sampled.
-        rewritten: What is done where the template shows earlier turns otherwise than they were said.
+    ``rewritten`` says what is done where the template shows earlier turns otherwise than they were said.
     """
 
     def __init__(self, *, matching: Matching, rewritten: RewrittenTurns) -> None:

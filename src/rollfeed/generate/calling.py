@@ -28,13 +28,7 @@ def may_call(prompt: Prompt, services: Services) -> bool:
 
 
 class Calling:
-    """Makes the calls of one episode, each at most once, whatever ends the process.
-
-    Args:
-        prompt: Says which tools there are.
-        services: Have the tools.
-        episode: Keeps what was called and answered.
-    """
+    """Makes the calls of one episode, each at most once, whatever ends the process."""
 
     def __init__(self, prompt: Prompt, services: Services, episode: Episode) -> None:
         if services.tools is None:

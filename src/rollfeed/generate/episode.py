@@ -57,12 +57,7 @@ class ToolCall:
 
 
 class Episode:
-    """One rollout of several turns.
-
-    Args:
-        request: What is asked.
-        services: The engine, the tokenizer and the journal.
-    """
+    """One rollout of several turns."""
 
     def __init__(self, request: RolloutRequest, services: Services) -> None:
         self._request = replace(request, partial=None)
@@ -177,11 +172,8 @@ class Episode:
     async def call(self, tool: str, arguments: Any, run: Callable[[], Awaitable[Any]], *, if_lost: Any) -> Any:
         """Call a tool unless an earlier execution has, and return its answer.
 
-        Args:
-            tool: Its name.
-            arguments: JSON values.
-            run: Calls it and returns JSON values.
-            if_lost: The answer where an earlier execution has called it and nobody knows what it answered.
+        Arguments and answer are JSON values. ``if_lost`` is the answer where an earlier execution has made the call and
+        nobody knows what it gave.
 
         Raises:
             RunFailedError: If the function asks for something else than the journal says it did.

@@ -32,11 +32,8 @@ async def multi_turn(
     It is TRUNCATED where a limit ends it: of turns, of time, or of tokens, those that the policy would be told next
     included. The reward is the environment's verdict where it answers back, also of a truncated episode.
 
-    Args:
-        request: What is asked.
-        services: What may be used.
-        conversation: What was said before, to be gone on with; by default the prompt's.
-        episode: The same in tokens.
+    ``conversation`` is what was said before, to be gone on with, and ``episode`` the same in tokens; by default the
+    prompt's.
 
     Raises:
         PluginError: If the environment takes one turn only.

@@ -42,9 +42,7 @@ class Expected:
 class Linter:
     """Collects what is wrong with samples.
 
-    Args:
-        marks: None without a tokenizer.
-        expected: What is known of how they were made.
+    ``marks`` is None without a tokenizer; ``expected`` is what is known of how samples were made.
     """
 
     def __init__(self, marks: Marks | None, expected: Expected | None = None) -> None:

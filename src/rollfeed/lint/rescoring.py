@@ -44,11 +44,8 @@ def compare(
 ) -> Iterator[Finding]:
     """Yield the tokens whose logprobs the model does not give, sample by sample.
 
-    Args:
-        scored: At least one sample with logprobs.
-        tolerance: Nats that the engine's precision explains.
-        is_restricted: Whether tokens were drawn from a part of the vocabulary, which makes them likelier.
-        marks: For the text.
+    Of at least one sample with logprobs. The engine's precision explains ``tolerance`` nats; ``is_restricted`` says
+    that tokens were drawn from a part of the vocabulary, which makes them likelier.
 
     Raises:
         OtherModelError: If that would be most of them.

@@ -25,9 +25,7 @@ from rollfeed.types import SampleStatus
 class Turns:
     """The claimed turns of one sample.
 
-    Args:
-        subject: Whose lengths fit each other.
-        marks: None without a tokenizer: what needs one is not checked.
+    What needs a tokenizer is not checked where ``marks`` is None.
     """
 
     def __init__(self, subject: Subject, marks: Marks | None) -> None:

@@ -110,11 +110,7 @@ def check_tensors(
 ) -> None:
     """Compare the tensors of a folder with those of its model; what the model does not have is told of.
 
-    Args:
-        folder: Whose headers these are.
-        headers: Of its tensors.
-        shapes: Of the model's weights, by name.
-        ties: Names that stand for one weight, of which one is enough.
+    ``ties`` are names that stand for one weight, of which one is enough.
 
     Raises:
         CheckpointError: If one is missing, of another shape, or no floating point.

@@ -158,9 +158,7 @@ class StepContext:
     def requeue_rest(self, others: Iterable[Group] = (), *, keep_partial: bool) -> None:
         """Give back what was drawn and has no ending; what stays in flight after the step stays.
 
-        Args:
-            others: Further groups to give back.
-            keep_partial: Whether groups take along what they have.
+        With ``keep_partial`` groups take along what they have.
         """
         rest = [*self._drawn.values(), *others]
         if self.is_ended:

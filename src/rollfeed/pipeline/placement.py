@@ -145,10 +145,7 @@ class LengthHistory(Learner):
 class Placement:
     """Orders new prompts and holds long ones back.
 
-    Args:
-        lengths: What earlier answers were like; None where nothing is ordered.
-        long_first: Whether prompts that are drawn together start with the longest.
-        round_size: Prompts of a round of long ones; None where there are no such rounds.
+    Without ``lengths`` nothing is ordered, without ``round_size`` there are no rounds of long prompts.
     """
 
     def __init__(

@@ -17,11 +17,7 @@ ROLLOUT_SETTING = "plugins.rollout"
 def checked(returned: object, context: StepContext, rollout_fn: RolloutFn, *, before: Sequence[Ending]) -> list[Ending]:
     """Return the endings that a call of a rollout function gave, and those of surplus that it does not name.
 
-    Args:
-        returned: By the call.
-        context: With what it was called.
-        rollout_fn: The function, for errors.
-        before: What earlier calls in the step gave.
+    ``before`` is what earlier calls in the step gave.
 
     Raises:
         PromptsEndedError: If the batch is short because the source has ended.

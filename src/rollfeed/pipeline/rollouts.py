@@ -237,11 +237,7 @@ class Rollouts:
         return _Step(context, endings, task, time.monotonic(), self._runner.num_generated_tokens)
 
     async def _cut(self, step: _Step) -> BatchCut:
-        """Call the rollout function until its groups are a batch that is new enough.
-
-        Raises:
-            RunFailedError: If two calls in a row add nothing that is, or too many prompts were drawn.
-        """
+        """Call the rollout function until its groups are a batch that is new enough."""
         num_in_vain, context = 0, step.context
         while True:
             num_before, returned = len(step.trained), await step.task

@@ -268,11 +268,7 @@ class Scheduler:
 
 
 def _chosen(batch_filter: BatchFilter, candidates: list[Group], *, count: int) -> list[int]:
-    """Return the indices of the ``count`` groups that a batch filter puts first.
-
-    Raises:
-        RunFailedError: If it raises, or returns something else than indices, or fewer.
-    """
+    """Return the indices of the ``count`` groups that a batch filter puts first."""
     setting = "filters.over_sampling" if is_own(batch_filter) else "plugins.batch_filter"
     with blaming(setting, batch_filter):
         returned: object = batch_filter(candidates)

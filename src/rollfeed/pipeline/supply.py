@@ -16,12 +16,7 @@ from rollfeed.types import Group, Prompt, RunState
 class PromptSupply:
     """Numbers what the source hands out; a prompt that is taken back keeps its number.
 
-    Args:
-        source: Where new prompts come from.
-        ledger: Where they are entered.
-        buffer: Those that wait.
-        placement: The order of new ones.
-        state: Where an earlier process left all of them.
+    ``state`` is where an earlier process left all of them.
 
     Raises:
         ConfigError: If the source does not go there.

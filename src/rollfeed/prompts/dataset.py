@@ -172,11 +172,7 @@ def _check_not_empty(path: str, loaded: LoadedPrompts) -> None:
 class DatasetSource(PromptSource):
     """Hands out the prompts of a file, epoch after epoch.
 
-    Args:
-        loaded: The prompts, and what was left out.
-        seed: Of the shuffle; used with ``rollout_shuffle``.
-        rollout_shuffle: Shuffle anew each epoch, by (seed, epoch).
-        num_epoch: End after this many epochs; None never ends.
+    With ``rollout_shuffle`` each epoch is shuffled anew, by (seed, epoch); without ``num_epoch`` it never ends.
     """
 
     def __init__(

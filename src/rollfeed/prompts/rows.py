@@ -46,10 +46,7 @@ class RowFields:
 def read_fields(record: Mapping[str, Any], keys: ColumnKeys, *, is_chat: bool) -> RowFields:
     """Return the fields of a row.
 
-    Args:
-        record: The row by column.
-        keys: Which column holds what.
-        is_chat: Whether text that is the JSON of messages stands for them.
+    ``is_chat`` says whether text that is the JSON of messages stands for them.
 
     Raises:
         ValueError: If a column is missing or holds something else; says which and what.

@@ -39,10 +39,7 @@ def _import_drawing() -> tuple[Callable[..., None] | None, Exception | None]:
 def write_curves(directory: Path, curves: Curves, *, settings: Mapping[str, Any]) -> None:
     """Write curve.html, and with matplotlib curve.png, into a run directory, whose name is the title.
 
-    Args:
-        directory: Of the run.
-        curves: As they are now.
-        settings: As settings.json has them.
+    ``settings`` are as settings.json has them.
     """
     title = directory.resolve().name or str(directory)
     text = page(curves, title=title, settings=settings)

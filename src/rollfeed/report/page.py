@@ -72,10 +72,7 @@ _COLUMNS = ("accuracy", "95 % interval", "mean reward", "tokens", "cut off", "pr
 def page(curves: Curves, *, title: str, settings: Mapping[str, Any]) -> str:
     """Return the page as HTML.
 
-    Args:
-        curves: What it shows.
-        title: The run's name.
-        settings: Of the run, as settings.json has them; those of :data:`SETTINGS` are shown.
+    Of ``settings``, those named in :data:`SETTINGS` are shown.
     """
     parts = [f"<h1>{escape(title)}</h1>", *_results(curves), *_settings(settings)]
     name, points = curves.of_training
@@ -196,12 +193,8 @@ class Line:
 def chart(lines: Sequence[Line], *, values: Axis, num_batches: int, label: str, size: tuple[int, int]) -> str:
     """Return an ``<svg>`` of curves by batches trained on.
 
-    Args:
-        lines: Those drawn last are on top.
-        values: The axis on the left.
-        num_batches: Where the axis below ends.
-        label: What the chart shows, for people who hear the page.
-        size: Width and height in pixels, where it is as wide as that; it fits its place.
+    Lines drawn last are on top; the axis below ends at ``num_batches``. ``label`` says what it shows to people who hear
+    the page, ``size`` its width and height in pixels where there is room.
     """
     width, height = size
     plot = _Plot(

@@ -33,13 +33,8 @@ def text_chart(
 ) -> list[str]:
     """Return a curve as ``height`` lines, axis included, none longer than ``width``; nothing where there is no room.
 
-    Args:
-        points: In the order of steps.
-        width: In characters.
-        height: In lines; two of them are the axis and its numbers.
-        num_batches: Where the axis ends.
-        shares: Whether the values are shares, of 0 to 1.
-        ascii_only: Use stars and dots, for terminals that have nothing else.
+    Two lines are the axis, which ends at ``num_batches``, and its numbers. ``shares`` are values of 0 to 1;
+    ``ascii_only`` is for terminals that have no other characters.
     """
     numbers = [number for point in points for number in (point.value, point.low, point.high)]
     values = share_axis(numbers, num_ticks=3) if shares else value_axis(numbers, num_ticks=3)

@@ -37,13 +37,6 @@ def in_workers(
     """Return the reward function that calls ``module:name`` in a worker.
 
     A global state of its module is each worker's own, and what it prints is discarded.
-
-    Args:
-        path: Of a function that is not async.
-        takes: Its arguments.
-        folders: Searched for the module besides the installed packages.
-        workers: They call it.
-        deadline_seconds: Of each call, from its turn.
     """
     places = [str(folder) for folder in folders]
 

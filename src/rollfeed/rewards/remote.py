@@ -41,9 +41,7 @@ class _Failed:
 class RemoteGrader:
     """Asks a server for the reward of a response. Entered with ``async with``, which closes its connections.
 
-    Args:
-        settings: Of the server; without a url, every grading is an ERROR.
-        api_key: What it is to be sent as a key; by default what the environment has of it.
+    Without a url every grading is an ERROR. The key is by default what the environment has of it.
 
     Raises:
         ConfigError: If the variable that should hold the key does not.

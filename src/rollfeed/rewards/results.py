@@ -75,12 +75,7 @@ def _check_key(reward: Mapping[str, float], reward_key: str | None) -> None:
 
 
 class KeyedCut:
-    """Cuts batches; until a reward was named numbers, refuses a batch in which none is.
-
-    Args:
-        cut: Makes the batch.
-        reward_key: Which of named numbers counts.
-    """
+    """Cuts batches; until a reward was named numbers, refuses a batch in which none is."""
 
     def __init__(self, cut: Callable[..., BatchCut | ByAge], *, reward_key: str) -> None:
         self._cut = cut

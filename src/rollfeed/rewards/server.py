@@ -42,10 +42,8 @@ class BadRequestError(Exception):
 class RewardServer:
     """Answers requests with a hub.
 
-    Args:
-        hub: Grades.
-        max_in_progress: Responses being graded or waiting for it, of all requests; more get status 429.
-        max_body_bytes: Larger requests get status 413.
+    More than ``max_in_progress`` responses, graded or waiting, get status 429; a request larger than ``max_body_bytes``
+    gets 413.
     """
 
     def __init__(self, hub: RewardHub, *, max_in_progress: int = 1024, max_body_bytes: int = 64 * 1024**2) -> None:

@@ -71,11 +71,8 @@ async def start_sandboxes(
 
     Whether a level holds is tried out, so this takes some tenths of a second.
 
-    Args:
-        level: The one to insist on; None takes the best.
-        max_running: Programs at once; None takes the number of cores.
-        scratch: Where the sandboxes' folders are made.
-        container: Of the level CONTAINER.
+    Without a level the best is taken; at most ``max_running`` programs run at once, by default as many as there are
+    cores.
 
     Raises:
         ConfigError: If ``level`` does not hold here, or none does.
@@ -161,11 +158,7 @@ def _said(result: ExecResult) -> str:
 class OnDemandSandboxes:
     """Sandboxes of which the first one tries out which isolation level holds, and says it in the log.
 
-    Args:
-        level: The one to insist on; None takes the best.
-        max_running: Programs at once; None takes the number of cores.
-        container: Of the level CONTAINER.
-        on_isolation: Told once which isolation is in force.
+    Parameters are those of :func:`start_sandboxes`; ``on_isolation`` is told once which isolation is in force.
     """
 
     def __init__(

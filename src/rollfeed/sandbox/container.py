@@ -93,10 +93,6 @@ class Container:
 class ContainerSandboxes:
     """Makes a container for each sandbox, without network, capabilities and new privileges.
 
-    Args:
-        container: What they are.
-        max_running: Programs at once.
-
     Raises:
         ConfigError: If the engine's command is not installed.
     """
@@ -174,11 +170,7 @@ class _Engine:
         )
 
     async def ask(self, *arguments: str) -> str:
-        """Run the engine and return the last line that it printed.
-
-        Raises:
-            SandboxError: If it fails.
-        """
+        """Run the engine and return the last line that it printed."""
         result = await self.run(*arguments, stdin=b"", limits=_ENGINE_LIMITS)
         if result.outcome is not ExecOutcome.EXITED or result.exit_code != 0:
             raise SandboxError(f"{self._command} {arguments[0]} failed: {_said(result)}")

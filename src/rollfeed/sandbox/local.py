@@ -84,10 +84,7 @@ class LocalSandbox:
 class LocalSandboxes:
     """Makes sandboxes on this machine; :func:`rollfeed.sandbox.start_sandboxes` finds out what it can do.
 
-    Args:
-        isolation: What was found; its level is the one that is used.
-        max_running: Programs at once, of all sandboxes together; more wait, and their time limits with them.
-        scratch: Where the sandboxes' folders are made; None takes the system's temporary folder.
+    At most ``max_running`` programs of all sandboxes run at once; more wait, and their time limits with them.
     """
 
     def __init__(self, *, isolation: Isolation, max_running: int, scratch: Path | None = None) -> None:

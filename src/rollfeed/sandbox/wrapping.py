@@ -49,14 +49,8 @@ def wrap(
 ) -> list[str]:
     """Return the command line that runs ``command`` at ``level`` within ``limits``.
 
-    Args:
-        level: How the program is kept from the machine.
-        command: The program and its arguments.
-        folder: The sandbox's folder on this machine.
-        user: Number of the user to run as, or None to stay who we are.
-        marker: Put into the program's environment, to know its processes by.
-        limits: What the program may use.
-        status: Descriptor to which the launcher writes how far it got.
+    ``marker`` goes into the program's environment, to know its processes by; the launcher writes to the descriptor
+    ``status`` how far it got.
     """
     hidden = level is not IsolationLevel.LIMITS
     mounts = (*system_mounts(), *private_mounts(folder, temporary_bytes=limits.max_file_bytes))

@@ -15,12 +15,7 @@ _POLICY_VERSION = 9
 
 
 def check_batch_filter(batch_filter: BatchFilter, *, rollout_batch_size: int = 4) -> None:
-    """Check that a filter returns a batch of indices, each once, and the same ones when it is asked again.
-
-    Args:
-        batch_filter: What is checked.
-        rollout_batch_size: Groups of the batches that it is written for.
-    """
+    """Check that a filter returns a batch of indices, each once, and the same ones when it is asked again."""
     spreads = [0.0, 1.0, 0.0, 0.25, 1.0, 0.5]
     for num_groups in (2 * rollout_batch_size, rollout_batch_size):
         groups = [

@@ -92,12 +92,8 @@ class ScriptedEngine(_WithoutWeights):
     One request is answered each time the event loop has nothing else to do, so that many are in
     flight together; which one is ``next_of``'s choice.
 
-    Args:
-        answer: The text of a response, from the request.
-        next_of: Index of the waiting request that is answered next.
-        random_order: Seed of a random order; instead of ``next_of``.
-        fault_of: The fault of a request, or None.
-        max_running_requests: How many requests are considered for answering; later ones queue.
+    ``answer`` makes the text of a response; ``next_of`` chooses among those that wait, or ``random_order``, a seed.
+    Later ones than ``max_running_requests`` queue.
     """
 
     precision = "scripted"
@@ -226,9 +222,7 @@ class ScriptedEngine(_WithoutWeights):
 class TickEngine(_WithoutWeights):
     """Samples one token a tick for each of the first ``slots`` requests; an abort returns what there is.
 
-    Args:
-        length_of: Response tokens of a rollout, by its id, which ends the request's id.
-        slots: Requests that are worked on at once; later ones queue.
+    ``length_of`` gives the response tokens of a rollout, by its id, which ends the request's id.
     """
 
     precision = "ticks"

@@ -89,11 +89,7 @@ class _Server:
         self._closing = asyncio.Event()
 
     async def tools(self) -> list[Any]:
-        """Start the server, ask what tools it has, and end it.
-
-        Raises:
-            ConfigError: If that fails.
-        """
+        """Start the server, ask what tools it has, and end it."""
         wanted, limit = self._settings.tools, self._settings.start_seconds
         where = f"MCP server {self._settings.name!r}"
         with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -144,11 +140,7 @@ class _Server:
             owner.cancel()
 
     async def _connected(self) -> Any:
-        """Return the client of the server, started unless it runs.
-
-        Raises:
-            ToolError: If it does not start.
-        """
+        """Return the client of the server, started unless it runs."""
         if self._owner is not None and self._has_ended():
             await asyncio.wait({self._owner}, timeout=_END_SECONDS)
         if self._client is None or self._has_ended():  # another call may have started it meanwhile

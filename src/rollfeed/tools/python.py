@@ -33,12 +33,7 @@ if last is not None:
 
 
 class PythonTool:
-    """Fits :class:`rollfeed.protocols.Tool`.
-
-    Args:
-        sandboxes: Where programs run; one that is too slow or large is ended there.
-        limits: What a program may use.
-    """
+    """Fits :class:`rollfeed.protocols.Tool`."""
 
     name = "python"
     description = (

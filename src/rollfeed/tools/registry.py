@@ -43,13 +43,7 @@ def make_tools(
 ) -> list[Tool]:
     """Return the tools that settings name. MCP servers are started, asked what they have, and ended.
 
-    Args:
-        settings: Of the section.
-        sandboxes: Where programs of the policy run.
-        memory_bytes: Of such a program.
-        workers: Processes that can be killed.
-        folders: Where files, folders and modules are looked for.
-        find_entry_points: Returns where tools of other packages are.
+    ``find_entry_points`` returns where tools of other packages are.
 
     Raises:
         ConfigError: If there is no such tool, or what it needs is not there.
@@ -102,11 +96,7 @@ def _find(
 
 
 def _made(path: str | None, found: Any, folders: Sequence[Path], workers: Workers, timeout_seconds: float) -> Tool:
-    """Return a tool from itself, its class, or a function that is one.
-
-    Raises:
-        PluginError: If it does not fit.
-    """
+    """Return a tool from itself, its class, or a function that is one."""
     where = path or getattr(found, "__name__", repr(found))
     if inspect.isfunction(found):
         return FunctionTool(found, path=path, folders=folders, workers=workers, timeout_seconds=timeout_seconds)

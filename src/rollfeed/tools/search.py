@@ -22,9 +22,7 @@ _MAX_QUERY_CHARS = 2_000
 class SearchTool:
     """Fits :class:`rollfeed.protocols.Tool`; the corpus is read once a process, and indexed when it is first asked.
 
-    Args:
-        corpus: A JSONL file of passages, or a folder of texts.
-        settings: What is returned.
+    The corpus is a JSONL file of passages, or a folder of texts.
 
     Raises:
         ConfigError: If there is no such corpus, or bm25s is not installed.
@@ -93,11 +91,7 @@ class _Corpus:
 
 @lru_cache(maxsize=4)
 def _corpus(path: Path, changed_at: int) -> _Corpus:
-    """Return the corpus of a file or folder that was changed last at a time, in nanoseconds.
-
-    Raises:
-        ConfigError: If there is no text, or a row has none.
-    """
+    """Return the corpus of a file or folder that was changed last at a time, in nanoseconds."""
     del changed_at
     passages = list(_of_folder(path) if path.is_dir() else _of_rows(path))
     if not passages:

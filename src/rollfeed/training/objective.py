@@ -154,13 +154,9 @@ def micro_batch_loss(
 ) -> Tensor:
     """Return this micro-batch's part of its mini-batch's loss, a scalar with gradient.
 
-    Args:
-        scored: What the policy says now.
-        arrays: Of the same tokens.
-        settings: Which loss.
-        start_logprobs_T: The trainer's before the batch's first update; None takes those of ``scored``.
-        reference_logprobs_T: Needed where ``settings.kl_coefficient`` is above 0.
-        tally: Takes what there is to tell.
+    ``start_logprobs_T`` are the trainer's before the batch's first update, by default those of ``scored``;
+    ``reference_logprobs_T`` are needed where ``settings.kl_coefficient`` is above 0. ``tally`` takes what there is to
+    tell.
 
     Nothing here waits for the device, and nothing around it in a micro-batch but a check of transformers' own in passes
     without branches: what the host wants to know it reads once an update.

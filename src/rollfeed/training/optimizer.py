@@ -20,10 +20,7 @@ class Optimizer:
 
     Source: AdamW, arXiv:1711.05101, algorithm 2, with the schedule in the learning rate.
 
-    Args:
-        model: Whose parameters that take part in training are updated.
-        settings: How.
-        num_updates: Length of the schedule.
+    ``num_updates`` is the length of the schedule.
     """
 
     def __init__(self, model: Any, *, settings: OptimizerSettings, num_updates: int) -> None:

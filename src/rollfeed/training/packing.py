@@ -252,12 +252,8 @@ def pack_sequences(
     First-fit decreasing, the same for the same sequences: rows go by length into the first micro-batch that has room,
     and branches into the first row of their prompt that has.
 
-    Args:
-        sequences: Each with at least one trained token.
-        weights: ``(T,)`` for each of them.
-        micro_batch_tokens: The most rows times the longest of them.
-        share_prompts: Whether equal prompts of a family become one.
-        longest_tree: The most places of a row with branches.
+    Each has at least one trained token, and weights ``(T,)``. With ``share_prompts`` equal prompts of a family become
+    one; ``longest_tree`` is the most places of a row with branches.
 
     Raises:
         ConfigError: If a sequence alone is longer.

@@ -52,10 +52,7 @@ def choose_texts(batch: TrainBatch, *, num_texts: int, num_tokens: int) -> tuple
     They are of different groups as far as there are some, and begin with the first token of their sample, which some
     models cannot do without.
 
-    Args:
-        batch: Whose samples they are taken from.
-        num_texts: The most texts.
-        num_tokens: The most tokens of each.
+    At most ``num_texts``, of at most ``num_tokens`` each.
     """
     samples = [sample for group in batch.groups for rollout in group.rollouts[:1] for sample in rollout.samples[:1]]
     samples += [sample for sample in batch.samples if all(sample is not other for other in samples)]

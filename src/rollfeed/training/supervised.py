@@ -30,10 +30,7 @@ class Demonstration(NamedTuple):
 class SupervisedUpdates:
     """Updates a policy by the mean negative log-likelihood of response tokens.
 
-    Args:
-        policy: Updated in place.
-        learning_rate: Constant; the other settings of AdamW are the defaults.
-        micro_batch_tokens: Tokens that go through the model at once.
+    The other settings of AdamW are the defaults.
     """
 
     def __init__(self, policy: Policy, *, learning_rate: float, micro_batch_tokens: int) -> None:

@@ -87,13 +87,8 @@ class _NotFinite(NamedTuple):
 class Trainer:
     """Trains a transformers causal language model on batches of rollouts.
 
-    Args:
-        checkpoint: Local folder in Hugging Face layout.
-        settings: The ``[train]`` section.
-        temperature: What rollouts are sampled at; the policy that is trained is the one at this temperature.
-        num_batches: Of the whole run, for the learning rate.
-        max_response_length: The default of ``loss.constant_length``.
-        trust_remote_code: Let the model run code that comes with the checkpoint.
+    The policy that is trained is the one at ``temperature``; ``num_batches`` of the whole run decide the learning rate,
+    and ``max_response_length`` is the default of ``loss.constant_length``.
 
     Raises:
         CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.

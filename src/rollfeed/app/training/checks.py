@@ -58,11 +58,6 @@ def check_training(settings: Settings) -> None:
 def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpoint: Path) -> None:
     """Refuse prompts of which no sample could be trained on, whatever engine answers them.
 
-    Args:
-        settings: The run's.
-        prompts: Those of its data sets.
-        checkpoint: The model that is trained.
-
     Raises:
         ConfigError: If one has images, or a sample of the longest may have more tokens than the model takes.
     """

@@ -101,10 +101,7 @@ def save_warm_up(trainer: Trainer, out: Path) -> None:
 def export_model(trainer: Trainer, out: Path, *, checkpoint: Path) -> None:
     """Write the trained model as a folder in Hugging Face layout, which every command takes as ``model.checkpoint``.
 
-    Args:
-        trainer: Whose weights are written.
-        out: The run directory.
-        checkpoint: What the model was loaded from; its configuration and tokenizer are copied.
+    Configuration and tokenizer are copied from ``checkpoint``, which the model was loaded from.
 
     Raises:
         RunFailedError: If the disk does not take it.

@@ -96,16 +96,9 @@ async def train(
 ) -> RunSummary:
     """Train for ``rollout.num_rollout`` batches, or for those that an earlier process left to do.
 
-    A finished training goes on when there are more of them now.
-
-    Args:
-        prepared: Settings and parts, checked.
-        out: The run directory; checkpoints of the trainer and its figures are beside the batches.
-        overwrite: Replace the run that is there.
-        observers: Told of rollouts as they come.
-        on_step: Told after every batch that was trained on.
-        on_evaluation: Told after every evaluation on the sets of ``[eval]``, if there are any.
-        on_warm_up: Told of every measurement of the warm-up, if there is one.
+    A finished training goes on when there are more of them now. Checkpoints of the trainer and its figures are beside
+    the batches in ``out``; ``on_step``, ``on_evaluation`` and ``on_warm_up`` are told of every update, evaluation and
+    measurement.
 
     Raises:
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.

@@ -67,11 +67,8 @@ class WarmUp:
     ) -> None:
         """Update the trainer's model until enough sampled answers are right.
 
-        Args:
-            trainer: Its model is changed, its optimizer is not.
-            engine: Running; answers with what ``publish`` last gave it.
-            publish: Hands the engine the trainer's weights.
-            on_probe: Told of every measurement, one before the first update included.
+        The trainer's optimizer is not changed. ``publish`` hands the engine its weights; ``on_probe`` is told of every
+        measurement, one before the first update included.
 
         Raises:
             RunFailedError: If the accuracy is not reached in ``max_updates``, a loss is not finite, or a label is

@@ -85,10 +85,7 @@ class Kill:
 def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Break a run, count what is left, and return JSON values; ``passed`` says whether all is as it must be.
 
-    Args:
-        chaos: What is done.
-        keep: An empty or new folder that keeps both runs; by default a temporary one.
-        progress: Told what happens.
+    ``keep``, an empty or new folder, keeps both runs; by default a temporary one has them.
 
     Raises:
         ConfigError: If the numbers make no sense, or ``keep`` is not empty.

@@ -152,14 +152,7 @@ def make_job(
 ) -> ChaosJob:
     """Write everything that a run needs.
 
-    Args:
-        folder: Empty; created where missing.
-        num_kills: The more, the longer the run.
-        mode: ``rollout.mode``.
-        deterministic: ``rollout.deterministic``.
-        seed: Of the run.
-        addresses: Of the engines.
-        agents: Whether prompts are answered in several turns with a tool between them.
+    More kills make a longer run. With ``agents``, prompts are answered in several turns with a tool between them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     least = max(_LEAST_STEPS, _STEPS_PER_KILL * num_kills)

@@ -73,13 +73,7 @@ class ChaosEngine:
 
 
 class RunProcess:
-    """``rollfeed run`` in a process of its own, in a directory that it shares with those before and after it.
-
-    Args:
-        settings: The settings file.
-        out: The run's directory.
-        overrides: ``KEY=VALUE`` of settings.
-    """
+    """``rollfeed run`` in a process of its own, in a directory that it shares with those before and after it."""
 
     def __init__(self, settings: Path, out: Path, *, overrides: Sequence[str] = ()) -> None:
         self._settings = settings

@@ -42,10 +42,7 @@ class Recount:
 def recount(out: Path, job: ChaosJob, *, ledger: Mapping[str, float]) -> Recount:
     """Read all files of a run and compare them with what the job must come to.
 
-    Args:
-        out: The run's directory.
-        job: What was to be done.
-        ledger: What the run itself counted; only compared with.
+    What the run itself counted, its ``ledger``, is only compared with.
     """
     counts = Recount()
     problems = counts.problems

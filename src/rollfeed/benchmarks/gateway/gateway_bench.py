@@ -67,10 +67,7 @@ class GatewayWorkload:
 def bench_gateway(workload: GatewayWorkload, model: Model, *, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure each API in turn and return JSON values; ``passed`` says whether the samples are what was sampled.
 
-    Args:
-        workload: The conversations.
-        model: Its tokenizer is used, with a chat template that shows tools.
-        progress: Told what happens.
+    The model's tokenizer is used, with a chat template that shows tools.
 
     Raises:
         RollfeedError: If a process fails.

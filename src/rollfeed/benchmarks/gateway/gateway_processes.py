@@ -101,11 +101,7 @@ def write_model(folder: Path, model: Path) -> None:
 class GatewayProcess:
     """``rollfeed serve gateway``, of one folder and port for all its processes. Entering starts it, leaving kills it.
 
-    Args:
-        folder: New; it has the gateway's sessions and its log.
-        model: Folder of the policy.
-        engine: Address of the engine; None is the embedded one.
-        context_length: Tokens.
+    ``folder`` is new and has its sessions and log; without the address of an engine, it has the embedded one.
     """
 
     def __init__(self, folder: Path, *, model: Path, engine: str | None = None, context_length: int = 1 << 17) -> None:

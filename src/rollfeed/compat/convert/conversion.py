@@ -73,10 +73,7 @@ class Converted:
 def convert_script(text: str, *, source: str, folder: Path | None = None) -> Converted:
     """Convert a shell script, or flags as on a command line.
 
-    Args:
-        text: The script, or the flags.
-        source: Names it in errors and in the file.
-        folder: Where the script lies; None for flags.
+    ``source`` names it in errors and in the file; ``folder`` is where it lies, None for flags.
 
     Raises:
         ConfigError: If a flag is wrong, or flags contradict each other; the line names flag, file and line.
@@ -185,11 +182,7 @@ Value = Callable[[str], Any]
 
 
 def _contradictions(flags: Flags) -> None:
-    """Refuse flags that say opposite things.
-
-    Raises:
-        ConfigError: With the flag.
-    """
+    """Refuse flags that say opposite things."""
     of = flags.value
     batch, n = of("rollout-batch-size"), of("n-samples-per-prompt")
     for name, is_wrong, problem in _CONTRADICTIONS:

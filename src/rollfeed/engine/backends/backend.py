@@ -29,12 +29,7 @@ class Backend(ABC):
 
     Its methods are called on the engine's thread only; its numbers are read from others.
 
-    Args:
-        checkpoint: Folder of the weights.
-        tokenizer: The model's.
-        precision: Of its numbers, for example ``fp32``.
-        vocab_size: The model's; 0 while it is not known.
-        num_slots: Most requests worked on at once.
+    ``vocab_size`` is 0 while it is not known.
     """
 
     policy_version = 0
@@ -93,11 +88,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:
-        """Replace weights by the checkpoint's names, all of the named ones or none; with ``complete``, all there are.
-
-        Raises:
-            EngineProtocolError: If they do not fit the model.
-        """
+        """Replace weights by the checkpoint's names, all of those named or none; with ``complete``, all there are."""
 
     @property
     def has_work(self) -> bool:
@@ -132,10 +123,8 @@ class Backend(ABC):
     def update_weights(self, tensors: Mapping[str, Any], policy_version: int, *, skip_unknown: bool = False) -> None:
         """Replace weights, all of the named ones or none.
 
-        Args:
-            tensors: By the checkpoint's names.
-            policy_version: The version of the tokens sampled from now on.
-            skip_unknown: Pass over tensors that the model does not have, with a warning, if all of its own are there.
+        Tensors go by the checkpoint's names. With ``skip_unknown``, those that the model does not have are passed over
+        with a warning, if all of its own are there.
 
         Raises:
             EngineProtocolError: If they do not fit.

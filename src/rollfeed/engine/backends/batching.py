@@ -77,9 +77,7 @@ class Runner(ABC):
 class ContinuousBatcher(Backend):
     """Computes Llama-like models itself.
 
-    Args:
-        make_runner: Makes what computes the rows of a step, on the engine's thread.
-        options: Of :class:`Backend`.
+    ``make_runner`` makes what computes the rows of a step, on the engine's thread.
     """
 
     def __init__(self, make_runner: Callable[[], Runner], **options: Any) -> None:

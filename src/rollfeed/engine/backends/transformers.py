@@ -27,11 +27,7 @@ class TransformersBackend(Backend):
     and log-probabilities mean the same as in the other backend. What it has begun it alone can go on with, so that
     nothing is retracted.
 
-    Args:
-        threads: CPU threads to compute with.
-        device: Where the model is put.
-        load_model: Makes it, on the engine's thread.
-        options: Of :class:`Backend`.
+    ``load_model`` makes the model, on the engine's thread.
     """
 
     def __init__(self, *, threads: int, device: torch.device, load_model: Callable[[], Any], **options: Any) -> None:

@@ -60,12 +60,8 @@ class ServerEngine(Engine):
     ) -> None:
         """Make an engine; nothing is connected before it is entered.
 
-        Args:
-            dialect: Where the servers are, how to speak to them, and how patient to be.
-            context_length: Of prompt and response together.
-            tokenizer: For the text of responses, which is never a server's.
-            vocab_size: Ids of the model's, as far as that is known.
-            transport: Brings tensors to the servers.
+        ``context_length`` is that of prompt and response together; ``vocab_size`` the ids of the model, as far as that
+        is known. The tokenizer makes the text of responses, which is never a server's.
         """
         self.precision = "unknown"
         self.max_running_requests = dialect.settings.most_concurrency

@@ -40,13 +40,7 @@ class Monitor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, *, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput) -> None:
-        """Begin; ``limit`` is steered when there is one.
-
-        Args:
-            limit: Fed with what the workers achieve.
-            permits: What the limit is applied to.
-            throughput: Told of what comes back.
-        """
+        """Begin; ``limit`` is steered when there is one."""
         for worker in self._pool.workers:
             self._spawn(worker.address, self._watch(worker))
         if self._router is not None:

@@ -149,11 +149,7 @@ def _continuous_batcher(config: Mapping[str, Any], options: _Options) -> Backend
 
 
 def _architecture(config: Mapping[str, Any], checkpoint: Path) -> Architecture:
-    """Return the dimensions of a checkpoint whose weights are there and have them.
-
-    Raises:
-        CheckpointError: If not.
-    """
+    """Return the dimensions of a checkpoint whose weights are there and have them."""
     headers = read_headers(checkpoint)
     try:
         architecture = Architecture.from_config(config)
@@ -212,11 +208,7 @@ def _itself(model: Any) -> Any:
 
 
 def _chosen_kernels(options: _Options) -> str:
-    """Return ``native`` or ``torch``.
-
-    Raises:
-        ConfigError: If what is asked for is not there.
-    """
+    """Return ``native`` or ``torch``."""
     kernels, quantised = options.kernels, options.precision == "int8"
     if options.device.type != "cpu":
         if kernels == "native" or quantised:

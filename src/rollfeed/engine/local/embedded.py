@@ -98,14 +98,9 @@ class EmbeddedEngine(Engine):
     ) -> Request:
         """Return a request for :meth:`run`, whose progress can be read meanwhile.
 
-        Args:
-            token_ids: The prompt. ``(P,)``.
-            params: Of the sampling.
-            request_id: For :meth:`abort`.
-            ignore_eos: Let the model's end-of-sequence ids be tokens like others.
-            score_from: Also compute the log-probabilities of the prompt tokens behind this one.
-            score_temperature: Of these.
-            on_progress: Called on the engine's thread when there are new tokens; must not raise.
+        The prompt is ``(P,)``. With ``score_from``, log-probabilities of the prompt tokens behind this one are computed
+        too, at ``score_temperature``. ``on_progress`` is called on the engine's thread when there are new tokens; it
+        must not raise.
 
         Raises:
             EngineProtocolError: If the request can never be served.

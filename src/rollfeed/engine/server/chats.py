@@ -116,13 +116,7 @@ class ChatHandlers:
             return await stream.end()
 
     def _call(self, api: ChatApi, body: dict[str, Any]) -> _ChatCall:
-        """Return the call that a body is.
-
-        Raises:
-            ApiError: If it is none.
-            RequestError: If its sampling parameters cannot be served.
-            ConfigError: If the model's chat template refuses the messages.
-        """
+        """Return the call that a body is."""
         asked = api.read(body)
         if asked.previous_response_id is not None:
             raise ApiError(

@@ -157,10 +157,7 @@ def make_jobs(
 def parse_sampling(given: Mapping[str, Any], *, prompt_tokens: int, context_length: int) -> Sampling:
     """Return sampling parameters.
 
-    Args:
-        given: SGLang's ``sampling_params``.
-        prompt_tokens: Of the prompt that they are for.
-        context_length: Most tokens of prompt and response together.
+    ``given`` are SGLang's ``sampling_params``.
     """
     for name, neutral in _NEUTRAL.items():
         if name in given and given[name] not in neutral:

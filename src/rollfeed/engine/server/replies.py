@@ -21,10 +21,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 def generate_reply(answer: RunningJob, *, weight_version: str, versions: WeightVersions) -> dict[str, Any]:
     """Return the object of one ended response.
 
-    Args:
-        answer: It.
-        weight_version: The version served now, for responses without tokens.
-        versions: Names of the versions of tokens.
+    A response without tokens has ``weight_version``, the version served now.
     """
     completion = answer.completion
     reason = finish_reason(completion.finish_reason, len(completion.token_ids))

@@ -152,9 +152,7 @@ class Service:
     def start(self, jobs: Sequence[ServerJob], *, on_progress: Callable[[], None] | None = None) -> list[RunningJob]:
         """Let jobs in, all or none; to be followed by :meth:`wait` or :meth:`drop`.
 
-        Args:
-            jobs: At least one.
-            on_progress: Called on this event loop after new tokens and after each end.
+        ``on_progress`` is called on this event loop after new tokens and after each end.
 
         Raises:
             RequestError: If too many wait (429), or the jobs are more than can ever be inside (400).

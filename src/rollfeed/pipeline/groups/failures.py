@@ -61,10 +61,7 @@ class FailureBudget:
     def fail(self, group_index: int, cause: str, *, where: str) -> None:
         """Count a failure.
 
-        Args:
-            group_index: Whose rollout it was.
-            cause: What happened; numbers apart, the same for failures of one kind.
-            where: Which prompt it happened to.
+        ``cause`` is the same, numbers apart, for failures of one kind.
 
         Raises:
             RunFailedError: If that was one more than the budget allows; it names the first cause.

@@ -73,13 +73,7 @@ class GroupPlan:
 
 
 class _Members:
-    """The members of a group that are generated or scored now.
-
-    Args:
-        running: The group.
-        on_generated: Called once when nothing is left to be generated.
-        scores_aborted: Whether somebody will ask for verdicts after an abort.
-    """
+    """The members of a group that are generated or scored now."""
 
     def __init__(self, running: RunningGroup, on_generated: Callable[[], None] | None, *, scores_aborted: bool) -> None:
         self._running = running
@@ -142,10 +136,8 @@ class GroupRunner:
     async def run(self, running: RunningGroup, *, step: int, on_generated: Callable[[], None] | None = None) -> Group:
         """Finish the members of a group that have not finished, score those that are not scored, and return the group.
 
-        Args:
-            running: What there is; filled as members are generated and scored.
-            step: In which this happens.
-            on_generated: Called once when nothing is left to be generated, unless it raises before.
+        ``running`` is filled as members are generated and scored. ``on_generated`` is called once when nothing is left
+        to be generated, unless that raises before.
 
         Raises:
             RunFailedError: If the failure budget is spent.

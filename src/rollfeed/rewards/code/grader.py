@@ -33,10 +33,6 @@ class CodeGrader:
     """Grades ``livecodebench`` prompts: reward 1 when the response's program passes all tests, else 0.
 
     A label that holds no tests, or a sandbox that cannot run programs, is an ERROR verdict.
-
-    Args:
-        sandboxes: Where programs run.
-        limits: What a program may use in each test.
     """
 
     def __init__(self, *, sandboxes: SandboxProvider, limits: ExecLimits) -> None:

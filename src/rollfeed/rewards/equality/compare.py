@@ -39,10 +39,7 @@ _HUNDRED = Number(Fraction(100))
 def compare(answer: str, label: str, *, undecided: CompareScalars | None = None) -> Equality:
     """Compare two answers.
 
-    Args:
-        answer: As extracted from a response.
-        label: The right answer.
-        undecided: Decides scalars that exact means do not; without it they are UNDECIDED.
+    ``undecided`` decides scalars that exact means do not; without it they are UNDECIDED.
 
     Returns:
         DIFFERENT as well for texts that only differ as formulas over a limit of complexity.

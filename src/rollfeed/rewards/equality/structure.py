@@ -46,10 +46,7 @@ class CompareScalars(Protocol):
 def compare_structures(left: Node, right: Node, scalars: CompareScalars) -> Equality:
     """Compare two trees.
 
-    Args:
-        left: A tree.
-        right: Another.
-        scalars: Compares what has no parts.
+    ``scalars`` compares what has no parts.
     """
     a, b = simplified(left), simplified(right)
     if isinstance(a, Relation) and isinstance(b, Relation):

@@ -118,10 +118,7 @@ def grade_equality(
 ) -> Verdict | IsolatedCall:
     """Compare an answer with each label; what exact means do not decide becomes an isolated call.
 
-    Args:
-        answer: As extracted.
-        labels: Any of which is right.
-        change: What becomes of the verdict of 1 or 0.
+    Any of the labels is right; ``change`` is made of the verdict of 1 or 0.
     """
 
     def verdict(right: Any) -> Verdict:

@@ -28,11 +28,8 @@ _POLL_SECONDS = 0.01
 class ServerCore(FaultyServer):
     """Holds an engine.
 
-    Args:
-        settings: How it behaves.
-        port: Where it listens; 0 takes a free port.
-        ends_process: Whether dying ends the process instead of the server's sockets.
-        clock: Of its engine; None is the event loop's at the set speed.
+    ``ends_process`` says whether dying ends the process instead of the server's sockets; the clock is by default the
+    event loop's at the set speed.
     """
 
     def __init__(
@@ -88,9 +85,7 @@ class ServerCore(FaultyServer):
     def set_version(self, version: str | None, *, num_late: int = 0) -> None:
         """Serve another weight version from now on; None keeps the name.
 
-        Args:
-            version: Its name.
-            num_late: Of the tokens that requests have, so many count to it already.
+        Of the tokens that requests have, ``num_late`` count to it already.
         """
         self.previous_version = self.weight_version
         if version is not None:

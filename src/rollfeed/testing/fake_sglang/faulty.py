@@ -21,11 +21,7 @@ Route: TypeAlias = Callable[[Exchange], object]
 class FaultyServer(ABC):
     """Listens, hands requests to routes, and lets faults meet them.
 
-    Args:
-        host: Where it listens.
-        port: Where it listens; 0 takes a free port.
-        api_key: What requests must carry.
-        faults: In force from the start.
+    Port 0 takes a free one; ``faults`` are in force from the start.
     """
 
     def __init__(self, *, host: str, port: int, api_key: str | None, faults: Iterable[ServerFault] = ()) -> None:

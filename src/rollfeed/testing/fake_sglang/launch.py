@@ -52,10 +52,8 @@ class Fakes:
     ) -> None:
         """Put a fault in force: ``add_fault("status", status=429, times=2)``.
 
-        Args:
-            fault: It, or its kind with its other fields as keywords.
-            worker: At which server, by number or address (the router's too); None is all servers.
-            fields: Of ServerFault.
+        ``worker`` is a server by number or address (the router's too), by default all servers; ``fields`` are further
+        ones of ServerFault.
         """
         if not isinstance(fault, ServerFault):
             fault = ServerFault(kind=FaultKind(fault), **fields)
@@ -122,10 +120,7 @@ async def serve_fake_sglang(
 ) -> AsyncIterator[Fakes]:
     """Run fakes on this event loop while the block runs.
 
-    Args:
-        settings: How they behave.
-        clock: Of their engines; None is the event loop's.
-        fields: Of FakeSettings, instead of ``settings``.
+    Instead of ``settings``, fields of FakeSettings may be given.
 
     Raises:
         ConfigError: If a setting is wrong, or a port is taken.
@@ -143,9 +138,7 @@ async def serve_fake_sglang(
 async def start_fake_sglang(settings: FakeSettings | None = None, **fields: Any) -> AsyncIterator[Fakes]:
     """Run fakes in a process of their own, which ends with the block or with this process.
 
-    Args:
-        settings: How they behave.
-        fields: Of FakeSettings, instead of ``settings``.
+    Instead of ``settings``, fields of FakeSettings may be given.
 
     Raises:
         ConfigError: If a setting is wrong.
@@ -205,10 +198,7 @@ async def run_fakes(
 ) -> None:
     """Run fakes until told to end.
 
-    Args:
-        settings: How they behave.
-        tell: Called with the servers' addresses and the router's, once all listen.
-        ended: Set to end them.
+    ``tell`` is called with the servers' addresses and the router's, once all listen; ``ended`` ends them.
     """
     async with AsyncExitStack() as stack:
         is_alone = settings.num_workers == 1 and settings.router is None

@@ -33,13 +33,7 @@ class _Worker:
 class FakeRouter(FaultyServer):
     """One router on one port.
 
-    Args:
-        dialect: How workers are listed and changed.
-        host: Where it listens.
-        port: Where it listens; 0 takes a free port.
-        workers: Addresses of servers.
-        policy: ``least_loaded`` or ``round_robin``.
-        api_key: What requests must carry; it is passed on to the workers.
+    ``policy`` is ``least_loaded`` or ``round_robin``; the API key is passed on to the workers.
     """
 
     def __init__(

@@ -24,11 +24,7 @@ _NotNegative = Annotated[float, Meta(ge=0.0)]
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings within the limits of their types, also where they are made here and not read.
-
-    Raises:
-        ConfigError: If one is not.
-    """
+    """Settings within the limits of their types, also where they are made here and not read."""
 
     def __post_init__(self) -> None:
         for name, kind in _types(type(self)).items():

@@ -58,12 +58,7 @@ def mean_length(settings: TimeModelSettings) -> float:
 
 
 def bound_tokens_per_second(settings: TimeModelSettings, *, prompt_tokens: int = 0) -> float:
-    """Return the most response tokens a second of one engine: all slots full, each prompt computed once.
-
-    Args:
-        settings: The engine and its lengths.
-        prompt_tokens: Uncached tokens of each prompt.
-    """
+    """Return the most response tokens a second of one engine: all slots full, each prompt computed once."""
     length = mean_length(settings)
     return length / (_decode_seconds(settings, length) + prompt_tokens * settings.prefill_us_per_token / 1e6)
 

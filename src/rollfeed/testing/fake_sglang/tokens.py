@@ -72,11 +72,7 @@ class TokenPool:
     def output(self, start: int, num_tokens: int, *, first: Output | None = None, ended: bool = False) -> Output:
         """Return tokens of the pool from ``start`` on, round and round.
 
-        Args:
-            start: Where in the pool.
-            num_tokens: How many of the pool.
-            first: Tokens before them.
-            ended: Whether the end-of-turn token follows.
+        ``first`` are tokens before them; ``ended`` lets the end-of-turn token follow.
         """
         ids: list[Part] = []
         triples: list[Part] = []

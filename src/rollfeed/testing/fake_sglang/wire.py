@@ -197,11 +197,7 @@ def parse_generate(
 def reply_parts(job: FakeJob, *, seconds: float, sent: float, index: int | None = None) -> list[Part]:
     """Return the JSON object of one response, in pieces.
 
-    Args:
-        job: It; without a finish reason it goes on.
-        seconds: From arrival to now.
-        sent: The time of day.
-        index: Which of several responses of a stream.
+    A job without a finish reason goes on. ``index`` tells several responses of a stream apart.
     """
     output = job.output
     spans = job.weight_versions() if job.finish_reason is not None else []

@@ -62,10 +62,7 @@ class Script:
 def read_script(text: str, *, source: str, folder: Path | None = None) -> Script:
     """Return the flags of the command in a script, or of a line of flags, that has the most of slime's.
 
-    Args:
-        text: The script, or flags as on a command line.
-        source: Names it in errors.
-        folder: Where it lies; None for flags.
+    ``source`` names it in errors; ``folder`` is where it lies, None for flags.
 
     Raises:
         ConfigError: If it is not closed somewhere, or has none of slime's flags.

@@ -53,13 +53,8 @@ class NativeModel:
     ) -> None:
         """Make a model whose weights are still to be written.
 
-        Args:
-            architecture: What it computes.
-            num_slots: Requests that keys and values are held for.
-            capacity: Tokens of each; a multiple of 16.
-            max_rows: Most rows of a pass.
-            max_threads: This one included.
-            quantised: Hold weights and activations in 8 bits; see :func:`quantised_refusal`.
+        Keys and values are held for ``num_slots`` requests of ``capacity`` tokens, a multiple of 16. ``max_threads``
+        includes this one; ``quantised`` holds weights and activations in 8 bits, see :func:`quantised_refusal`.
 
         Raises:
             EngineError: If there is not enough memory.
