@@ -32,12 +32,20 @@ def registry_with(*points: EntryPoint) -> EnvironmentRegistry:
 def test_built_in_environments_are_there() -> None:
     assert registry_with().ids() == (
         "core/add_numbers",
+        "core/calc_tool",
+        "core/close_brackets",
         "core/compare_max",
         "core/constrained_words",
         "core/copy_text",
         "core/count_symbol",
+        "core/grid_walk",
         "core/guess_number",
+        "core/lookup_table",
+        "core/make_target",
+        "core/mod_chain",
+        "core/next_in_pattern",
         "core/reverse_text",
+        "core/sort_numbers",
     )
 
 
@@ -72,7 +80,7 @@ def test_unknown_id_names_the_nearest(given: str) -> None:
 
 
 def test_unknown_id_without_a_near_one_lists_all() -> None:
-    with pytest.raises(ConfigError, match="known here: core/add_numbers, core/compare_max"):
+    with pytest.raises(ConfigError, match="known here: core/add_numbers, core/calc_tool"):
         registry_with().get("zzz")
 
 

@@ -11,7 +11,7 @@ from rollfeed.environments.grading import (
 )
 from rollfeed.environments.registry import ENTRY_POINT_GROUP, EnvironmentRegistry
 from rollfeed.environments.source import EnvironmentSource
-from rollfeed.environments.tasks import hidden_text, make_task, with_parameters
+from rollfeed.environments.tasks import HasGuessRate, hidden_text, make_task, with_parameters
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -21,6 +21,7 @@ __all__ = [
     "EnvironmentGrader",
     "EnvironmentRegistry",
     "EnvironmentSource",
+    "HasGuessRate",
     "RlveGrader",
     "environment_problem",
     "hidden_text",

@@ -68,6 +68,17 @@ class HasSplits(Protocol):
         """Return the environment that makes the problems of a split; those of ``train`` are in no other."""
 
 
+@runtime_checkable
+class HasGuessRate(Protocol):
+    """An environment that says how often an answer is right that solves nothing. *Extension point*, optional."""
+
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the lowest and the highest share of a level's problems that blind answers solve.
+
+        Blind are one answer for all problems, the answer to another problem, and what the question lists, unread.
+        """
+
+
 def with_parameters(environment: Environment, parameters: Mapping[str, Any]) -> Environment:
     """Return the environment with these parameters; itself where there are none.
 

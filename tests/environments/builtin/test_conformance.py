@@ -57,7 +57,8 @@ def test_known_answer_is_right_however_it_is_marked(environment: Environment) ->
 def test_what_is_no_answer_is_never_right(environment: Environment) -> None:
     for task in tasks_of(environment):
         for response in ["", " \n", "0", "I do not know.", "?!", task.question, f"<think>{task.answer}", "\\boxed{}"]:
-            assert judge(environment, task, response).correct is Correct.NO, (response, task.question)
+            if response != task.answer:
+                assert judge(environment, task, response).correct is Correct.NO, (response, task.question)
 
 
 @every_environment

@@ -31,6 +31,10 @@ class CompareMax:
     summary: str = "find the largest of several numbers; levels add numbers and digits"
     max_level: int | None = 30
 
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the chance of any one of the numbers."""
+        return 0.0, 1 / (2 + level)
+
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw ``2 + level`` different numbers of ``2 + level // 3`` digits."""
         digits = 2 + level // 3

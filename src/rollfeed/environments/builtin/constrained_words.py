@@ -26,6 +26,10 @@ class ConstrainedWords:
     summary: str = "write a sentence that keeps rules; levels add words to use, words to avoid, and an exact length"
     max_level: int | None = 14
 
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the chance that one sentence, always the same, has the words to use."""
+        return 0.0, 0.06
+
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw ``1 + (level + 1) // 3`` words to use, ``level // 2`` (at most 4) to avoid, and a number of words."""
         include = random.sample(WORDS, 1 + (level + 1) // 3)

@@ -27,6 +27,10 @@ class CopyText:
     summary: str = "copy a text; levels add words, then other lines around it"
     max_level: int | None = 20
 
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the share of any one text, at most."""
+        return 0.0, 0.01
+
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw ``1 + level`` words; from level 8 on 2 to 8 lines of 4 to 16 words, one of which is asked for."""
         if level < _FIRST_LEVEL_WITH_LINES:

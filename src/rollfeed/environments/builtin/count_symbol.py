@@ -28,6 +28,10 @@ class CountSymbol:
     summary: str = "count how often a letter occurs in a list; levels make the list longer"
     max_level: int | None = 40
 
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the chance of any one count."""
+        return 0.0, 1 / (3 + 2 * level)
+
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw ``4 + 2 * level`` letters of ``2 + level // 2`` kinds, the one asked for at least once."""
         length, kinds = 4 + 2 * level, min(2 + level // 2, len(_LETTERS))

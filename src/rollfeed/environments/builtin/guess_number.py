@@ -10,47 +10,26 @@ from typing import Any
 
 from rollfeed.answers import find_claimed_number
 from rollfeed.environments.builtin.scoring import graded, no_answer
-from rollfeed.errors import ConfigError
+from rollfeed.environments.builtin.styled import Styled
 from rollfeed.protocols import EnvironmentStep
 from rollfeed.types import Correct, Verdict
 
 _SMALLEST_RANGE = 4
-_STYLES = ("chat", "compact")
 
 
-class GuessNumber:
+class GuessNumber(Styled):
     """A number from 1 on; a level more doubles the range and gives one guess more.
 
     Halving always finds it. An episode is worth 1 for a first guess that is right, less for each other guess, and
     nothing where the number is not found.
 
-    Args:
-        style: ``chat`` asks in sentences; ``compact`` is ``1-8?``, answered with ``>`` and ``<``, for models of few
-            characters.
-
-    Raises:
-        ConfigError: If there is no such style.
+    The compact style is ``1-8?``, answered with ``>`` and ``<``.
     """
 
     environment_id: str = "core/guess_number"
     version: int = 1
     summary: str = "guess a number in several turns; levels double the range"
     max_level: int | None = 20
-
-    def __init__(self, *, style: str = "chat") -> None:
-        if style not in _STYLES:
-            raise ConfigError(f"environment {self.environment_id}: style = {style!r}: must be {' or '.join(_STYLES)}")
-        self._style = style
-
-    def with_parameters(self, parameters: Mapping[str, Any]) -> GuessNumber:
-        """Return the environment with another style.
-
-        Raises:
-            ConfigError: If there is no such parameter, or no such style.
-        """
-        if unknown := sorted(parameters.keys() - {"style"}):
-            raise ConfigError(f"environment {self.environment_id}: parameters.{unknown[0]}: there is only style")
-        return GuessNumber(**parameters)
 
     def for_split(self, split: str) -> GuessNumber:
         """Return the environment itself: no number is held out.
@@ -59,6 +38,10 @@ class GuessNumber:
         one that the policy learns not to guess.
         """
         return self
+
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the chance of one guess, and of all guesses of an episode that heed no answer."""
+        return 1 / (_SMALLEST_RANGE << level), (level + 3) / (_SMALLEST_RANGE << level)
 
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw a number from 1 to ``4 * 2 ** level``, to be guessed in ``level + 3`` turns."""

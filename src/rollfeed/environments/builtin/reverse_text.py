@@ -8,13 +8,13 @@ from typing import Any
 
 from rollfeed.answers import Mark, clean, find_answer, find_quoted, without_end_token
 from rollfeed.environments.builtin.scoring import graded, no_answer
+from rollfeed.environments.builtin.styled import STYLES
 from rollfeed.environments.tasks import TRAIN
 from rollfeed.errors import ConfigError
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Verdict
 
 _SYMBOLS = "abcdefghijklmnopqrstuvwxyz0123456789"
-_STYLES = ("chat", "compact")
 _MAX_TRIES = 1_000
 _MAX_COMPARED_SYMBOLS = 200
 _SHARE_STEPS = 1 << 32
@@ -46,8 +46,8 @@ class ReverseText:
         self, *, style: str = "chat", alphabet_size: int = 26, held_out_share: float = 0.2, split: str = TRAIN
     ) -> None:
         where = f"environment {self.environment_id}"
-        if style not in _STYLES:
-            raise ConfigError(f"{where}: style = {style!r}: must be {' or '.join(_STYLES)}")
+        if style not in STYLES:
+            raise ConfigError(f"{where}: style = {style!r}: must be {' or '.join(STYLES)}")
         if type(alphabet_size) is not int or not 2 <= alphabet_size <= len(_SYMBOLS):
             raise ConfigError(f"{where}: alphabet_size = {alphabet_size!r}: must be 2 to {len(_SYMBOLS)}")
         if isinstance(held_out_share, bool | str) or not 0.0 < held_out_share < 1.0:
@@ -70,6 +70,12 @@ class ReverseText:
                 f"environment {self.environment_id}: no parameter {unknown[0]!r}; it has {', '.join(own)}"
             )
         return ReverseText(**{**own, **parameters}, split=self._split)
+
+    def guess_rate(self, level: int) -> tuple[float, float]:
+        """Return the chance of any one of the words."""
+        share = 1 - self._held_out_share if self._split == TRAIN else self._held_out_share
+        length, size = 2 + level, self._alphabet_size
+        return 0.0, 1 / max(1.0, share * (size**length - size ** -(-length // 2)))
 
     def for_split(self, split: str) -> ReverseText:
         """Return the environment that makes the problems of a split."""
