@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rollfeed.app.sources import RowChecks, find_file
+from rollfeed.app.sources import RowChecks, asked_environment, asked_marker, asking, find_file
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
-from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
+from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import (
     DEFAULT_NUM_PROBLEMS,
@@ -81,10 +81,10 @@ def _problems(
     chosen: EvalEnvironmentSettings, plan: SetPlan, registry: EnvironmentRegistry, renderer: MakeRenderer, *, seed: int
 ) -> tuple[list[Prompt], int]:
     source = EnvironmentSource(
-        with_parameters(registry.get(chosen.id), chosen.parameters),
+        asked_environment(registry, chosen, plan),
         level=chosen.level,
         seed=seed,
-        renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length),
+        renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length, **asking(plan)),
         split=chosen.split,
         apply_chat_template=plan.apply_chat_template,
     )
@@ -113,10 +113,10 @@ def _dataset_set(
         loaded = load_prompts(
             str(find_file(chosen.path, folders)),
             name=chosen.name,
-            renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length),
+            renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length, **asking(plan)),
             keys=ColumnKeys(input_key=column("input_key") or "prompt", **keys),
             apply_chat_template=plan.apply_chat_template,
-            check_row=rows.of(chosen.path, label_key=keys["label_key"], unlabelled=note),
+            check_row=rows.of(chosen.path, label_key=keys["label_key"], unlabelled=note, marker=asked_marker(plan)),
             skip_bad_rows=False,  # without some of its rows it is another set
         )
     except ConfigError as error:

@@ -13,9 +13,17 @@ from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
 from rollfeed.compat.slime_plugins import with_slime_plugins
-from rollfeed.config import DatasetSettings, EngineSettings, RolloutConfig, RolloutMode, Settings
+from rollfeed.config import (
+    DatasetSettings,
+    EngineSettings,
+    EvalEnvironmentSettings,
+    RolloutConfig,
+    RolloutMode,
+    Settings,
+)
 from rollfeed.config.paths import expand_path
 from rollfeed.config.plugins import import_path_of
+from rollfeed.config.prompts import AskingSettings, EnvironmentSettings
 from rollfeed.conversations import answered_prompt
 from rollfeed.environments import (
     RLVE_RM_TYPE,
@@ -28,14 +36,22 @@ from rollfeed.environments import (
 )
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
 from rollfeed.errors import ConfigError, suggestion
-from rollfeed.evaluation import EvalSet
+from rollfeed.evaluation import EvalSet, SetPlan
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, Learn, MixtureSource, RowCheck, load_prompts
-from rollfeed.protocols import MULTI_TURN, PromptSource, Tokenizer
+from rollfeed.protocols import (
+    MULTI_TURN,
+    AnswerMarker,
+    Environment,
+    MultiTurnEnvironment,
+    PromptPreprocessor,
+    PromptSource,
+    Tokenizer,
+)
 from rollfeed.rewards.code.problem import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
-from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
+from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name, reads
 from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.store import question_of
 from rollfeed.types import Prompt
@@ -74,7 +90,8 @@ def build_source(
     path = with_slime_plugins(settings, folders=folders).plugins.prompt_source
     if path is not None:
         return plugins.load_factory(path, PromptSource, tokenizer, key="plugins.prompt_source", folders=folders)
-    renderer = ChatRenderer(
+    make_renderer = partial(
+        ChatRenderer,
         tokenizer,
         rollout_max_prompt_len=settings.max_prompt_length,
         tools=tools,
@@ -84,22 +101,60 @@ def build_source(
     registry = EnvironmentRegistry(folders=folders)
     for environment in settings.prompts.environments:
         made = EnvironmentSource(
-            with_parameters(registry.get(environment.id), environment.parameters),
+            asked_environment(registry, environment, environment),
             level=environment.level,
             seed=settings.seed,
-            renderer=renderer,
+            renderer=make_renderer(**asking(environment)),
             apply_chat_template=environment.apply_chat_template,
         )
         sources.append((made.name, environment.weight, made))
     is_sft = settings.rollout.mode is RolloutMode.SFT
     learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
     for dataset in settings.prompts.datasets:
+        if is_sft and any(asking(dataset).values()):
+            raise ConfigError(
+                f"prompts.datasets: {dataset.path}: what is learned as it stands is not asked: remove "
+                "custom_prompt_preprocessor and answer_marker_type"
+            )
+        renderer = make_renderer(**asking(dataset))
         read = _dataset_source(
             dataset, settings, renderer, folders, None if is_sft else rows, learn if is_sft else None
         )
         _tell_what_was_left_out(read, settings)
         sources.append((read.name, dataset.weight, read))
     return MixtureSource(sources, seed=settings.seed)
+
+
+def asking(settings: AskingSettings | SetPlan) -> dict[str, Any]:
+    """Return what a renderer is told of how questions are asked."""
+    return {"preprocessor": settings.custom_prompt_preprocessor, "marker": settings.answer_marker_type}
+
+
+def asked_marker(settings: AskingSettings | SetPlan) -> AnswerMarker | None:
+    """Return the marks in which answers are asked for."""
+    is_dialogue = settings.custom_prompt_preprocessor is PromptPreprocessor.TINY_ZERO
+    return AnswerMarker.TAGS if is_dialogue else settings.answer_marker_type
+
+
+def asked_environment(
+    registry: EnvironmentRegistry,
+    chosen: EnvironmentSettings | EvalEnvironmentSettings,
+    settings: AskingSettings | SetPlan,
+) -> Environment:
+    """Return an environment with its parameters.
+
+    Raises:
+        ConfigError: If there is no such environment or parameter, or its questions cannot be asked in that way.
+    """
+    environment, form = with_parameters(registry.get(chosen.id), chosen.parameters), settings.custom_prompt_preprocessor
+    if form is PromptPreprocessor.TINY_ZERO and isinstance(environment, MultiTurnEnvironment):
+        raise ConfigError(f"environment {chosen.id}: takes several turns, and {form.value} has one: remove it")
+    if chosen.parameters.get("style") == "compact" and any(asking(settings).values()):
+        raise ConfigError(
+            f"environment {chosen.id}: style = 'compact' says all itself: remove custom_prompt_preprocessor and "
+            "answer_marker_type"
+        )
+    return environment
 
 
 def find_file(path: str, folders: Sequence[Path]) -> Path:
@@ -140,7 +195,9 @@ def _dataset_source(
         ),
         apply_chat_template=dataset.apply_chat_template,
         skip_bad_rows=settings.prompts.skip_bad_rows,
-        check_row=None if rows is None else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled),
+        check_row=None
+        if rows is None
+        else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled, marker=asked_marker(dataset)),
         learn=learn,
     )
     return DatasetSource(
@@ -214,7 +271,14 @@ class RowChecks:
             REMOTE_RM_TYPE: lambda label, metadata: "no server: set reward.remote.url" if url is None else None,
         }
 
-    def of(self, path: str, *, label_key: str | None, unlabelled: Callable[[Prompt, str], str | None]) -> RowCheck:
+    def of(
+        self,
+        path: str,
+        *,
+        label_key: str | None,
+        unlabelled: Callable[[Prompt, str], str | None],
+        marker: AnswerMarker | None = None,
+    ) -> RowCheck:
         """Return the check of a data set.
 
         Args:
@@ -222,12 +286,18 @@ class RowChecks:
             label_key: The column with the labels.
             unlabelled: Given a row and its ``rm_type``, the whole message where there is no such column and labels are
                 needed; None leaves it to somebody else.
+            marker: The marks in which it asks for answers.
         """
 
         def check(prompt: Prompt) -> str | None:
             if prompt.images and self._no_images is not None:
                 raise ConfigError(f"{path}: {prompt.prompt_id} has images, and {self._no_images}")
             rm_type, problem = self._problem(prompt)
+            if rm_type and marker is not None and not reads(rm_type, marker):
+                raise ConfigError(
+                    f"{path}: answers are asked for in {marker.value}, where rm_type {rm_type!r} reads none: choose "
+                    "another, such as math_verify, or other marks"
+                )
             if problem != NO_LABEL:
                 return problem
             if label_key is not None:

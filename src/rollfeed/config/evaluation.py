@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Resume, Section
+from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
 _Key = Annotated[str, Field(min_length=1)]
 
@@ -56,6 +57,10 @@ class EvalKeys(Section):
     """A reward of at least this is a right answer, where the grader does not say itself which are; by default 1."""
     apply_chat_template: bool | None = None
     """Render through the model's chat template; by default true."""
+    custom_prompt_preprocessor: PromptPreprocessor | None = Field(default=None, strict=False)
+    """As in `[[prompts.datasets]]`."""
+    answer_marker_type: AnswerMarker | None = Field(default=None, strict=False)
+    """As in `[[prompts.datasets]]`."""
 
     @field_validator("top_k")
     @classmethod

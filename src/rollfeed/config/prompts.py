@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from rollfeed.config.section import Free, Resume, Section
+from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
 Key = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(gt=0.0, le=1e6, strict=False)]
 
 
-class DatasetSettings(Section):
+class AskingSettings(Section):
+    """The way in which a source's questions are asked; see docs/environments.md."""
+
+    apply_chat_template: bool = True
+    """Render through the model's chat template; `false` sends the text as it is."""
+    custom_prompt_preprocessor: PromptPreprocessor | None = Field(default=None, strict=False)
+    r"""`TinyZero` is plain text (`apply_chat_template = false`) with thoughts and an answer in `<answer></answer>`;
+    `ChatTemplate_NoSystemPrompt` one user turn, for answers in `\boxed{}`. By default the question as it is.
+    """
+    answer_marker_type: AnswerMarker | None = Field(default=None, strict=False)
+    r"""`\boxed{}` or `<answer></answer>`: a sentence behind each question in text asks for an answer in it."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        keys = self.custom_prompt_preprocessor, self.answer_marker_type
+        if problem := asking_problem(*keys, is_chat=self.apply_chat_template):
+            raise ValueError(problem)
+        return self
+
+
+def asking_problem(
+    preprocessor: PromptPreprocessor | None, marker: AnswerMarker | None, *, is_chat: bool
+) -> str | None:
+    """Return why a form of questions, the marks of answers and the chat template do not go together; or None."""
+    if preprocessor is None:
+        return None
+    chats = preprocessor is PromptPreprocessor.CHAT
+    if is_chat is not chats:
+        needed = "a chat template: set apply_chat_template = true" if chats else "none: set apply_chat_template = false"
+        return f"custom_prompt_preprocessor = {preprocessor.value!r} needs {needed}"
+    fitting = AnswerMarker.BOXED if chats else AnswerMarker.TAGS
+    if marker not in (None, fitting):
+        return (
+            f"answer_marker_type = {marker.value!r} does not go with custom_prompt_preprocessor = "
+            f"{preprocessor.value!r}: use {fitting.value!r}, or leave one of them out"
+        )
+    return None
+
+
+class DatasetSettings(AskingSettings):
     """One file of prompts, a row each (`[[prompts.datasets]]`)."""
 
     path: str = Field(min_length=1)
@@ -35,11 +75,9 @@ class DatasetSettings(Section):
     """Column with tool definitions for the chat template."""
     image_key: Key | None = None
     """Column with image paths or URLs."""
-    apply_chat_template: bool = True
-    """Render through the model's chat template; `false` sends the text as it is."""
 
 
-class EnvironmentSettings(Section):
+class EnvironmentSettings(AskingSettings):
     """One procedural environment (`[[prompts.environments]]`)."""
 
     id: str = Field(min_length=1)
@@ -48,8 +86,6 @@ class EnvironmentSettings(Section):
     """Difficulty of the problems."""
     parameters: dict[str, str | int | float | bool] = Field(default={})
     """Of the environment, where it has any; see docs/evaluation.md."""
-    apply_chat_template: bool = True
-    """Render through the model's chat template; `false` sends the question as it is."""
     weight: Weight = 1.0
     """Share of the draws, relative to the other sources' weights."""
 

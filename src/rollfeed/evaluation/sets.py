@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollfeed.config import EvalKeys, SamplingSettings
+from rollfeed.config.prompts import asking_problem
 from rollfeed.errors import ConfigError
+from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Group, Prompt, SamplingParams
 
@@ -47,6 +49,8 @@ class SetPlan:
     reward_key: str | None
     correct_threshold: float
     apply_chat_template: bool
+    custom_prompt_preprocessor: PromptPreprocessor | None
+    answer_marker_type: AnswerMarker | None
 
 
 def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: TrainingDefaults) -> SetPlan:
@@ -75,6 +79,13 @@ def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: Training
             f"{max_context_length} tokens for a prompt: lower it or max_prompt_len, or raise engine.context_length"
         )
     own_rm_type = key("rm_type", None)
+    is_chat, *asking = (
+        key("apply_chat_template", True),
+        key("custom_prompt_preprocessor", None),
+        key("answer_marker_type", None),
+    )
+    if problem := asking_problem(*asking, is_chat=is_chat):
+        raise ConfigError(f"eval set {name}: {problem}")
     return SetPlan(
         n_samples_per_prompt=key("n_samples_per_prompt", training.n_samples_per_prompt),
         params=params,
@@ -85,7 +96,9 @@ def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: Training
         has_own_grader=own_rm_type is not None,
         reward_key=key("eval_reward_key", None) or key("reward_key", training.reward_key),
         correct_threshold=key("correct_threshold", 1.0),
-        apply_chat_template=key("apply_chat_template", True),
+        apply_chat_template=is_chat,
+        custom_prompt_preprocessor=asking[0],
+        answer_marker_type=asking[1],
     )
 
 

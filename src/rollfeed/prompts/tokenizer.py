@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from rollfeed.conversations import call_syntax
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import check_content, read_eos_token_ids, read_object
+from rollfeed.prompts.asking import asked
 from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate
-from rollfeed.protocols import CallFormat, Rendered, Tokenizer
+from rollfeed.protocols import AnswerMarker, CallFormat, PromptPreprocessor, Rendered, Tokenizer
 from rollfeed.types import Message
 from rollfeed.types.text import well_formed
 
@@ -247,6 +248,8 @@ class ChatRenderer:
         rollout_max_prompt_len: The longest prompt, in tokens; None for any.
         tools: Definitions of the run's tools, for prompts without their own.
         call_format: How the policy is told to call them where the chat template does not say it.
+        preprocessor: The form of questions in text; messages stay as they are.
+        marker: The marks in which questions in text ask for answers.
     """
 
     def __init__(
@@ -256,11 +259,15 @@ class ChatRenderer:
         rollout_max_prompt_len: int | None,
         tools: Sequence[Mapping[str, Any]] = (),
         call_format: CallFormat = CallFormat.AUTO,
+        preprocessor: PromptPreprocessor | None = None,
+        marker: AnswerMarker | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._rollout_max_prompt_len = rollout_max_prompt_len
         self._tools = tuple(tools)
         self._call_format = call_format
+        self._preprocessor = preprocessor
+        self._marker = marker
 
     def render(
         self,
@@ -278,6 +285,8 @@ class ChatRenderer:
             ConfigError: If the model has no chat template but one is to be applied, the template refuses the
                 messages, messages come without a template, or nothing is left to send.
         """
+        if isinstance(content, str):
+            content = asked(content, self._preprocessor, self._marker)
         if self._tools:
             tools = tuple(tools or self._tools)
             syntax = call_syntax(self._tokenizer, self._call_format, is_chat=apply_chat_template)

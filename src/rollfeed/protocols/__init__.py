@@ -27,7 +27,15 @@ from rollfeed.protocols.execution import (
     Workers,
 )
 from rollfeed.protocols.generate import Environments, GenerateFn, RolloutRequest, SampleHook, Services, TurnJournal
-from rollfeed.protocols.prompts import Learner, PromptRenderer, PromptSource, Rendered, Tokenizer
+from rollfeed.protocols.prompts import (
+    AnswerMarker,
+    Learner,
+    PromptPreprocessor,
+    PromptRenderer,
+    PromptSource,
+    Rendered,
+    Tokenizer,
+)
 from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
@@ -62,6 +70,7 @@ __all__ = [
     "AgeRule",
     "AgentFn",
     "AgentTask",
+    "AnswerMarker",
     "BatchCutter",
     "BatchFilter",
     "BatchedRewardFn",
@@ -85,6 +94,7 @@ __all__ = [
     "Matching",
     "MultiTurnEnvironment",
     "PromptBuffer",
+    "PromptPreprocessor",
     "PromptRenderer",
     "PromptSource",
     "Rendered",

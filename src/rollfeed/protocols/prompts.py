@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.types import Group, Message, Prompt
+
+
+class PromptPreprocessor(StrEnum):
+    """The form that a question in text is given; messages stay as they are. Names as RLVE has them."""
+
+    TINY_ZERO = "TinyZero"
+    """Plain text: a dialogue whose assistant thinks, which is begun, and then answers in ``<answer></answer>``."""
+    CHAT = "ChatTemplate_NoSystemPrompt"
+    r"""One user turn of a chat, without a system prompt; answers are in ``\boxed{}``."""
+
+
+class AnswerMarker(StrEnum):
+    """The marks between which answers are asked for."""
+
+    BOXED = r"\boxed{}"
+    TAGS = "<answer></answer>"
 
 
 class Learner(Protocol):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from rollfeed.answers import final_text, find_box
-from rollfeed.protocols import Grader
+from rollfeed.protocols import AnswerMarker, Grader
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.rewards.graders import gpqa, ifeval, mathematics, texts
 from rollfeed.rewards.isolation import IsolatedCall
@@ -23,6 +23,8 @@ SEED_KEY = "sample_seed"
 """Entry of the metadata with an integer that stands for the run's seed and the sample; the hub sets it."""
 _OTHER_NAMES = MappingProxyType({"ifbench": "ifeval"})
 """What else graders are called, by users of slime."""
+
+_BOXES_ONLY, _NO_MARKS = ("math", "deepscaler"), ("dapo", "f1")
 
 Compare: TypeAlias = Callable[[str, Any, Mapping[str, Any]], Verdict | IsolatedCall]
 """Compares a response with what was read of label and metadata, and is given the metadata."""
@@ -71,6 +73,13 @@ def grader_name(rm_type: str) -> str:
     """Return the grader that an ``rm_type`` stands for, by its own name and without ``boxed_``."""
     inner = rm_type.removeprefix(BOXED_PREFIX)
     return _OTHER_NAMES.get(inner, inner)
+
+
+def reads(rm_type: str, marker: AnswerMarker) -> bool:
+    """Whether a grader finds answers in these marks, where it looks for marked answers at all."""
+    if rm_type.startswith(BOXED_PREFIX) or rm_type in _BOXES_ONLY:
+        return marker is AnswerMarker.BOXED
+    return rm_type not in _NO_MARKS
 
 
 def boxed(grader: Grader | OwnPace) -> Grader | OwnPace:

@@ -112,10 +112,12 @@ def _f1(words: list[str], wanted: list[str]) -> float:
 def compare_leniently(response: str, labels: Sequence[str], metadata: Mapping[str, Any]) -> Verdict:
     """Give 1 when what follows the last "The answer is" matches a label, else 0 (``bbeh``, BIG-Bench Extra Hard).
 
-    Without that prefix the whole text is the answer. Case, outer brackets, quotes, markdown, LaTeX wrappers, a
-    final full stop and spaces after commas do not count, numbers are compared by value.
+    Without that prefix the whole text is the answer, of a response with ``<answer>`` tags what stands in them. Case,
+    outer brackets, quotes, markdown, LaTeX wrappers, a final full stop and spaces after commas do not count, numbers
+    are compared by value.
     """
-    text = final_text(response)
+    marked = find_answer(response)
+    text = marked.text if marked is not None and marked.mark is Mark.TAG else final_text(response)
     *_, start = [0, *(match.end() for match in _PREFIX.finditer(text))]
     answer = _plain(text[start:].strip().split("\n")[0] if start else text)
     right = bool(answer) and any(_match(answer, _plain(normalize(label))) for label in labels)
