@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rollfeed
-from rollfeed.compat.slime_plugins import with_slime_plugins
+from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.plugins import load_factory
 from rollfeed.protocols import PromptSource
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
@@ -85,4 +85,19 @@ def open_source() -> Callable[..., Any]:
         given = with_slime_plugins(config, folders=[folder]).plugins.prompt_source
         return load_factory(given, PromptSource, CharTokenizer(), key="plugins.prompt_source")
 
+    return make
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Any]:
+    """Return a function that sets up a run with a plug-in of slime, and returns what its plug-ins share."""
+
+    def make(**sections: Any) -> Any:
+        plugins = {
+            "group_filters": ["slime:slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"]
+        }
+        config = rollfeed.RolloutConfig(plugins=rollfeed.PluginSettings(**plugins), **sections)
+        return slime_run(with_slime_plugins(config))
+
+    make()
     return make

@@ -163,10 +163,14 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
     services = RewardServices(config.reward, rm_types=[config.reward.rm_type], tools=config.tools, folders=folders)
     scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
     slime = slime_run(config)
+    generate = load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(config, folders=folders)
     if slime is not None:
+        from rollfeed.compat.slime_plugins.generating import by_sample
+
         slime.default_rollout = scheduler
+        generate = by_sample(generate, slime) if own.prompt_source is not None else generate
     return Functions(
-        generate=load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(config, folders=folders),
+        generate=generate,
         rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
         sample_hook=load(own.sample_hook, SampleHook, key="plugins.sample_hook"),
         group_filter=compose(_group_filters(config, folders)),

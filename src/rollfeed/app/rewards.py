@@ -213,17 +213,20 @@ def reward_hub(
         workers=services.workers,
         worker_timeout_seconds=settings.workers.timeout_seconds,
     )
+    named: Mapping[str, RewardFn] = {
+        name: load(given, RewardFn, Takes.SAMPLE, f"reward.functions.{name}")
+        for name, given in settings.functions.items()
+    }
     if slime is not None:
-        slime.hub = make()  # for functions that ask for a grader
+        from rollfeed.compat.slime_plugins.adapters import NamedRewards
+
+        slime.hub, named = make(), NamedRewards(named, slime)  # the hub is for functions that ask for a grader
     return make(
         own_verifiers=own_verifiers(settings),
         reward_fn=load(functions.reward, RewardFn, Takes.SAMPLE, "plugins.reward"),
         batched_reward_fn=load(functions.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
         group_reward_fn=load(functions.group_reward, GroupRewardFn, Takes.GROUP, "plugins.group_reward"),
-        named_reward_fns={
-            name: load(given, RewardFn, Takes.SAMPLE, f"reward.functions.{name}")
-            for name, given in settings.functions.items()
-        },
+        named_reward_fns=named,
         concurrency=settings.concurrency,
     )
 

@@ -88,7 +88,7 @@ class RewardHub:
         self._reward_fn = reward_fn
         self._batched_reward_fn = batched_reward_fn
         self._group_reward_fn = group_reward_fn
-        self._named_reward_fns = dict(named_reward_fns or {})
+        self._named_reward_fns = {} if named_reward_fns is None else named_reward_fns
         self._reward_key = reward_key
         self._seed = seed
         self._workers = workers or InProcessWorkers()

@@ -21,6 +21,8 @@ from rollfeed.types import (
 )
 
 WriteText = Callable[[str], Path]
+STRICT = {"failure_minimum": 1, "failure_budget": 0.0}
+"""Of ``[rollout]``: what a plug-in asserts ends the run."""
 
 
 async def test_r47_each_call_of_a_generate_function_is_answered_by_its_own_arguments(
@@ -37,7 +39,12 @@ async def test_r47_each_call_of_a_generate_function_is_answered_by_its_own_argum
     )
     engine = ScriptedEngine(answer=lambda request: "9" * 20)
     (batch,) = await make_batches(
-        1, folder=write_plugins(text), engine=engine, generate="slime:mine.f", reward_fn=lambda sample, prompt: 1.0
+        1,
+        folder=write_plugins(text),
+        engine=engine,
+        generate="slime:mine.f",
+        reward_fn=lambda sample, prompt: 1.0,
+        rollout=STRICT,
     )
     assert [sample.response_length for sample in batch.samples] == [2, 3, 4, 5] * 3
     assert sorted(request.params.max_new_tokens for request in engine.requests) == sorted([2, 3, 4, 5] * 3)

@@ -158,6 +158,8 @@ def _plugins(draft: Draft) -> None:
     if draft.value("custom-generate-function-path"):
         path = draft.value("custom-generate-function-path")
         draft.put("plugins.generate", f"slime:{path}", "custom-generate-function-path")
+    if path := draft.value("rollout-sample-filter-path"):
+        draft.put("plugins.slime_args.rollout_sample_filter_path", path, "rollout-sample-filter-path")
     hooks = draft.value("rollout-sample-hook-path") or []
     if len(hooks) == 1:
         draft.put("plugins.sample_hook", f"slime:{hooks[0]}", "rollout-sample-hook-path")

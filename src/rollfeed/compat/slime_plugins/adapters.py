@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from rollfeed.compat.slime_plugins.read_back import changed, changed_sample, guarded, is_slime_sample, slime_sample
 from rollfeed.compat.slime_plugins.shared_run import RUNNING, Adapter, SlimeRun
+from rollfeed.compat.slime_plugins.slime_paths import SLIME, is_slime_path
 from rollfeed.compat.slime_plugins.supplied import sample_class
+from rollfeed.errors import PluginError, RunFailedError
 from rollfeed.types import Drop, FilterDecision, Group, Keep, Prompt, Sample
 
 
@@ -50,6 +52,23 @@ class SlimeReward(Adapter):
         reward = await _result(self, made)
         _looked_at(self, [made], before)
         return reward
+
+
+class NamedRewards(dict[str, Any]):
+    """Reward functions by name, and those of slime by ``slime:`` path, which are loaded when a sample names them."""
+
+    def __init__(self, own: Mapping[str, Any], run: SlimeRun) -> None:
+        super().__init__(own)
+        self._run = run
+
+    def __contains__(self, name: object) -> bool:
+        if not super().__contains__(name) and is_slime_path(name):
+            try:
+                function = self._run.load(str(name).removeprefix(SLIME))
+            except PluginError as error:
+                raise RunFailedError(str(error)) from error
+            self[str(name)] = SlimeReward(function, self._run, key="custom_rm_path")
+        return super().__contains__(name)
 
 
 class _SeveralRewards(Adapter):

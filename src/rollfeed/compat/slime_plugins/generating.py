@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, wraps
 from typing import Any
 
 from rollfeed.compat.slime_plugins.checking import is_of_miles
@@ -11,8 +12,9 @@ from rollfeed.compat.slime_plugins.names.forms import GenerateFnInput
 from rollfeed.compat.slime_plugins.names.sglang_rollout import GenerateState
 from rollfeed.compat.slime_plugins.read_back import asked_sample, is_slime_sample, own_sample
 from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work
+from rollfeed.compat.slime_plugins.slime_paths import GENERATE_PATH
 from rollfeed.compat.slime_plugins.supplied import sample_class
-from rollfeed.protocols import RolloutRequest, Services
+from rollfeed.protocols import GenerateFn, RolloutRequest, Services
 from rollfeed.types import Sample
 
 
@@ -57,3 +59,18 @@ class SlimeGenerate(Adapter):
             return own_sample(made, request, work.sent, policy_version=version)
         except ValueError as error:
             raise self.broke(f"returned {error}") from None
+
+
+def by_sample(generate: GenerateFn, run: SlimeRun) -> GenerateFn:
+    """Return a generate function that has one of slime answer prompts that name it, and ``generate`` all others."""
+
+    @cache
+    def named(path: str) -> SlimeGenerate:
+        return SlimeGenerate(run.load(path), run, key=GENERATE_PATH)
+
+    @wraps(generate)
+    async def answer(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+        path = request.prompt.metadata.get(GENERATE_PATH)
+        return await (generate if path is None else named(path))(request, services=services)
+
+    return answer

@@ -11,12 +11,16 @@ from rollfeed.base.importing import import_object
 from rollfeed.compat.slime_plugins.checking import check_call, check_source
 from rollfeed.compat.slime_plugins.shared_run import Adapter, SlimeRun, begin
 from rollfeed.compat.slime_plugins.slime_args import slime_arguments
-from rollfeed.compat.slime_plugins.slime_paths import SLIME_DROP, import_path, is_slime_path
+from rollfeed.compat.slime_plugins.slime_paths import SLIME, SLIME_DROP, import_path, is_slime_path
 from rollfeed.compat.slime_plugins.supplied import supply_names
 from rollfeed.config import RolloutConfig
 from rollfeed.errors import PluginError
 from rollfeed.faults import describe
+from rollfeed.plugins import load_plugin
+from rollfeed.protocols import RolloutFn
 
+SAMPLE_FILTER = "rollout_sample_filter_path"
+"""Key of ``slime_args``."""
 C = TypeVar("C", bound=RolloutConfig)
 
 
@@ -67,18 +71,22 @@ def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
     """
     plugins, named = config.plugins, config.reward.functions
     given = {name: value for name in type(plugins).model_fields if _has_slime(value := getattr(plugins, name))}
-    if not given and not _has_slime(tuple(named.values())):
+    sample_filter = plugins.slime_args.get(SAMPLE_FILTER) if not isinstance(plugins.rollout, Adapter) else None
+    if not given and not sample_filter and not _has_slime(tuple(named.values())):
         return config
     run = begin(
         SlimeRun(
             args=slime_arguments(config),
             params=config.sampling.params,
             context_length=_context_length(config),
+            scores_lists=plugins.batched_reward is not None,
             folders=folders,
         )
     )
     supply_names()
     made = {name: _made(value, name, run, folders) for name, value in given.items()}
+    if sample_filter:
+        made["rollout"] = _with_sample_filter(str(sample_filter), made.get("rollout", plugins.rollout), run, folders)
     functions = {
         name: _adapted(path, _forms()["reward"], run, key=f"reward.functions.{name}", folders=folders)
         for name, path in named.items()
@@ -86,6 +94,17 @@ def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
     }
     reward = config.reward.model_copy(update={"functions": {**named, **functions}})
     return config.model_copy(update={"plugins": plugins.model_copy(update=made), "reward": reward})
+
+
+def _with_sample_filter(path: str, inner: Any, run: SlimeRun, folders: Sequence[Path]) -> Adapter:
+    from rollfeed.compat.slime_plugins.stepping import SlimeSampleFilter
+
+    key = f"plugins.slime_args.{SAMPLE_FILTER}"
+    function = _imported(f"{SLIME}{path}", key=key, folders=folders)
+    check_call(function, ("args", "groups"), key=_named(key, path))
+    check_source(function, run.args, key=_named(key, path))
+    step = load_plugin(inner, RolloutFn, key="plugins.rollout", folders=folders)
+    return SlimeSampleFilter(function, run, key=key, inner=step)
 
 
 def _has_slime(value: Any) -> bool:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rollfeed.compat.slime_plugins.names.slime_sample import SlimeSample
 from rollfeed.compat.slime_plugins.shared_run import Sent
+from rollfeed.compat.slime_plugins.slime_paths import REWARD_FN, SLIME, paths_of
 from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
 from rollfeed.types import (
     Correct,
@@ -53,6 +54,7 @@ def asked_sample(request: RolloutRequest, cls: type[SlimeSample]) -> SlimeSample
     made.metadata = _metadata(prompt.metadata, prompt)
     made.multimodal_inputs = {"images": list(prompt.images)} if prompt.images else None
     made.session_id = f"rollout-{request.rollout_id}"
+    vars(made).update(paths_of(made.metadata))
     return made
 
 
@@ -74,7 +76,7 @@ def slime_sample(sample: Sample, prompt: Prompt | None, cls: type[SlimeSample]) 
     made.remove_sample, made.non_generation_time = sample.remove_sample, sample.non_generation_seconds
     made.prefix_cache_info.cached_tokens = sample.cached_tokens
     made.session_id = f"rollout-{sample.rollout_id}"
-    vars(made).update(copy.deepcopy(dict(sample.extra)))
+    vars(made).update(paths_of(made.metadata) | copy.deepcopy(dict(sample.extra)))
     return made
 
 
@@ -128,6 +130,9 @@ def own_sample(made: Any, request: RolloutRequest, sent: Sequence[Sent], *, poli
     metadata = {key: value for key, value in made.metadata.items() if key != "tools" or request.prompt.tools is None}
     if not np.array_equal(ids[: len(request.prompt.token_ids)], request.prompt.token_ids):
         metadata[OWN_CONTEXT] = True
+    rm_path = getattr(made, "custom_rm_path", None)
+    if rm_path is not None:
+        metadata[REWARD_FN] = f"{SLIME}{rm_path}"
     reward = made.reward
     return Sample(
         token_ids=ids,

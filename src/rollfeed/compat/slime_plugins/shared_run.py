@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.base.importing import import_object
 from rollfeed.compat.slime_plugins.slime_args import SlimeArguments
+from rollfeed.compat.slime_plugins.slime_paths import SLIME, import_path
 from rollfeed.errors import RollfeedError, RunFailedError
 from rollfeed.faults import complaint
 from rollfeed.protocols import RolloutFn, RolloutRequest, Services, Tokenizer
@@ -45,10 +47,16 @@ class SlimeRun:
     """The ``GenerateState`` of the run."""
     drop_filters: list[Callable[..., Any]] = field(default_factory=list)
     """Filters whose True means drop, whoever calls them."""
+    scores_lists: bool = False
+    """Whether the run's reward function is called with a list of samples."""
     folders: Sequence[Path] = ()
     """Searched for modules that plug-ins load."""
     context_length: int = 1 << 31
     """Prompt and response tokens of an answer together, at most."""
+
+    def load(self, path: str) -> Any:
+        """Return what ``module.name``, as slime writes it, names; raises PluginError where that cannot be imported."""
+        return import_object(import_path(f"{SLIME}{path}"), key="load_function", folders=self.folders)
 
 
 class Sent(NamedTuple):

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollfeed.compat.slime_plugins.slime_paths import PREFIXES
+from rollfeed.compat.slime_plugins.slime_paths import is_slime_path
 from rollfeed.config import RolloutConfig, RolloutMode, Settings
-from rollfeed.config.plugins import import_path_of
 
 ENGINE_ADDRESS = ("127.0.0.1", 30000)
 """Where the engine seems to be when it is embedded; the supplied ``post`` and ``get`` know better."""
@@ -126,11 +125,8 @@ def _of_plugins(config: RolloutConfig) -> dict[str, Any]:
     filters = own.group_filters
 
     def path(given: Any) -> str | None:
-        """Return the path as slime has it."""
-        if given is None:
-            return None
-        text = import_path_of(given)
-        return next((text.removeprefix(prefix) for prefix in PREFIXES if text.startswith(prefix)), text)
+        """Return the path as slime has it; None for functions that are not written for slime."""
+        return given.partition(":")[2] if is_slime_path(given) else None
 
     return {
         "custom_generate_function_path": path(own.generate),

@@ -16,6 +16,7 @@ from rollfeed.compat.slime_plugins.adapters import in_groups
 from rollfeed.compat.slime_plugins.names.helpers import load_function
 from rollfeed.compat.slime_plugins.read_back import slime_sample
 from rollfeed.compat.slime_plugins.shared_run import SlimeRun
+from rollfeed.compat.slime_plugins.slime_paths import GENERATE_PATH, REWARD_FN, SLIME
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.errors import PluginError
 from rollfeed.faults import complaint, name_of
@@ -69,12 +70,19 @@ class SlimeSource(PromptSource):
             told = f"gave a group of {len(group)} samples, n_samples_per_prompt is {size}"
             raise complaint(KEY, self._factory, told)
         first = group[0]
-        if any(each.prompt != first.prompt or each.label != first.label for each in group):
-            raise complaint(KEY, self._factory, "gave a group whose samples have different prompts or labels")
+        same = ("prompt", "label", GENERATE_PATH, "custom_rm_path")
+        if any(getattr(each, name, None) != getattr(first, name, None) for each in group for name in same):
+            raise complaint(
+                KEY, self._factory, "gave a group whose samples have different prompts, labels or functions"
+            )
         if not first.prompt:
             raise complaint(KEY, self._factory, "gave a sample without a prompt")
         metadata = dict(first.metadata or {})
         tools = metadata.pop("tools", None)
+        if path := getattr(first, GENERATE_PATH, None):
+            metadata[GENERATE_PATH] = path
+        if path := getattr(first, "custom_rm_path", None):
+            metadata[REWARD_FN] = f"{SLIME}{path}"
         messages = None if isinstance(first.prompt, str) else tuple(first.prompt)
         text = first.prompt if messages is None else self._tokenizer.render_chat(messages, tools=tools)
         return Prompt(

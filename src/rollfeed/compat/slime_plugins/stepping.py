@@ -22,11 +22,11 @@ from rollfeed.compat.slime_plugins.read_back import (
     own_sample,
     slime_sample,
 )
-from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, Work
+from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.completions import check_sample
 from rollfeed.errors import EngineProtocolError, RunFailedError
-from rollfeed.protocols import RolloutContext, RolloutRequest
+from rollfeed.protocols import RolloutContext, RolloutFn, RolloutRequest
 from rollfeed.seeds import rollout_seed
 from rollfeed.types import (
     Drop,
@@ -47,6 +47,55 @@ from rollfeed.types import (
 T = TypeVar("T")
 NOT_RETURNED = "not_returned"
 """The reason of a finished group that a rollout function left out."""
+
+
+class SlimeSampleFilter(Adapter):
+    """``def f(args, groups)``, the sample filter, as a ``RolloutFn``: changes samples that will be trained on.
+
+    Args:
+        function: The user's.
+        run: What it shares with the others.
+        key: The setting that names it.
+        inner: Makes the steps; by default the run's scheduler.
+    """
+
+    def __init__(self, function: Any, run: SlimeRun, *, key: str, inner: RolloutFn | None) -> None:
+        super().__init__(function, run, key=key)
+        self._inner = inner
+
+    async def __call__(self, context: RolloutContext) -> Sequence[Ending]:
+        """Make a step, and have the function see the groups of its batch, in order."""
+        step = self._inner or self.run.default_rollout
+        if step is None:
+            raise RunFailedError(f"{self.key}: the run has not been opened")
+        endings = sorted(await step(context), key=lambda ending: ending.group.group_index)
+        groups = [ending.group for ending in endings if isinstance(ending, Trained)]
+        shown = [_shown(group) for group in groups]
+        self.call_in_run(shown)
+        trained = [Trained(_as_left(self, group, made)) for group, made in zip(groups, shown, strict=True)]
+        return [*trained, *(ending for ending in endings if not isinstance(ending, Trained))]
+
+
+def _shown(group: Group) -> list[Any]:
+    """Return the samples of a finished group as slime has them."""
+    cls = sample_class()
+    return in_groups([slime_sample(each, group.prompt, cls) for each in group.samples])
+
+
+def _as_left(adapter: Adapter, group: Group, made: Sequence[Any]) -> Group:
+    """Return a finished group with what a function changed in its samples; the same one where it changed nothing."""
+    if [vars(each) for each in _leaves(made)] == [vars(each) for each in _leaves(_shown(group))]:
+        return group
+    nested, rollouts = [each if isinstance(each, list) else [each] for each in made], []
+    for rollout, leaves in zip(group.rollouts, nested, strict=True):
+        try:
+            read = [
+                changed_sample(leaf, sample, group.prompt) for leaf, sample in zip(leaves, rollout.samples, strict=True)
+            ]
+        except ValueError as error:
+            raise adapter.broke(f"returned {error}") from None
+        rollouts.append(replace(rollout, samples=tuple(read), verdict=_verdict(read) or rollout.verdict))
+    return replace(group, rollouts=tuple(rollouts))
 
 
 class SlimeRollout(Adapter):
@@ -266,20 +315,7 @@ class Bridge:
         answered = self._answered.get(index)
         if answered is None:
             return replace(self._drawn[index], rollouts=self._rollouts(index, made))
-        before = self._samples(answered)
-        if [vars(each) for each in _leaves(made)] == [vars(each) for each in _leaves(before)]:
-            return answered
-        nested, rollouts = [each if isinstance(each, list) else [each] for each in made], []
-        for rollout, leaves in zip(answered.rollouts, nested, strict=True):
-            try:
-                read = [
-                    changed_sample(leaf, sample, answered.prompt)
-                    for leaf, sample in zip(leaves, rollout.samples, strict=True)
-                ]
-            except ValueError as error:
-                raise self._adapter.broke(f"returned {error}") from None
-            rollouts.append(replace(rollout, samples=tuple(read), verdict=_verdict(read) or rollout.verdict))
-        return replace(answered, rollouts=tuple(rollouts))
+        return _as_left(self._adapter, answered, made)
 
     def _rollouts(self, index: int, made: list[Any]) -> tuple[Rollout, ...]:
         """Return rollouts that the function made itself."""

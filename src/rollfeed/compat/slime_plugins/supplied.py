@@ -50,8 +50,17 @@ SUPPLIED: Mapping[str, Mapping[str, Sequence[str]]] = {
             "GenerateFnOutput",
         )
     },
-    "rollout.filter_hub.base_types": {_FORMS: ("DynamicFilterOutput", "call_dynamic_filter", "MetricGatherer")},
-    "rollout.filter_hub.dynamic_sampling_filters": {_FORMS: ("check_reward_nonzero_std",)},
+    "rollout.filter_hub.base_types": {
+        _FORMS: (
+            "DynamicFilterOutput",
+            "call_dynamic_filter",
+            "should_drop_dynamic_filter_output",
+            "MetricGatherer",
+        )
+    },
+    "rollout.filter_hub.dynamic_sampling_filters": {
+        _FORMS: ("check_reward_nonzero_std", "check_reward_nonzero_std_with_fallback")
+    },
     "rollout.filter_hub.over_sampling_filters": {_FORMS: ("sort_by_reward_std",)},
     "rollout.rm_hub": {
         _REWARDS: ("async_rm", "batched_async_rm", "grade_answer_verl", "get_deepscaler_rule_based_reward")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,14 @@ def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any
     return DynamicFilterOutput(keep=bool(output) is not (fn in latest().drop_filters))
 
 
+def should_drop_dynamic_filter_output(
+    output: DynamicFilterOutput, *, remaining_batch_size: int, target_data_size: int
+) -> bool:
+    """Whether a group goes: one that is usable stays while no more than a batch is in flight and kept."""
+    is_needed = output.keep_when_insufficient and remaining_batch_size <= target_data_size
+    return not (output.keep or is_needed)
+
+
 class MetricGatherer:
     """Counts dropped groups by reason."""
 
@@ -103,6 +111,11 @@ def check_reward_nonzero_std(args: Any, samples: Sequence[Any], **kwargs: Any) -
     rewards = _rewards(args, samples)
     is_dropped = are_equal(np.array(rewards, np.float64))
     return DynamicFilterOutput(keep=not is_dropped, reason=f"zero_std_{rewards[0]:.1f}" if is_dropped else None)
+
+
+def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[Any], **kwargs: Any) -> DynamicFilterOutput:
+    """Keep a group whose rewards differ, and any where the step would be short otherwise."""
+    return replace(check_reward_nonzero_std(args, samples, **kwargs), keep_when_insufficient=True)
 
 
 def sort_by_reward_std(args: Any, samples: Sequence[Any], **kwargs: Any) -> list[Any]:

@@ -10,9 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollfeed.base.importing import import_object
 from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, latest
-from rollfeed.compat.slime_plugins.slime_paths import import_path
 from rollfeed.conversations import LossMaskType, conversation_tokens
 from rollfeed.engine import resolve_checkpoint
 from rollfeed.prompts import load_tokenizer as load_own_tokenizer
@@ -23,7 +21,7 @@ T = TypeVar("T")
 
 def load_function(path: str) -> Any:
     """Return what ``module.name`` names."""
-    return import_object(import_path(f"slime:{path}"), key="load_function", folders=latest().folders)
+    return latest().load(path)
 
 
 class SingletonMeta(type):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rollfeed.compat.slime_plugins.names.engine_calls import ask, default_params, reply, sampling_params
 from rollfeed.compat.slime_plugins.names.forms import RolloutFnTrainOutput
-from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer
+from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer, load_function
 from rollfeed.compat.slime_plugins.names.rm_hub import async_rm, batched_async_rm
 from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, Work, current, latest
+from rollfeed.compat.slime_plugins.slime_paths import paths_of
 
 
 class _OneState(type):
@@ -116,12 +118,14 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> A
     return sample
 
 
-def _is_as_in_run(work: Work, params: dict[str, Any], evaluation: bool) -> bool:
-    """Whether the run would answer in the same way what a rollout function asks for."""
+def _is_as_in_run(work: Work, sample: Any, params: dict[str, Any], evaluation: bool) -> bool:
+    """Whether the run would answer a sample, or those of a fork, in the way that a rollout function asks for."""
+    own = sample[0] if isinstance(sample, list) else sample
     return (
         work.bridge is not None
         and not evaluation
         and params == sampling_params(default_params(work.run.args, work.run.params))
+        and all(getattr(own, name, None) == path for name, path in paths_of(own.metadata).items())
     )
 
 
@@ -131,18 +135,47 @@ async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any
     In a rollout function, one that the run has drawn goes the way of all its samples, with its group.
     """
     status, state, work = type(sample).Status, GenerateState(args), current("generate_and_rm")
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
+        sample.loss_mask = [0] * sample.response_length
     if sample.status in (status.COMPLETED, status.TRUNCATED):
         return sample
-    if state.aborted:
-        sample.status = status.ABORTED
-        return sample
-    if _is_as_in_run(work, sampling_params, evaluation):
+    if not state.aborted and _is_as_in_run(work, sample, sampling_params, evaluation):
         return await work.bridge.answer_sample(sample)
     async with state.semaphore:
-        await generate(args, sample, sampling_params)
-    if not args.group_rm and sample.status is not status.ABORTED and sample.reward is None:
-        sample.reward = await async_rm(args, sample)
+        if state.aborted:
+            sample.status = status.ABORTED
+            return sample
+        path = sample.generate_function_path or args.custom_generate_function_path
+        function = generate if path is None else load_function(path)
+        told = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
+        made = await function(args, sample, sampling_params, **told)
+    leaves = [await _hooked(args, each) for each in (made if isinstance(made, list) else [made])]
+    if not args.group_rm and not any(each.status is status.ABORTED for each in leaves):
+        for each in leaves:
+            if each.reward is None:
+                each.reward = await _score(args, each)
+    return leaves if isinstance(made, list) else leaves[0]
+
+
+async def _hooked(args: Any, sample: Any) -> Any:
+    """Return a sample as the hooks leave it."""
+    for path in args.rollout_sample_hook_path:
+        sample = await _awaited(load_function(path)(args, sample)) or sample
     return sample
+
+
+async def _score(args: Any, sample: Any) -> Any:
+    """Return a sample's reward, by its own function, the run's, or its ``rm_type``."""
+    path = sample.custom_rm_path or args.custom_rm_path
+    if path is None:
+        return await async_rm(args, sample)
+    if sample.custom_rm_path is None and latest().scores_lists:
+        return (await _awaited(load_function(path)(args, [sample])))[0]
+    return await _awaited(load_function(path)(args, sample))
+
+
+async def _awaited(given: Any) -> Any:
+    return await given if inspect.isawaitable(given) else given
 
 
 async def generate_and_rm_group(
@@ -152,11 +185,12 @@ async def generate_and_rm_group(
     work, state = current("generate_and_rm_group"), GenerateState(args)
     if state.aborted:
         return group
-    if _is_as_in_run(work, sampling_params, evaluation):
+    if all(_is_as_in_run(work, each, sampling_params, evaluation) for each in group):
         return await work.bridge.answer(group)
     made = await asyncio.gather(*(generate_and_rm(args, each, dict(sampling_params), evaluation) for each in group))
     if args.group_rm and not state.aborted:
-        rewards = await batched_async_rm(args, made)
+        path = args.custom_rm_path
+        rewards = await (batched_async_rm if path is None else load_function(path))(args, made)
         for sample, reward in zip(made, rewards, strict=True):
             sample.reward = reward
     return made
