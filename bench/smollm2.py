@@ -13,6 +13,7 @@ are of that.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shlex
 import sys
@@ -75,8 +76,8 @@ def with_problems(level: dict[str, Any], settings: Settings, tokenizer: Tokenize
         return EnvironmentSource(environment, level=level["level"], seed=seed, renderer=renderer, split=split)
 
     num_trained = settings.rollout.num_rollout * settings.rollout.rollout_batch_size
-    trained = {prompt.text for prompt in source("train", settings.seed).take(num_trained)}
-    held_out = source("eval", settings.eval.seed).take_different(settings.eval.num_prompts or 100)
+    trained = {prompt.text for prompt in asyncio.run(source("train", settings.seed).draw(num_trained))}
+    held_out = asyncio.run(source("eval", settings.eval.seed).draw_different(settings.eval.num_prompts or 100))
     known_share = sum(prompt.text in trained for prompt in held_out) / len(held_out)
     is_enough = len(held_out) == settings.eval.num_prompts
     return {**level, "num_held_out": len(held_out), "is_enough": is_enough, "known_share": known_share}

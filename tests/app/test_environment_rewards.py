@@ -44,6 +44,8 @@ class Moody:
             os.abort()
         if params["mood"] == "raise":
             raise ZeroDivisionError("by zero")
+        if params["mood"] == "nan":
+            return Verdict(reward=float("nan"))
         if params["mood"] == "number":
             return 1.0
         right = response == "4"
@@ -98,6 +100,7 @@ async def test_environment_of_another_package_verifies_in_a_worker(
 FAILURES = [
     (problem("raise"), "environment mine/moody: verify raised ZeroDivisionError: by zero"),
     (problem("number"), "it must return a Verdict"),
+    (problem("nan"), "nan"),
     (problem("die"), "SIGABRT"),
     (problem(params={}), "verify raised KeyError: 'mood'"),
     (problem(params={"mood": object()}), "not JSON"),

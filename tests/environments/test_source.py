@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rollfeed.environments import RM_TYPE, EnvironmentGrader, EnvironmentSource
-from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.errors import ConfigError, SourceFailedError
 from rollfeed.protocols import PromptRenderer
-from rollfeed.types import Correct
+from rollfeed.types import Correct, Verdict
 
 
 @pytest.fixture
@@ -80,24 +80,22 @@ def test_state_of_other_problems_is_refused(
 async def test_problems_over_the_limit_are_counted_and_passed_over(
     make_source: Callable[..., EnvironmentSource], parity: Any
 ) -> None:
-    parity.max_level = 3
-    limit = len("<user>Is 12 even or odd?")
-    source = make_source(level=1, limit=limit)
-    unlimited = {prompt.prompt_id: prompt.text for prompt in await make_source(level=1).draw(200)}
-    prompts = await source.draw(50)
-    assert all(len(prompt.text) <= limit and unlimited[prompt.prompt_id] == prompt.text for prompt in prompts)
-    assert source.num_over_length == 0  # every two-digit number fits
-    short = make_source(level=1, limit=limit - 1)
-    texts = [prompt.text for prompt in await short.draw(5)]
-    assert [text for text in unlimited.values() if len(text) < limit][:5] == texts
+    class Wordy(type(parity)):  # type: ignore[misc]
+        def make(self, level: int, random: Any) -> tuple[str, dict[str, Any], str | None]:
+            question, params, answer = super().make(level, random)
+            return question + " Tell." * (params["number"] % 4 == 0), params, answer
+
+    limit = len("<user>Is 999 even or odd?")
+    unlimited = {prompt.prompt_id: prompt.text for prompt in await make_source(Wordy(), level=2).draw(50)}
+    short = make_source(Wordy(), level=2, limit=limit)
+    texts = [prompt.text for prompt in await short.draw(20)]
+    assert [text for text in unlimited.values() if len(text) <= limit][:20] == texts
     assert short.num_over_length > 0
-    assert short.state_dict()["num_over_length"] == short.num_over_length
+    assert short.state_dict()["failures"] == {"too_long": short.num_over_length}
 
 
 def test_level_whose_problems_never_fit_is_refused_at_once(make_source: Callable[..., EnvironmentSource]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"my/parity@0: 100 problems in a row cannot be used .*over rollout_max_prompt"
-    ):
+    with pytest.raises(ConfigError, match=r"my/parity@0: 5 problems in a row cannot be used .*over rollout_max_prompt"):
         make_source(limit=3)
 
 
@@ -109,22 +107,64 @@ def test_level_that_does_not_exist_is_refused_at_once(
         make_source(level=4)
 
 
-async def test_generator_that_breaks_down_later_ends_the_run_with_its_cause(
-    make_source: Callable[..., EnvironmentSource], parity: Any
+class Exhausted:
+    """Has problems until it is empty, from some level on."""
+
+    environment_id: str = "my/exhausted"
+    version: int = 1
+    summary: str = "ends"
+    max_level: int | None = None
+    empty_from = 1_000
+
+    def make(self, level: int, random: Any) -> tuple[str, dict[str, Any], str | None]:
+        if level >= self.empty_from:
+            raise RuntimeError("out of numbers")
+        number = random.randrange(1000)
+        return f"{number}?", {"number": number}, str(number)
+
+    def verify(self, params: Any, response: str) -> Verdict:
+        return Verdict(reward=1.0, correct=Correct.YES)
+
+
+async def test_level_that_breaks_down_later_is_left_for_the_one_below(
+    make_source: Callable[..., EnvironmentSource], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Exhausted(type(parity)):  # type: ignore[misc]
-        is_empty = False
+    environment = Exhausted()
+    source = make_source(environment, level=3)
+    assert {prompt.metadata["level"] for prompt in await source.draw(3)} == {3}
+    environment.empty_from = 2
+    prompts = await source.draw(3)
+    assert {(prompt.metadata["level"], prompt.source) for prompt in prompts} == {(1, "my/exhausted@3")}
+    assert prompts[0].prompt_id.startswith("my/exhausted@1/train/")
+    assert [record.message[:46] for record in caplog.records] == [
+        f"environment my/exhausted@3: goes on at level {level}" for level in (2, 1)
+    ]
+    assert source.metrics() == {"environments/my/exhausted/raised": 10.0, "environments/my/exhausted/hardest": 1.0}
+    resumed = make_source(environment, level=1)
+    with pytest.raises(ConfigError, match="level = 1, but the run began with 3"):
+        resumed.load_state_dict(source.state_dict())
 
-        def make(self, level: int, random: Any) -> tuple[str, dict[str, Any], str | None]:
-            if self.is_empty:
-                raise RuntimeError("out of numbers")
-            return super().make(level, random)  # type: ignore[no-any-return]
 
+async def test_environment_that_breaks_down_later_ends_the_run_with_its_cause(
+    make_source: Callable[..., EnvironmentSource],
+) -> None:
     environment = Exhausted()
     source = make_source(environment)
     assert len(await source.draw(3)) == 3
-    environment.is_empty = True
-    last = source.state_dict()["index"] + 99
-    with pytest.raises(RunFailedError, match=f"problem {last}: RuntimeError: out of numbers"):
-        await source.draw(1)
-    assert source.num_failed == 100
+    environment.empty_from = 0
+    last = source.state_dict()["levels"]["0"][0] + 4
+    for _ in range(2):
+        with pytest.raises(
+            SourceFailedError, match=f"no level is left: .*problem {last}: RuntimeError: out of numbers"
+        ):
+            await source.draw(1)
+    assert source.num_failed == 5
+
+
+async def test_position_of_a_run_that_knew_one_level_is_taken(make_source: Callable[..., EnvironmentSource]) -> None:
+    first, second = make_source(level=2), make_source(level=2)
+    await first.draw(7)
+    new = first.state_dict()
+    old = {key: new[key] for key in ("environment", "version", "level", "split", "seed", "held_out_below")}
+    second.load_state_dict({**old, "index": new["levels"]["2"][0], "num_over_length": 0, "num_failed": 0})
+    assert [each.text for each in await second.draw(4)] == [each.text for each in await first.draw(4)]

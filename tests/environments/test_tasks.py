@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollfeed.base.waiting import without_waiting
 from rollfeed.environments import EnvironmentSource, make_task, with_parameters
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS, AddNumbers, ReverseText
 from rollfeed.environments.tasks import HELD_OUT_SHARE, held_out_rule, problem_hash
@@ -117,8 +118,8 @@ async def test_source_of_a_split_draws_from_its_words_only(make_renderer: Callab
 
 def test_take_returns_what_draw_does(make_renderer: Callable[..., PromptRenderer]) -> None:
     first, second = (EnvironmentSource(AddNumbers(), level=2, seed=5, renderer=make_renderer()) for _ in range(2))
-    taken = first.take(3) + first.take(2)
-    assert [prompt.prompt_id for prompt in taken] == [prompt.prompt_id for prompt in second.take(5)]
+    taken = without_waiting(first.draw(3)) + without_waiting(first.draw(2))
+    assert [prompt.prompt_id for prompt in taken] == [prompt.prompt_id for prompt in without_waiting(second.draw(5))]
 
 
 MakeSource = Callable[..., EnvironmentSource]
@@ -166,18 +167,18 @@ HOLDING_OUT = [each for each in BUILTIN_ENVIRONMENTS if each.environment_id != "
 @pytest.mark.parametrize("environment", HOLDING_OUT, ids=lambda each: each.environment_id)
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_no_held_out_problem_is_one_of_training(make_source: MakeSource, environment: Any, level: int) -> None:
-    held_out = asked(make_source(environment, level=level, split="eval").take_different(100))
-    trained = asked(make_source(environment, level=level, seed=7).take(1000))
+    held_out = asked(without_waiting(make_source(environment, level=level, split="eval").draw_different(100)))
+    trained = asked(without_waiting(make_source(environment, level=level, seed=7).draw(1000)))
     assert held_out
     assert not held_out & trained
 
 
 def test_the_side_of_a_problem_is_the_same_in_every_run_and_split(make_source: MakeSource) -> None:
     for seed in range(2):
-        probed = asked(make_source(Few(50), split="probe", seed=seed).take_different(100))
-        evaluated = asked(make_source(Few(50), split="eval", seed=seed + 10).take_different(100))
+        probed = asked(without_waiting(make_source(Few(50), split="probe", seed=seed).draw_different(100)))
+        evaluated = asked(without_waiting(make_source(Few(50), split="eval", seed=seed + 10).draw_different(100)))
         assert probed == evaluated
-        assert asked(make_source(Few(50), seed=seed).take_different(100)) | probed == {
+        assert asked(without_waiting(make_source(Few(50), seed=seed).draw_different(100))) | probed == {
             f"<user>{number}?" for number in range(50)
         }
 
@@ -199,30 +200,30 @@ def test_a_small_level_has_problems_on_both_sides(num_problems: int) -> None:
 
 
 def test_a_level_of_two_problems_trains_on_one_and_is_measured_on_the_other(make_source: MakeSource) -> None:
-    trained = asked(make_source(Few(2)).take(50))
-    held_out = asked(make_source(Few(2), split="eval", seed=3).take_different(100))
+    trained = asked(without_waiting(make_source(Few(2)).draw(50)))
+    held_out = asked(without_waiting(make_source(Few(2), split="eval", seed=3).draw_different(100)))
     assert (len(trained), len(held_out), len(trained | held_out)) == (1, 1, 2)
 
 
 def test_the_only_problem_of_a_level_is_trained_on_and_cannot_be_measured_on(make_source: MakeSource) -> None:
     for salt in "abc":
         environment = Few(1, salt)
-        assert len(make_source(environment).take(3)) == 3
+        assert len(without_waiting(make_source(environment).draw(3))) == 3
         with pytest.raises(ConfigError, match=r"my/few@0: of 1,000 problems .* none is of the split 'eval'.*split = "):
             make_source(environment, split="eval")
 
 
 def test_a_set_of_different_problems_is_as_large_as_the_level(make_source: MakeSource) -> None:
-    all_of_them = make_source(Few(81), split="eval").take_different(1000)
+    all_of_them = without_waiting(make_source(Few(81), split="eval").draw_different(1000))
     assert len(all_of_them) == len(asked(all_of_them))
     rule = held_out_rule(Few(81), 0)
     assert rule is not None
     assert len(all_of_them) == sum(rule.is_of(f"{number}?", "eval") for number in range(81))
-    assert len(make_source(Few(81), split="eval").take_different(5)) == 5
+    assert len(without_waiting(make_source(Few(81), split="eval").draw_different(5))) == 5
 
 
 def test_an_index_gives_the_same_problem_whatever_was_drawn_before(make_source: MakeSource) -> None:
-    prompts = make_source(Few(10)).take(30)
+    prompts = without_waiting(make_source(Few(10)).draw(30))
     for prompt in prompts:
         index = int(prompt.prompt_id.rsplit("/", 1)[1])
         assert prompt.text == f"<user>{make_task(Few(10), level=0, index=index, run_seed=0).question}"
@@ -231,17 +232,19 @@ def test_an_index_gives_the_same_problem_whatever_was_drawn_before(make_source: 
     assert indices != list(range(30))
     for stop in (1, 7, 20):
         first, second = make_source(Few(10)), make_source(Few(10))
-        first.take(stop)
+        without_waiting(first.draw(stop))
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert [each.prompt_id for each in second.take(30 - stop)] == [each.prompt_id for each in prompts[stop:]]
+        assert [each.prompt_id for each in without_waiting(second.draw(30 - stop))] == [
+            each.prompt_id for each in prompts[stop:]
+        ]
 
 
 def test_first_prompts_are_those_of_a_new_source_and_the_source_stays_where_it_is(make_source: MakeSource) -> None:
     source = make_source(Few(10))
-    unbroken = [prompt.prompt_id for prompt in make_source(Few(10)).take(6)]
-    source.take(3)
-    assert [prompt.prompt_id for prompt in source.first(6)] == unbroken
-    assert [prompt.prompt_id for prompt in source.take(3)] == unbroken[3:]
+    unbroken = [prompt.prompt_id for prompt in without_waiting(make_source(Few(10)).draw(6))]
+    without_waiting(source.draw(3))
+    assert [prompt.prompt_id for prompt in without_waiting(source.first(6))] == unbroken
+    assert [prompt.prompt_id for prompt in without_waiting(source.draw(3))] == unbroken[3:]
 
 
 def test_a_run_that_held_seeds_out_is_not_gone_on_with(make_source: MakeSource) -> None:
@@ -267,8 +270,8 @@ def test_training_on_a_level_that_gives_only_held_out_problems_after_all_ends_wi
     assert rule is not None
     only = next(number for number in range(1000) if rule.is_of(f"{number}?", "eval"))
     environment.make = lambda level, random: (f"{only}?", {}, "")  # type: ignore[method-assign]
-    with pytest.raises(RunFailedError, match=r"my/few@0: of 1,000 problems in a row none is of the split 'train'"):
-        source.take(1)
+    with pytest.raises(RunFailedError, match=r"my/few: no level .* of 1,000 problems in a row none is of"):
+        without_waiting(source.draw(1))
 
 
 def test_sides_are_the_same_in_every_process() -> None:

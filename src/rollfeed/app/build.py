@@ -126,7 +126,8 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     no_images = no_images_of(settings.engine, model)
     rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
     tools = functions.services.toolbox.definitions
-    source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools)
+    workers = functions.services.workers
+    source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools, workers=workers)
     tracker, given = None, settings.plugins.tracker
     if given is not None:
         tracker = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)

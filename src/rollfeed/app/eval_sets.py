@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rollfeed.app.sources import RowChecks, asked_environment, asked_marker, asking, find_file
-from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
-from rollfeed.environments import EnvironmentRegistry, EnvironmentSource
+from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source
+from rollfeed.app.sources import RowChecks, asked_marker, asking, check_asking, find_file
+from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings, PromptSettings
+from rollfeed.environments import EnvironmentSource
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import (
     DEFAULT_NUM_PROBLEMS,
@@ -22,6 +23,7 @@ from rollfeed.evaluation import (
 )
 from rollfeed.prompts import ChatRenderer, ColumnKeys, load_prompts
 from rollfeed.types import Prompt
+from rollfeed.workers import WorkerPool
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +44,14 @@ def load_sets(
     Raises:
         ConfigError: If a set cannot be made; one line that names it.
     """
-    registry = EnvironmentRegistry(folders=folders)
+    timeout_seconds = PromptSettings().make_timeout_seconds
+    making = MakingPlan(workers=WorkerPool(num_workers=1), timeout_seconds=timeout_seconds, folders=folders)
     sets: list[EvalSet] = []
     for environment in settings.environments:
         name = environment.name or f"{environment.id}@{environment.level}"
         plan = plan_set(name, environment, settings, training)
         plan = replace(plan, num_prompts=plan.num_prompts or DEFAULT_NUM_PROBLEMS)
-        sets.append(_environment_set(name, environment, plan, registry, renderer, seed=settings.seed))
+        sets.append(_environment_set(name, environment, plan, making, renderer, seed=settings.seed))
     for dataset in settings.datasets:
         plan = plan_set(dataset.name or dataset.path, dataset, settings, training)
         sets.append(_dataset_set(dataset, settings, plan, renderer, folders, rows_of(plan)))
@@ -63,13 +66,13 @@ def _environment_set(
     name: str,
     chosen: EvalEnvironmentSettings,
     plan: SetPlan,
-    registry: EnvironmentRegistry,
+    making: MakingPlan,
     renderer: MakeRenderer,
     *,
     seed: int,
 ) -> EvalSet:
     try:
-        prompts, num_over_length = _problems(chosen, plan, registry, renderer, seed=seed)
+        prompts, num_over_length = _problems(chosen, plan, making, renderer, seed=seed)
     except (ConfigError, RunFailedError) as error:
         raise ConfigError(f"eval set {name}: {error}") from None
     made = EvalSet(name=name, prompts=tuple(prompts), plan=plan, num_over_length=num_over_length)
@@ -78,17 +81,25 @@ def _environment_set(
 
 
 def _problems(
-    chosen: EvalEnvironmentSettings, plan: SetPlan, registry: EnvironmentRegistry, renderer: MakeRenderer, *, seed: int
+    chosen: EvalEnvironmentSettings, plan: SetPlan, making: MakingPlan, renderer: MakeRenderer, *, seed: int
 ) -> tuple[list[Prompt], int]:
+    (maker,) = making.make([ChosenEnvironment(chosen.id, chosen.parameters)], seed=seed)
+    check_asking(maker.facts, chosen, plan)
     source = EnvironmentSource(
-        asked_environment(registry, chosen, plan),
+        maker,
         level=chosen.level,
         seed=seed,
         renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length, **asking(plan)),
         split=chosen.split,
         apply_chat_template=plan.apply_chat_template,
     )
-    return source.take_different(plan.num_prompts or DEFAULT_NUM_PROBLEMS), source.num_over_length
+    count = plan.num_prompts or DEFAULT_NUM_PROBLEMS
+
+    async def draw() -> list[Prompt]:
+        await source.check()
+        return await source.draw_different(count)
+
+    return ask_source(source, draw), source.num_over_length
 
 
 def _dataset_set(

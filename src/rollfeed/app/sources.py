@@ -10,20 +10,23 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.app.checks import reward_key_problem
+from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import (
     DatasetSettings,
     EngineSettings,
+    EnvironmentSettings,
     EvalEnvironmentSettings,
+    PromptSettings,
     RolloutConfig,
     RolloutMode,
     Settings,
 )
 from rollfeed.config.paths import expand_path
 from rollfeed.config.plugins import import_path_of
-from rollfeed.config.prompts import AskingSettings, EnvironmentSettings
+from rollfeed.config.prompts import AskingSettings
 from rollfeed.conversations import answered_prompt
 from rollfeed.environments import (
     RLVE_RM_TYPE,
@@ -32,9 +35,9 @@ from rollfeed.environments import (
     environment_problem,
     hidden_text,
     rlve_problem,
-    with_parameters,
 )
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
+from rollfeed.environments.making import EnvironmentFacts, InlineTaskMaker
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.evaluation import EvalSet, SetPlan
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
@@ -43,8 +46,6 @@ from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, Learn, Mix
 from rollfeed.protocols import (
     MULTI_TURN,
     AnswerMarker,
-    Environment,
-    MultiTurnEnvironment,
     PromptPreprocessor,
     PromptSource,
     Tokenizer,
@@ -55,6 +56,7 @@ from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_T
 from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.store import question_of
 from rollfeed.types import Prompt
+from rollfeed.workers import WorkerPool
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +72,35 @@ def environment_source(environment_id: str, *, level: int, seed: int, tokenizer:
     Raises:
         ConfigError: If there is no such environment or level.
     """
-    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None)
-    return EnvironmentSource(EnvironmentRegistry().get(environment_id), level=level, seed=seed, renderer=renderer)
+    workers = WorkerPool(num_workers=1)
+    (source,) = _environment_sources(
+        [EnvironmentSettings(id=environment_id, level=level)],
+        MakingPlan(workers=workers, timeout_seconds=PromptSettings().make_timeout_seconds),
+        partial(ChatRenderer, tokenizer, rollout_max_prompt_len=None),
+        seed=seed,
+    )
+    if isinstance(source.maker, InlineTaskMaker):
+        return source
+    return MixtureSource([(source.name, 1.0, source)], seed=seed, resources=[workers])
+
+
+def _environment_sources(
+    chosen: Sequence[EnvironmentSettings], plan: MakingPlan, make_renderer: Callable[..., ChatRenderer], *, seed: int
+) -> list[EnvironmentSource]:
+    makers = plan.make([ChosenEnvironment(each.id, each.parameters) for each in chosen], seed=seed)
+    sources = []
+    for each, maker in zip(chosen, makers, strict=True):
+        check_asking(maker.facts, each, each)
+        source = EnvironmentSource(
+            maker,
+            level=each.level,
+            seed=seed,
+            renderer=make_renderer(**asking(each)),
+            apply_chat_template=each.apply_chat_template,
+        )
+        ask_source(source, source.check)
+        sources.append(source)
+    return sources
 
 
 def build_source(
@@ -81,8 +110,11 @@ def build_source(
     folders: Sequence[Path] = (),
     rows: RowChecks | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
+    workers: WorkerPool | None = None,
 ) -> PromptSource:
     """Return the prompt source that the settings describe, read and checked.
+
+    Problems of environments that are not built in are made by ``workers``; by default one that ends with the source.
 
     Raises:
         ConfigError: If a file, column, row, environment or plug-in is wrong; one line that names it.
@@ -98,16 +130,11 @@ def build_source(
         call_format=settings.tools.call_format,
     )
     sources: list[tuple[str, float, PromptSource]] = []
-    registry = EnvironmentRegistry(folders=folders)
-    for environment in settings.prompts.environments:
-        made = EnvironmentSource(
-            asked_environment(registry, environment, environment),
-            level=environment.level,
-            seed=settings.seed,
-            renderer=make_renderer(**asking(environment)),
-            apply_chat_template=environment.apply_chat_template,
-        )
-        sources.append((made.name, environment.weight, made))
+    own = [] if workers is not None else [WorkerPool(num_workers=1)]
+    plan = MakingPlan(workers=workers or own[0], timeout_seconds=settings.prompts.make_timeout_seconds, folders=folders)
+    chosen = settings.prompts.environments
+    made = _environment_sources(chosen, plan, make_renderer, seed=settings.seed)
+    sources += [(source.name, each.weight, source) for each, source in zip(chosen, made, strict=True)]
     is_sft = settings.rollout.mode is RolloutMode.SFT
     learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
     for dataset in settings.prompts.datasets:
@@ -122,7 +149,7 @@ def build_source(
         )
         _tell_what_was_left_out(read, settings)
         sources.append((read.name, dataset.weight, read))
-    return MixtureSource(sources, seed=settings.seed)
+    return MixtureSource(sources, seed=settings.seed, resources=own)
 
 
 def asking(settings: AskingSettings | SetPlan) -> dict[str, Any]:
@@ -136,25 +163,22 @@ def asked_marker(settings: AskingSettings | SetPlan) -> AnswerMarker | None:
     return AnswerMarker.TAGS if is_dialogue else settings.answer_marker_type
 
 
-def asked_environment(
-    registry: EnvironmentRegistry,
-    chosen: EnvironmentSettings | EvalEnvironmentSettings,
-    settings: AskingSettings | SetPlan,
-) -> Environment:
-    """Return an environment with its parameters.
+def check_asking(
+    facts: EnvironmentFacts, chosen: EnvironmentSettings | EvalEnvironmentSettings, settings: AskingSettings | SetPlan
+) -> None:
+    """Check that the questions of an environment can be asked as settings say.
 
     Raises:
-        ConfigError: If there is no such environment or parameter, or its questions cannot be asked in that way.
+        ConfigError: If they cannot.
     """
-    environment, form = with_parameters(registry.get(chosen.id), chosen.parameters), settings.custom_prompt_preprocessor
-    if form is PromptPreprocessor.TINY_ZERO and isinstance(environment, MultiTurnEnvironment):
+    form = settings.custom_prompt_preprocessor
+    if form is PromptPreprocessor.TINY_ZERO and facts.is_multi_turn:
         raise ConfigError(f"environment {chosen.id}: takes several turns, and {form.value} has one: remove it")
     if chosen.parameters.get("style") == "compact" and any(asking(settings).values()):
         raise ConfigError(
             f"environment {chosen.id}: style = 'compact' says all itself: remove custom_prompt_preprocessor and "
             "answer_marker_type"
         )
-    return environment
 
 
 def find_file(path: str, folders: Sequence[Path]) -> Path:
@@ -371,4 +395,4 @@ def _training_prompts(source: MixtureSource, settings: Settings) -> Iterator[Pro
         if isinstance(each, DatasetSource):
             yield from each.prompts
         elif isinstance(each, EnvironmentSource):
-            yield from each.first(min(num_drawn, _MAX_PROBLEMS))
+            yield from ask_source(each, partial(each.first, min(num_drawn, _MAX_PROBLEMS)))

@@ -14,7 +14,7 @@ from rollfeed.config.filters import FilterSettings, FiltersSettings
 from rollfeed.config.load import chosen_keys, load_scoring_settings, validate_settings
 from rollfeed.config.model import TinyModelSettings
 from rollfeed.config.plugins import PluginSettings
-from rollfeed.config.prompts import DatasetSettings
+from rollfeed.config.prompts import DatasetSettings, EnvironmentSettings, PromptSettings
 from rollfeed.config.resuming import read_stored, stored_identity, stored_values
 from rollfeed.config.reward import (
     CodeRewardSettings,
@@ -45,6 +45,7 @@ __all__ = [
     "CodeRewardSettings",
     "DatasetSettings",
     "EngineSettings",
+    "EnvironmentSettings",
     "EvalDatasetSettings",
     "EvalEnvironmentSettings",
     "EvalKeys",
@@ -56,6 +57,7 @@ __all__ = [
     "PlacementSettings",
     "PluginSettings",
     "Precision",
+    "PromptSettings",
     "Refill",
     "RemoteForm",
     "RemoteRewardSettings",

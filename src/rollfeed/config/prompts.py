@@ -105,6 +105,8 @@ class PromptSettings(Section, resume=Resume.PROMPTS):
     """
     skip_bad_rows: bool = False
     """Count and skip rows that cannot be read, instead of refusing the file."""
+    make_timeout_seconds: Free[float] = Field(default=10.0, gt=0.0, le=86_400.0, strict=False)
+    """For one problem of an environment that is not built in; what takes longer is killed and passed over."""
     datasets: tuple[DatasetSettings, ...] = Field(default=(), strict=False)
     """Files of prompts."""
     environments: tuple[EnvironmentSettings, ...] = Field(default=(), strict=False)

@@ -15,7 +15,7 @@ from typing import Any
 from rollfeed.environments.grading import RM_TYPE
 from rollfeed.environments.making import TaskFailedError, TaskFailureKind, TaskMaker
 from rollfeed.environments.tasks import TRAIN, HeldOutRule
-from rollfeed.errors import ConfigError, SourceFailedError
+from rollfeed.errors import ConfigError, RollfeedError, SourceFailedError
 from rollfeed.protocols import MULTI_TURN, PromptRenderer, Task
 from rollfeed.types import Prompt
 
@@ -30,6 +30,10 @@ _MAX_PASSED_OVER = 1_000
 _KNOWN_TIMES = 10
 """The same for a level that has many: so many times those that it was seen to have."""
 _SLOW = (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+
+
+class LevelFailedError(RollfeedError):
+    """A level has too many problems in a row that cannot be made or used."""
 
 
 @dataclass(slots=True)
@@ -54,6 +58,7 @@ class EnvironmentLevels:
         source: Name of the source that the prompts are of.
         split: Of the problems.
         apply_chat_template: Render through the chat template.
+        max_failures: In a row, before a level is given up.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class EnvironmentLevels:
         source: str,
         split: str = TRAIN,
         apply_chat_template: bool = True,
+        max_failures: int = MAX_FAILURES,
     ) -> None:
         self.facts = maker.facts
         self.hardest = maker.facts.max_level
@@ -77,6 +83,7 @@ class EnvironmentLevels:
         self._source = source
         self._split = split
         self._apply_chat_template = apply_chat_template
+        self._max_failures = max_failures
         self._levels: dict[int, _Level] = {}
         self._rules: dict[int, HeldOutRule | None] = {}
 
@@ -95,28 +102,33 @@ class EnvironmentLevels:
             level = level if self.hardest is None else min(level, self.hardest)
             if level < 0:
                 raise SourceFailedError(f"environment {self.facts.environment_id}: no level is left: {self.cause}")
-            if (prompt := await self.draw_at(level)) is not None:
-                return prompt
+            try:
+                if (prompt := await self.find(level)) is not None:
+                    return prompt
+                cause = self.no_other()
+            except LevelFailedError as error:
+                cause = str(error)
+            self.hardest, self.cause = level - 1, f"level {level}: {cause}"
             if level:
                 _log.warning("environment %s: goes on at level %d: %s", self._source, level - 1, self.cause)
 
-    async def draw_at(self, level: int, *, seen: set[str] | None = None) -> Prompt | None:
-        """Return the next prompt of a level; None where that is given up now, and ``cause`` says why.
+    async def find(self, level: int, *, seen: set[str] | None = None) -> Prompt | None:
+        """Return the next prompt of exactly this level; None where there is no other of the split.
+
+        That is concluded from 1,000 problems in a row, or from ten times as many as the level was seen to have.
 
         Args:
-            level: Exactly this one.
+            level: One that the environment has.
             seen: Identities of problems that are passed over; all that come are added.
+
+        Raises:
+            LevelFailedError: If too many in a row cannot be used, and whenever it is asked again then.
         """
-        at, num_passed_over = self._levels.setdefault(level, _Level()), 0
-        while at.num_failures < MAX_FAILURES and at.num_timeouts < MAX_TIMEOUTS:
+        at, num_passed_over, cause = self._levels.setdefault(level, _Level()), 0, "before"
+        while at.num_failures < self._max_failures and at.num_timeouts < MAX_TIMEOUTS:
             if num_passed_over >= max(_MAX_PASSED_OVER, _KNOWN_TIMES * len(seen or ())):
-                self._give_up(level, self._no_other(num_passed_over))
                 return None
-            try:
-                rule = await self._rule(level)
-            except TaskFailedError as error:
-                self._give_up(level, error.cause)
-                return None
+            rule = await self._rule(level)
             made = await self._made(level, at.index)
             index, at.index = at.index, at.index + 1
             if isinstance(made, Task):
@@ -133,10 +145,17 @@ class EnvironmentLevels:
             self.failures[found.kind] += 1
             at.num_failures += 1
             at.num_timeouts += found.kind in _SLOW
-            self.cause = f"problem {index}: {found.cause}"
-        killed = f" and had to be killed {at.num_timeouts} times" if at.num_timeouts else ""
-        self._give_up(level, f"{at.num_failures} problems in a row cannot be used{killed} ({self.cause})")
-        return None
+            cause = f"problem {index}: {found.cause}"
+        killed = f", {at.num_timeouts} of them killed," if at.num_timeouts else ""
+        raise LevelFailedError(f"{at.num_failures} problems in a row{killed} cannot be used ({cause})")
+
+    def no_other(self) -> str:
+        """Return what :meth:`find` has concluded where it found none, for people."""
+        return (
+            f"of {_MAX_PASSED_OVER:,} problems in a row none is of the split {self._split!r}, as the level has too few "
+            "of them to hold one out of training: choose another level, or measure on what is trained on with "
+            f"split = {TRAIN!r}"
+        )
 
     def prefetch(self, level: int) -> None:
         """Have the next problems of a level made, as it will be drawn from."""
@@ -147,7 +166,7 @@ class EnvironmentLevels:
         """Return what tells which problems of a level are held out; None where the environment has its own splits.
 
         Raises:
-            TaskFailedError: If no problem of the level can be made.
+            LevelFailedError: If no problem of the level can be made in time.
         """
         rule = await self._rule(level)
         return None if rule is None else f"{rule.threshold:016x}"
@@ -181,7 +200,10 @@ class EnvironmentLevels:
 
     async def _rule(self, level: int) -> HeldOutRule | None:
         if level not in self._rules:
-            self._rules[level] = await self._maker.held_out_rule(level)
+            try:
+                self._rules[level] = await self._maker.held_out_rule(level)
+            except TaskFailedError as error:
+                raise LevelFailedError(f"its first problems cannot be made in time ({error.cause})") from error
         return self._rules[level]
 
     async def _made(self, level: int, index: int) -> Task | TaskFailedError:
@@ -189,16 +211,6 @@ class EnvironmentLevels:
             return await self._maker.make(level=level, index=index, split=self._split)
         except TaskFailedError as error:
             return error
-
-    def _give_up(self, level: int, cause: str) -> None:
-        self.hardest, self.cause = level - 1, f"level {level}: {cause}"
-
-    def _no_other(self, num_passed_over: int) -> str:
-        return (
-            f"of {num_passed_over:,} problems in a row none is of the split {self._split!r}, as the level has too few "
-            f"of them to hold one out of training: choose another level, or measure on what is trained on with "
-            f"split = {TRAIN!r}"
-        )
 
     def _rendered(self, task: Task, index: int) -> Prompt | TaskFailedError:
         try:

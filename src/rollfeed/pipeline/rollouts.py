@@ -15,7 +15,7 @@ from typing import Any
 
 from rollfeed.base.waiting import until_done
 from rollfeed.config import RolloutMode
-from rollfeed.errors import RunFailedError
+from rollfeed.errors import PromptsEndedError, RunFailedError
 from rollfeed.faults import blaming
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import InFlight, StepContext
@@ -116,6 +116,7 @@ class Rollouts:
         resources: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
         self._settings = settings = plan.settings
+        self._source = source
         self._resources = resources
         self._parts = parts
         self._engine = engine
@@ -147,6 +148,8 @@ class Rollouts:
         async with AsyncExitStack() as entered:
             if self._resources is not None:
                 await entered.enter_async_context(self._resources)
+            if isinstance(self._source, AbstractAsyncContextManager):
+                await entered.enter_async_context(self._source)
             await self._engine.__aenter__()
             entered.push_async_exit(self._engine.__aexit__)
             if self._parts.weights is not None:
@@ -240,7 +243,7 @@ class Rollouts:
         """Call the rollout function until its groups are a batch that is new enough."""
         num_in_vain, context = 0, step.context
         while True:
-            num_before, returned = len(step.trained), await step.task
+            num_before, returned = len(step.trained), await self._returned(step)
             with blaming(ROLLOUT_SETTING, self._parts.rollout_fn):
                 new = checked(returned, context, self._parts.rollout_fn, before=step.endings)
             context.take(ending.group for ending in new)
@@ -263,6 +266,14 @@ class Rollouts:
             step.endings += self._offer_surplus(context, surplus)
             context.reopen(missing=self._settings.rollout_batch_size - len(cut.fresh))
             step.task = asyncio.create_task(self._watched(self._parts.rollout_fn, context), name=step.task.get_name())
+
+    async def _returned(self, step: _Step) -> object:
+        try:
+            return await step.task
+        except PromptsEndedError as ended:
+            if self._supply.failure is None:
+                raise
+            raise RunFailedError(f"{self._supply.failure}: {ended}") from ended
 
     def _offer_surplus(self, context: StepContext, surplus: Sequence[Group]) -> list[Ending]:
         """Offer a step what may still be trained on; return the endings of the rest."""
@@ -335,6 +346,7 @@ class Rollouts:
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
             **self._parts.publisher.metrics(),
+            **self._supply.metrics(),
             #: rollout/generated_tokens: tokens sampled in the step, trained on or not
             "rollout/generated_tokens": float(num_tokens),
             #: perf/step_seconds: seconds from the beginning of the step to its end

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollfeed.errors import PluginError, RollfeedError
+from rollfeed.errors import PluginError, RollfeedError, SourceFailedError
 from rollfeed.faults import blaming, complaint, describe, is_own
 from rollfeed.pipeline.ledger import Ledger
 from rollfeed.pipeline.placement import Placement
-from rollfeed.protocols import PromptBuffer, PromptSource
+from rollfeed.protocols import HasMetrics, PromptBuffer, PromptSource
 from rollfeed.types import Group, Prompt, RunState
 
 
@@ -36,6 +36,8 @@ class PromptSupply:
         self._ledger = ledger
         self._buffer = buffer
         self._placement = placement
+        self.failure: str | None = None
+        """Why the source can make no more, once it is known."""
         self.next_group_index = 0
         if state is not None:
             self.next_group_index = state.next_group_index
@@ -51,22 +53,26 @@ class PromptSupply:
         return sorted([*waiting, *held], key=lambda group: group.group_index) if held else waiting
 
     async def draw(self, count: int, *, policy_version: int) -> list[Group]:
-        """Return the next ``count`` prompts; fewer only when the source has ended.
+        """Return the next ``count`` prompts; fewer only when the source has ended, or failed as ``failure`` says.
+
+        Whatever ends it early, what was drawn waits in the buffer then.
 
         Raises:
             RunFailedError: If the source or the buffer's policy raises, or returns something else than it must.
         """
         groups = self._placement.tail(count)
-        groups += self._buffer.take(count - len(groups), policy_version=policy_version)
-        while len(groups) < count:
-            missing = count - len(groups)
-            with blaming(self._setting, self._source):
-                prompts = list(await self._source.draw(missing))
-            if not prompts:
-                # What was held back is all there is.
-                groups += self._placement.release(missing)
-                break
-            groups += self._placement.order(self._numbered(prompts, most=missing))
+        try:
+            groups += self._buffer.take(count - len(groups), policy_version=policy_version)
+            while len(groups) < count:
+                new = await self._draw_new(count - len(groups))
+                if not new:
+                    # What was held back is all there is.
+                    groups += self._placement.release(count - len(groups))
+                    break
+                groups += self._placement.order(new)
+        except BaseException:
+            self._buffer.add(groups)
+            raise
         return groups
 
     def learn(self, groups: Iterable[Group]) -> None:
@@ -92,6 +98,17 @@ class PromptSupply:
             source = self._source.state_dict()
         return {"source": source, "lengths": {} if lengths is None else lengths.state_dict()}
 
+    def metrics(self) -> Mapping[str, float]:
+        """Return the figures of the source.
+
+        Raises:
+            RunFailedError: If the source raises.
+        """
+        if not isinstance(self._source, HasMetrics):
+            return {}
+        with blaming(self._setting, self._source):
+            return dict(self._source.metrics())
+
     def requeue(self, groups: Iterable[Group]) -> None:
         """Take prompts back; they are drawn again before new ones."""
         self._buffer.add(groups)
@@ -113,4 +130,22 @@ class PromptSupply:
             groups.append(Group(self.next_group_index, prompt))
             self._ledger.draw(self.next_group_index)
             self.next_group_index += 1
+        return groups
+
+    async def _draw_new(self, count: int) -> list[Group]:
+        """Return up to ``count`` new groups; of a source of ours, whose draws may wait, none is lost that was drawn."""
+        groups: list[Group] = []
+        at_once = 1 if is_own(self._source) else count
+        try:
+            while (most := min(at_once, count - len(groups))) > 0:
+                with blaming(self._setting, self._source):
+                    prompts = list(await self._source.draw(most))
+                if not prompts:
+                    break
+                groups += self._numbered(prompts, most=most)
+        except SourceFailedError as error:
+            self.failure = str(error)
+        except BaseException:
+            self._buffer.add(groups)
+            raise
         return groups

@@ -6,30 +6,41 @@ ended, not on how many prompts are drawn at a time.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from itertools import chain
 from typing import Any
 
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, SourceFailedError
 from rollfeed.prompts.dataset import DatasetSource
-from rollfeed.protocols import PromptSource
+from rollfeed.protocols import HasMetrics, PromptSource
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Group, Prompt
 
+_log = logging.getLogger(__name__)
+
 
 class MixtureSource(PromptSource):
-    """Draws from each source in proportion to its weight; a source that has ended is left out.
+    """Draws from each source in proportion to its weight; a source that has ended or failed is left out.
 
     Args:
         sources: Name, weight and source of each.
         seed: Of the choice between them.
+        resources: Entered before the sources and left after them.
 
     Raises:
         ConfigError: If there is no source, two have the same name, or a weight is not above 0.
     """
 
-    def __init__(self, sources: Sequence[tuple[str, float, PromptSource]], *, seed: int) -> None:
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, float, PromptSource]],
+        *,
+        seed: int,
+        resources: Sequence[AbstractAsyncContextManager[object]] = (),
+    ) -> None:
         if not sources:
             raise ConfigError("no prompt source: name at least one data set or environment")
         names = [name for name, _, _ in sources]
@@ -42,8 +53,22 @@ class MixtureSource(PromptSource):
         self._sources = {name: source for name, _, source in sources}
         self._weights = {name: weight for name, weight, _ in sources}
         self._seed = seed
+        self._resources = resources
+        self._entered = AsyncExitStack()
         self._num_draws = 0
-        self._ended: set[str] = set()
+        self._ended: dict[str, str] = {}
+        """Sources that are left out, and why where they have failed."""
+
+    async def __aenter__(self) -> MixtureSource:
+        async with AsyncExitStack() as entered:
+            for each in (*self._resources, *self._sources.values()):
+                if isinstance(each, AbstractAsyncContextManager):
+                    await entered.enter_async_context(each)
+            self._entered = entered.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._entered.aclose()
 
     @property
     def num_prompts(self) -> int | None:
@@ -68,22 +93,39 @@ class MixtureSource(PromptSource):
         return [source for source in self._sources.values() if isinstance(source, DatasetSource)]
 
     async def draw(self, count: int) -> list[Prompt]:
-        """Return the next ``count`` prompts; fewer only when every source has ended."""
+        """Return the next ``count`` prompts; fewer only when every source has ended or failed.
+
+        Raises:
+            SourceFailedError: If there are none, and a source has failed.
+        """
         drawn: list[Prompt] = []
         while len(drawn) < count and len(self._ended) < len(self._sources):
             name = self._choose()
-            prompts = await self._sources[name].draw(1)
+            try:
+                prompts = await self._sources[name].draw(1)
+            except SourceFailedError as error:
+                _log.warning("prompt source %s is left out from now on: %s", name, error)
+                self._ended[name] = str(error)
+                continue
             if not prompts:
-                self._ended.add(name)
+                self._ended[name] = ""
                 continue
             drawn.extend(prompts)
             self._num_draws += 1
+        failures = list(filter(None, self._ended.values()))
+        if failures and not drawn and count:
+            raise SourceFailedError(f"no prompt source is left: {'; '.join(failures)}")
         return drawn
 
     def learn(self, group: Group) -> None:
         """Tell the source that the group's prompt is of."""
         if (source := self._sources.get(group.prompt.source)) is not None:
             source.learn(group)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of all sources that have some."""
+        sources = [source for source in self._sources.values() if isinstance(source, HasMetrics)]
+        return {name: value for source in sources for name, value in source.metrics().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of draws and every source's own state by name."""

@@ -29,6 +29,7 @@ from rollfeed.protocols.execution import (
 from rollfeed.protocols.generate import Environments, GenerateFn, RolloutRequest, SampleHook, Services, TurnJournal
 from rollfeed.protocols.prompts import (
     AnswerMarker,
+    HasMetrics,
     Learner,
     PromptPreprocessor,
     PromptRenderer,
@@ -88,6 +89,7 @@ __all__ = [
     "Grader",
     "GroupFilter",
     "GroupRewardFn",
+    "HasMetrics",
     "Isolation",
     "IsolationLevel",
     "Learner",

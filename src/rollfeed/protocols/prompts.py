@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +50,23 @@ class PromptSource(Learner, Protocol):
     """A source of prompts. *Extension point*; inherit from it, and the source learns nothing unless it says how.
 
     A source hands out prompts in an order that depends on its settings and its state only: its position, and what it
-    has learned.
+    has learned. One that is an async context manager is entered when the run begins, and left when it ends.
     """
 
     async def draw(self, count: int) -> Sequence[Prompt]:
-        """Return the next ``count`` prompts; fewer only when the source has ended."""
+        """Return the next ``count`` prompts; fewer only when the source has ended.
+
+        Raises:
+            SourceFailedError: If it can make no more; what was drawn before is trained on, and the run fails then.
+        """
+
+
+@runtime_checkable
+class HasMetrics(Protocol):
+    """A source of prompts with figures of its own. *Extension point*, optional."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return figures by name, when a batch has been cut and was learned from; they are among the batch's."""
 
 
 class Tokenizer(Protocol):

@@ -20,6 +20,7 @@ _BESIDE = re.compile(r"^ *#: ((?:[a-z]+/\S+, )*[a-z]+/\S+): (.+)$", re.MULTILINE
 _COUNTS = (("ledger", "types/run.py", "LedgerCounts"), ("engine", "engine/**/counters.py", "Counters"))
 _PARTS = {
     "rollout": "Batches: their rewards, lengths, drops and waste. A line a step in metrics.jsonl, as all that follow.",
+    "environments": "Problems of environments that could not be made or used, since the run began.",
     "perf": "Times and rates; they differ from run to run.",
     "ledger": "Where all prompts drawn so far are at the end of the step.",
     "engine": "The engine: totals since the run was started, and what is so at the end of the step.",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rollfeed.base.waiting import without_waiting
 from rollfeed.environments import EnvironmentSource, make_task
 from rollfeed.environments.builtin.guess_number import GuessNumber
 from rollfeed.errors import ConfigError
@@ -60,7 +61,7 @@ def test_problems_are_told_apart_by_what_they_hide_and_every_number_comes_in_tra
 
     def numbers(split: str) -> set[int]:
         source = EnvironmentSource(GuessNumber(), level=2, seed=0, renderer=renderer, split=split)
-        prompts = source.take_different(100)
+        prompts = without_waiting(source.draw_different(100))
         assert all(prompt.metadata[MULTI_TURN] for prompt in prompts)
         return {prompt.metadata["params"]["number"] for prompt in prompts}
 

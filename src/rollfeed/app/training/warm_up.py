@@ -165,7 +165,13 @@ def _source(prepared: PreparedRun, purpose: str) -> PromptSource:
     seed = derive_seed(settings.seed, _NAME, purpose) >> 1  # settings take 63 bits
     endless = settings.prompts.model_copy(update={"num_epoch": None})
     changed = settings.model_copy(update={"seed": seed, "prompts": endless})
-    return build_source(changed, prepared.model.tokenizer, folders=prepared.spec.folders, rows=prepared.rows)
+    return build_source(
+        changed,
+        prepared.model.tokenizer,
+        folders=prepared.spec.folders,
+        rows=prepared.rows,
+        workers=prepared.functions.services.workers,
+    )
 
 
 async def _evaluation(prepared: PreparedRun, settings: WarmUpSettings) -> PreparedEvaluation:

@@ -1,7 +1,7 @@
 """Problems made inside a worker, by environment.
 
-``rollfeed.environments.making.in_workers:<name>`` is a function path as in :mod:`rollfeed.environments.verifying`, so that
-importing an environment's package does not count against the deadline of a problem.
+``rollfeed.environments.making.in_workers:<name>`` is a function path as in :mod:`rollfeed.environments.verifying`, so
+that importing an environment's package does not count against the deadline of a problem.
 """
 
 from __future__ import annotations

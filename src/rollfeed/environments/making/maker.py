@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rollfeed.environments.tasks import (
     TRAIN,
@@ -67,6 +67,7 @@ class EnvironmentFacts:
         )
 
 
+@runtime_checkable
 class TaskMaker(Protocol):
     """Makes the problems of one environment.
 
@@ -94,6 +95,9 @@ class TaskMaker(Protocol):
             TaskFailedError: If no problem of the level can be made in time.
         """
 
+    async def close(self) -> None:
+        """End what is under way."""
+
 
 class InlineTaskMaker(TaskMaker):
     """Makes problems at once in this process: for environments that are trusted to be quick."""
@@ -113,6 +117,9 @@ class InlineTaskMaker(TaskMaker):
     async def held_out_rule(self, level: int) -> HeldOutRule | None:
         """As :meth:`TaskMaker.held_out_rule`; it never waits."""
         return held_out_rule(self._environment, level)
+
+    async def close(self) -> None:
+        """Do nothing: nothing is under way."""
 
 
 def make_or_fail(environment: Environment, *, level: int, index: int, run_seed: int, split: str) -> Task:

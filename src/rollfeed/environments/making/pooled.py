@@ -111,9 +111,10 @@ class PooledTaskMaker(TaskMaker):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._end()
+        await self.close()
 
-    async def _end(self) -> None:
+    async def close(self) -> None:
+        """As :meth:`TaskMaker.close`."""
         messages = {message for stream in self._streams.values() for message in stream.pending.values()}
         for message in messages:
             message.cancel()
@@ -128,7 +129,7 @@ class PooledTaskMaker(TaskMaker):
         try:
             yield
         finally:
-            await self._end()
+            await self.close()
             self._workers, self._turns = before
 
     async def make(self, *, level: int, index: int, split: str = TRAIN) -> Task:

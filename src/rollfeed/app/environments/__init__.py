@@ -1,0 +1,1 @@
+"""Environments of a run, from its settings."""

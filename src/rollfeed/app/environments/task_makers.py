@@ -1,0 +1,89 @@
+"""Makers of problems from settings: built-in environments in this process, all others in the run's workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rollfeed.base.waiting import in_own_loop, without_waiting
+from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
+from rollfeed.environments.making import InlineTaskMaker, PooledTaskMaker, TaskMaker, describe_environments
+from rollfeed.protocols import Workers
+from rollfeed.workers import WorkerPool
+
+_T = TypeVar("_T")
+
+
+class ChosenEnvironment(NamedTuple):
+    """An environment as settings choose it."""
+
+    environment_id: str
+    """Or its import path."""
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakingPlan:
+    """Workers for problems of environments that are not built in, and their deadline."""
+
+    workers: WorkerPool
+    timeout_seconds: float
+    folders: Sequence[Path] = ()
+    """Searched for environments that are named by paths."""
+
+    def make(self, chosen: Sequence[ChosenEnvironment], *, seed: int) -> list[TaskMaker]:
+        """Return what makes the problems of each; environments that are not built in are imported in a worker only.
+
+        Raises:
+            ConfigError: If there is no such environment or parameter; or PluginError.
+        """
+        registry, makers = EnvironmentRegistry(folders=self.folders), dict[int, TaskMaker]()
+        for place, each in enumerate(chosen):
+            if registry.is_own(each.environment_id):
+                environment = with_parameters(registry.get(each.environment_id), each.parameters)
+                makers[place] = InlineTaskMaker(environment, run_seed=seed)
+            elif ":" not in each.environment_id and each.environment_id not in registry:
+                registry.get(each.environment_id)  # raises
+        others = [place for place in range(len(chosen)) if place not in makers]
+        if not others:
+            return list(makers.values())
+        asked = [(chosen[place].environment_id, chosen[place].parameters) for place in others]
+        facts = with_workers(lambda workers: describe_environments(asked, workers=workers, folders=self.folders))
+        turns = asyncio.Semaphore(max(1, self.workers.num_workers // 2))
+        for place, known in zip(others, facts, strict=True):
+            makers[place] = PooledTaskMaker(
+                known,
+                run_seed=seed,
+                parameters=chosen[place].parameters,
+                workers=self.workers,
+                turns=turns,
+                deadline_seconds=self.timeout_seconds,
+            )
+        return [makers[place] for place in range(len(chosen))]
+
+
+def with_workers(work: Callable[[Workers], Awaitable[_T]]) -> _T:
+    """Do what needs workers before a run has any, with one that ends with it; the calling thread waits."""
+
+    async def do() -> _T:
+        async with WorkerPool(num_workers=1) as pool:
+            return await work(pool)
+
+    return in_own_loop(do())
+
+
+def ask_source(source: EnvironmentSource, work: Callable[[], Awaitable[_T]]) -> _T:
+    """Return what a method of a source returns, before a run has any workers; the calling thread waits."""
+
+    async def do() -> _T:
+        return await work()
+
+    async def do_with(workers: Workers) -> _T:
+        assert isinstance(source.maker, PooledTaskMaker)
+        async with source.maker.using(workers):
+            return await work()
+
+    return with_workers(do_with) if isinstance(source.maker, PooledTaskMaker) else without_waiting(do())

@@ -1,0 +1,42 @@
+"""An environment that workers find by its path; levels say how it misbehaves."""
+
+import os
+import time
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from rollfeed.types import Correct, Verdict
+
+HANGS, RAISES, NOTHING, DIES, SOMETIMES, SLOW = range(1, 7)
+
+
+class Moody:
+    environment_id: str = "mine/moody"
+    version: int = 2
+    summary: str = "levels say how it misbehaves; all are well at level 0"
+    max_level: int | None = 6
+
+    def __init__(self, highest: int = 9_999) -> None:
+        self._highest = highest
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> "Moody":
+        return Moody(**parameters)
+
+    def make(self, level: int, random: Random) -> Any:
+        number = random.randint(0, self._highest)
+        if level == HANGS or (level == SOMETIMES and number % 8 == 0):
+            time.sleep(3600)
+        if level == RAISES:
+            raise OSError("no dice")
+        if level == NOTHING:
+            return None
+        if level == DIES:
+            os._exit(7)
+        if level == SLOW:
+            time.sleep(0.02)
+        return f"Say {number}.", {"number": number}, str(number)
+
+    def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
+        right = response == str(params["number"])
+        return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO)
