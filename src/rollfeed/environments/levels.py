@@ -102,15 +102,21 @@ class EnvironmentLevels:
             level = level if self.hardest is None else min(level, self.hardest)
             if level < 0:
                 raise SourceFailedError(f"environment {self.facts.environment_id}: no level is left: {self.cause}")
-            try:
-                if (prompt := await self.find(level)) is not None:
-                    return prompt
-                cause = self.no_other()
-            except LevelFailedError as error:
-                cause = str(error)
-            self.hardest, self.cause = level - 1, f"level {level}: {cause}"
+            if (prompt := await self.draw_at(level)) is not None:
+                return prompt
             if level:
                 _log.warning("environment %s: goes on at level %d: %s", self._source, level - 1, self.cause)
+
+    async def draw_at(self, level: int) -> Prompt | None:
+        """Return the next prompt of exactly this level; None where it is given up now, and ``cause`` says why."""
+        try:
+            if (prompt := await self.find(level)) is not None:
+                return prompt
+            cause = self.no_other()
+        except LevelFailedError as error:
+            cause = str(error)
+        self.hardest, self.cause = level - 1, f"level {level}: {cause}"
+        return None
 
     async def find(self, level: int, *, seen: set[str] | None = None) -> Prompt | None:
         """Return the next prompt of exactly this level; None where there is no other of the split.
