@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import EngineProtocolError
+from rollfeed.protocols import Engine
 from rollfeed.types import Completion, EngineLoad, SamplingParams, WeightUpdate
 
 
-class IdleEngine:
-    """Fits :class:`rollfeed.protocols.Engine`; knows which version the policy has, and has no weights."""
+class IdleEngine(Engine):
+    """Knows which version the policy has, and has no weights; nothing ever runs."""
 
     precision = ""
     max_running_requests = 1
@@ -41,24 +42,12 @@ class IdleEngine:
     async def pause(self) -> None:
         """Nothing runs."""
 
-    async def resume(self) -> None:
-        """Nothing runs."""
+    resume = health = pause
 
     async def apply(self, update: WeightUpdate) -> None:
         """Take the version."""
         self.policy_version = update.policy_version
 
-    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
-        """Return nothing: there are no weights that could say something."""
-        return {}
-
     async def load(self) -> EngineLoad:
         """Return that nothing runs or waits."""
         return EngineLoad(running=0, waiting=0)
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return nothing: nothing is counted."""
-        return {}
-
-    async def health(self) -> None:
-        """Nothing can be wrong."""

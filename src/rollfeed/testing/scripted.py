@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import EngineUnavailableError
+from rollfeed.protocols import Engine
 from rollfeed.testing.prompts import END_OF_TURN, CharTokenizer
 from rollfeed.types import (
     Completion,
@@ -65,7 +66,7 @@ def in_arrival_order(waiting: Sequence[ScriptedRequest]) -> int:
     return 0
 
 
-class _WithoutWeights:
+class _WithoutWeights(Engine):
     """Of an engine, what has to do with weights that it does not have."""
 
     policy_version = 0
@@ -75,15 +76,6 @@ class _WithoutWeights:
     async def apply(self, update: WeightUpdate) -> None:
         """Take the version; there are no weights."""
         self.policy_version = update.policy_version
-
-    async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
-        """Return nothing: there are no weights that could say something."""
-        del texts
-        return {}
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return nothing: nothing is counted."""
-        return {}
 
 
 class ScriptedEngine(_WithoutWeights):
@@ -289,15 +281,11 @@ class TickEngine(_WithoutWeights):
     async def pause(self) -> None:
         """Go on: ticks are nobody's to stop."""
 
-    async def resume(self) -> None:
-        """Go on."""
+    resume = health = pause
 
     async def load(self) -> EngineLoad:
         """Return how many requests there are."""
         return EngineLoad(running=len(self._waiting), waiting=0)
-
-    async def health(self) -> None:
-        """Return at once."""
 
     async def tick(self, number: int) -> None:
         """Return after that many ticks in all."""
