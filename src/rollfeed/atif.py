@@ -122,10 +122,7 @@ def conversation_of(trajectory: Trajectory) -> dict[str, Any]:
             messages.append(
                 {"role": "tool", "content": content, "tool_call_id": call_id}
                 if is_answer
-                else {
-                    "role": "user",
-                    "content": content,
-                }
+                else {"role": "user", "content": content}
             )
     tools = trajectory["agent"].get("tool_definitions")
     return {"messages": messages, **({"tools": tools} if tools else {})}

@@ -112,12 +112,7 @@ def check_completion(
     """
     if is_text and completion.prompt_tokens != num_prompt_tokens:
         raise EngineProtocolError(f"answers {completion.prompt_tokens} prompt tokens, {num_prompt_tokens} were sent")
-    check_tokens(
-        completion.token_ids,
-        completion.logprobs,
-        vocab_size=limits.vocab_size,
-        is_exact=limits.is_exact,
-    )
+    check_tokens(completion.token_ids, completion.logprobs, vocab_size=limits.vocab_size, is_exact=limits.is_exact)
     check_versions(completion.version_spans, newest_version=limits.newest_version)
     check_finish(
         completion.finish_reason,

@@ -13,14 +13,7 @@ from rollfeed.app.sources import RowChecks, asked_marker, asking, check_asking, 
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings, PromptSettings
 from rollfeed.environments import EnvironmentSource
 from rollfeed.errors import ConfigError, RunFailedError
-from rollfeed.evaluation import (
-    DEFAULT_NUM_PROBLEMS,
-    EvalSet,
-    SetPlan,
-    TrainingDefaults,
-    plan_set,
-    without_repeats,
-)
+from rollfeed.evaluation import DEFAULT_NUM_PROBLEMS, EvalSet, SetPlan, TrainingDefaults, plan_set, without_repeats
 from rollfeed.prompts import ChatRenderer, ColumnKeys, load_prompts
 from rollfeed.types import Prompt
 from rollfeed.workers import WorkerPool

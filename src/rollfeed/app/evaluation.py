@@ -113,11 +113,7 @@ def prepare_evaluation(
     render = partial(ChatRenderer, tokenizer, tools=tools.definitions, call_format=tools.call_format)
     sets = load_sets(settings, training=training, renderer=render, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
-        sets=sets,
-        seed=settings.seed,
-        config=config,
-        tokenizer=tokenizer,
-        folders=tuple(folders),
+        sets=sets, seed=settings.seed, config=config, tokenizer=tokenizer, folders=tuple(folders)
     )
     _answering(prepared)
     services = _services(prepared, None)
@@ -288,11 +284,7 @@ def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServic
     config = as_in_set(prepared.config, eval_set.plan)
     try:
         return reward_hub(
-            config.reward,
-            config.plugins,
-            services,
-            seed=eval_set.seed(prepared.seed),
-            folders=prepared.folders,
+            config.reward, config.plugins, services, seed=eval_set.seed(prepared.seed), folders=prepared.folders
         )
     except PluginError:
         raise

@@ -95,11 +95,7 @@ def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()
 
 
 def build_engine(
-    model: Model,
-    settings: EngineSettings | None = None,
-    *,
-    deterministic: bool = False,
-    folders: Sequence[Path] = (),
+    model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False, folders: Sequence[Path] = ()
 ) -> Engine:
     """Return the engine that the settings name, checked and not yet started.
 

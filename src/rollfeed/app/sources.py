@@ -271,13 +271,7 @@ class RowChecks:
         no_images: Why what answers takes no images; None where it does, or nobody knows.
     """
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        *,
-        unscored: str | None,
-        no_images: str | None,
-    ) -> None:
+    def __init__(self, config: RolloutConfig, *, unscored: str | None, no_images: str | None) -> None:
         self.runs_programs = False
         """Whether a row was seen whose answers are programs, to be run in a sandbox."""
         self._reward = config.reward

@@ -9,10 +9,7 @@ from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP_2_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_1_LIMIT = (
-    Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
-    Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-)
+_CGROUP_1_LIMIT = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
 
 def num_cores() -> int:

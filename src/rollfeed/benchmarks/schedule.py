@@ -42,12 +42,7 @@ from rollfeed.testing.fake_sglang import (
 )
 from rollfeed.types import FolderUpdate, Sample, StepCommit, TrainBatch
 
-DEFAULT_STEPS = {
-    ScheduleMode.SYNC: 5,
-    ScheduleMode.OVERSAMPLE: 5,
-    ScheduleMode.PARTIAL: 64,
-    ScheduleMode.ASYNC: 64,
-}
+DEFAULT_STEPS = {ScheduleMode.SYNC: 5, ScheduleMode.OVERSAMPLE: 5, ScheduleMode.PARTIAL: 64, ScheduleMode.ASYNC: 64}
 GOALS = {
     "async_efficiency": 0.95,
     "partial_efficiency": 0.88,
@@ -126,12 +121,7 @@ async def _open(workload: ScheduleWorkload) -> AsyncIterator[_ScheduleRun]:
                 prompt_tokens=workload.prompt_tokens,
             )
             async with open_rollouts(
-                config,
-                source=source,
-                engine=engine,
-                tokenizer=QuickTokenizer(),
-                commit=commit,
-                turns=directory.turns,
+                config, source=source, engine=engine, tokenizer=QuickTokenizer(), commit=commit, turns=directory.turns
             ) as rollouts:
                 yield _ScheduleRun(rollouts, engine, source, log, fakes, Path(name))
 
@@ -293,11 +283,7 @@ async def _measure_placement(workload: PlacementWorkload, placement: PlacementSe
                 step_seconds.append(round(time.monotonic() - started, 3))
                 num_tokens += sum(sample.response_length for sample in batch.samples)
     bound = workload.num_engines * bound_tokens_per_second(workload.time_model)
-    return {
-        "efficiency": num_tokens / sum(step_seconds) / bound,
-        "tokens": num_tokens,
-        "step_seconds": step_seconds,
-    }
+    return {"efficiency": num_tokens / sum(step_seconds) / bound, "tokens": num_tokens, "step_seconds": step_seconds}
 
 
 async def _no_reward(sample: Sample, prompt: Any) -> float:

@@ -45,11 +45,7 @@ _KEPT = (
     *(("reasoning", "reasoning_content"), ("reasoning_content", "reasoning_content")),
 )
 """Fields of messages, and what they are called here."""
-ROLES = {
-    **{role: role for role in ("system", "user", "assistant", "tool")},
-    "developer": "system",
-    "function": "tool",
-}
+ROLES = {**{role: role for role in ("system", "user", "assistant", "tool")}, "developer": "system", "function": "tool"}
 _STATUS = {
     ErrorKind.INVALID_REQUEST: (400, "invalid_request_error", None),
     ErrorKind.AUTHENTICATION: (401, "invalid_request_error", "invalid_api_key"),
@@ -122,12 +118,7 @@ class OpenAIChat:
 class _ChatEvents:
     def __init__(self, asked: Asked, *, reply_id: str, created: int) -> None:
         self._asked = asked
-        self._envelope = {
-            "id": reply_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": asked.model,
-        }
+        self._envelope = {"id": reply_id, "object": "chat.completion.chunk", "created": created, "model": asked.model}
         self._told = [[0, 0, 0] for _ in range(asked.num_choices)]
         """Characters of thought and of content, and tokens, that have been told of each choice."""
 

@@ -24,12 +24,7 @@ from rollfeed.chat_apis.response_events import ResponseEvents, items_of, respons
 from rollfeed.chat_apis.said import Said
 
 _HARMLESS = HARMLESS | {"include", "text", "truncation", "stream_options", "prompt_cache_options"}
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "conversation": (),
-    "prompt": (),
-    "moderation": (),
-}
+_REFUSED: Mapping[str, tuple[Any, ...]] = {"background": (False,), "conversation": (), "prompt": (), "moderation": ()}
 _CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -61,10 +56,7 @@ class OpenAIResponses:
         choice = read_tool_choice(fields.take("tool_choice"), tools.shown, left_out)
         left_out += not_done(fields, tools.shown)
         included = fields.take("include")
-        asked = {
-            "max_new_tokens": fields.integer("max_output_tokens", least=1),
-            **read_sampling(fields, stop="stop"),
-        }
+        asked = {"max_new_tokens": fields.integer("max_output_tokens", least=1), **read_sampling(fields, stop="stop")}
         left_out += fields.rest(_HARMLESS)
         return Asked(
             messages=tuple(system_first(messages)),

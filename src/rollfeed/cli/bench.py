@@ -255,11 +255,7 @@ _BENCHES = {
         help="the reward hub beside math-verify",
         description="Grade the same answers with the reward hub and with math-verify in one process, in turn.",
         example="--json > bench/rewards.json",
-        numbers={
-            "--inputs": (1000, "responses", 1),
-            "--repetitions": _REPETITIONS,
-            "--seed": (0, "of the inputs", 0),
-        },
+        numbers={"--inputs": (1000, "responses", 1), "--repetitions": _REPETITIONS, "--seed": (0, "of the inputs", 0)},
     ),
     "client": _Bench(
         _bench_client,

@@ -26,9 +26,7 @@ _QUESTION: Message = {"role": "user", "content": "?"}
 _CALLED: Message = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [
-        {"id": call_id(0), "type": "function", "function": {"name": _MARK, "arguments": {"text": "a b"}}},
-    ],
+    "tool_calls": [{"id": call_id(0), "type": "function", "function": {"name": _MARK, "arguments": {"text": "a b"}}}],
 }
 _CALLED_TWICE: Message = {**_CALLED, "tool_calls": [{**_CALLED["tool_calls"][0], "id": call_id(n)} for n in range(2)]}
 _RESULT: Message = {"role": "tool", "name": _MARK, "tool_call_id": call_id(0), "content": _ANSWER}

@@ -19,13 +19,7 @@ import pyarrow as pa
 
 from rollfeed.evaluation.paired import SetComparison, comparisons, outcomes_of_record
 from rollfeed.evaluation.sets import EvalSet, SetPlan, what_is_asked
-from rollfeed.evaluation.statistics import (
-    Interval,
-    cluster_interval,
-    pass_at_k,
-    pass_hat_k,
-    powers_of_two,
-)
+from rollfeed.evaluation.statistics import Interval, cluster_interval, pass_at_k, pass_hat_k, powers_of_two
 from rollfeed.types import Correct, Group, Rollout, SampleStatus
 from rollfeed.types.text import well_formed
 

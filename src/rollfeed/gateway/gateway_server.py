@@ -21,15 +21,7 @@ import msgspec
 from aiohttp import web
 
 from rollfeed.base.serving import CLOSED_CONNECTIONS, PROMETHEUS_TYPE, decoded_body, prometheus_text
-from rollfeed.chat_apis import (
-    CHAT_APIS,
-    AnthropicMessages,
-    ApiError,
-    ChatApi,
-    ErrorKind,
-    OpenAIChat,
-    stream_of,
-)
+from rollfeed.chat_apis import CHAT_APIS, AnthropicMessages, ApiError, ChatApi, ErrorKind, OpenAIChat, stream_of
 from rollfeed.gateway.replies import AgentReply, AgentRequest
 from rollfeed.gateway.session import Session, SessionAbortedError
 from rollfeed.gateway.sessions import OpenSession, Sessions
@@ -268,11 +260,7 @@ class GatewayServer:
 
 def addresses(address: str, key: str) -> dict[str, str]:
     """Return how an agent reaches its session: ``key``, and ``base_url`` as clients of both APIs take it."""
-    return {
-        "key": key,
-        "openai_base_url": f"{address}/s/{key}/v1",
-        "anthropic_base_url": f"{address}/s/{key}",
-    }
+    return {"key": key, "openai_base_url": f"{address}/s/{key}/v1", "anthropic_base_url": f"{address}/s/{key}"}
 
 
 async def _asked(session: Session, wanted: AgentRequest) -> AgentReply:

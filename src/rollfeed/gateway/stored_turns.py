@@ -45,10 +45,5 @@ def turn_of(record: Replied, turns: Mapping[int, Turn]) -> Turn | None:
     place = TurnPlace(before, **{**kept, "messages": tuple(kept["messages"]), "kinds": frozenset(kept["kinds"])})
     fields = {name: about[name] for name in _PLAIN} | {name: bytes.fromhex(about[name]) for name in _DIGESTS}
     return Turn(
-        number=record.number,
-        parent=parent,
-        context=record.context,
-        place=place,
-        completion=record.completion,
-        **fields,
+        number=record.number, parent=parent, context=record.context, place=place, completion=record.completion, **fields
     )

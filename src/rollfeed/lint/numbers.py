@@ -81,11 +81,7 @@ def check_numbers(subject: Subject, trained: NDArray[np.bool_]) -> Iterator[Spot
 
 
 def check_prompt(
-    subject: Subject,
-    trained: NDArray[np.bool_],
-    marks: Marks | None,
-    *,
-    tokenised: Callable[[str, bytes], bool] | None,
+    subject: Subject, trained: NDArray[np.bool_], marks: Marks | None, *, tokenised: Callable[[str, bytes], bool] | None
 ) -> Iterator[Spot]:
     """Yield where a sample does not begin with its prompt, once, or has a weight there.
 

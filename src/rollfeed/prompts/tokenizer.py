@@ -92,9 +92,7 @@ def load_tokenizer(
         tokenizer,
         eos_token_ids=tuple(dict.fromkeys((*own, *read_eos_token_ids(folder)))),
         chat_template=ChatTemplate(
-            tokenizer,
-            arguments=chat_template_kwargs or {},
-            date=template_date or datetime.now().replace(microsecond=0),
+            tokenizer, arguments=chat_template_kwargs or {}, date=template_date or datetime.now().replace(microsecond=0)
         ),
     )
 

@@ -23,13 +23,7 @@ _REPORT_WIDTH, _REPORT_HEIGHT = 64, 10
 
 
 def text_chart(
-    points: Sequence[Point],
-    *,
-    width: int,
-    height: int,
-    num_batches: int,
-    shares: bool,
-    ascii_only: bool = False,
+    points: Sequence[Point], *, width: int, height: int, num_batches: int, shares: bool, ascii_only: bool = False
 ) -> list[str]:
     """Return a curve as ``height`` lines, axis included, none longer than ``width``; nothing where there is no room.
 

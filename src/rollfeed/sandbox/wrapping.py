@@ -109,15 +109,7 @@ def _resources(limits: ExecLimits) -> dict[str, int]:
 
 
 def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool) -> list[str]:
-    arguments = [
-        _tool("bwrap"),
-        "--die-with-parent",
-        "--new-session",
-        "--as-pid-1",
-        "--clearenv",
-        "--cap-drop",
-        "ALL",
-    ]
+    arguments = [_tool("bwrap"), "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if as_root:  # only to become another user, which the launcher does before anything else
         arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -195,10 +187,7 @@ def system_mounts() -> tuple[Mount, ...]:
 
 def private_mounts(folder: Path, *, temporary_bytes: int) -> tuple[Mount, ...]:
     """Return the writable places: the sandbox's folder, and temporary ones that a program's end empties."""
-    return (
-        Mount("tmpfs", "/tmp", mode="1777", size=temporary_bytes),
-        Mount("folder", BOX, str(folder), writable=True),
-    )
+    return (Mount("tmpfs", "/tmp", mode="1777", size=temporary_bytes), Mount("folder", BOX, str(folder), writable=True))
 
 
 def pick_user() -> int | None:

@@ -324,11 +324,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _contents_problem(
-    path: Path,
-    identity: Mapping[str, Any],
-    overwrite: bool,
-    step: BackTo | None,
-    chosen: Collection[str],
+    path: Path, identity: Mapping[str, Any], overwrite: bool, step: BackTo | None, chosen: Collection[str]
 ) -> str | None:
     """Return why what is in an existing, writable directory cannot become this run."""
     if step is not None and overwrite:

@@ -10,17 +10,7 @@ from numpy.typing import ArrayLike
 
 from rollfeed.protocols import RolloutRequest
 from rollfeed.testing.prompts import CharTokenizer
-from rollfeed.types import (
-    Group,
-    Prompt,
-    Reward,
-    Rollout,
-    Sample,
-    SampleStatus,
-    SamplingParams,
-    Verdict,
-    VersionSpan,
-)
+from rollfeed.types import Group, Prompt, Reward, Rollout, Sample, SampleStatus, SamplingParams, Verdict, VersionSpan
 
 
 def make_prompt(text: str = "2 + 2 =", *, label: Any = "4", **changes: Any) -> Prompt:
@@ -68,12 +58,7 @@ def sample_of(prompt_ids: ArrayLike, response_ids: ArrayLike, **changes: Any) ->
 
 
 def make_sample(
-    response: str = "4",
-    *,
-    reward: Reward | None = 1.0,
-    member: int = 0,
-    prompt: Prompt | None = None,
-    **changes: Any,
+    response: str = "4", *, reward: Reward | None = 1.0, member: int = 0, prompt: Prompt | None = None, **changes: Any
 ) -> Sample:
     """Return a sample of a prompt, tokenised a character at a time; ``changes`` are fields that are otherwise."""
     prompt = prompt or make_prompt()

@@ -56,11 +56,7 @@ class LimitedToolbox:
         self.definitions = tuple(
             {
                 "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": dict(tool.parameters),
-                },
+                "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
             }
             for tool in tools
         )

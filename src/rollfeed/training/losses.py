@@ -84,13 +84,7 @@ def clipped_policy_loss(
 
 
 def weighted_policy_loss(
-    logprobs_T: Tensor,
-    *,
-    ratio_T: Tensor,
-    advantages_T: Tensor,
-    mask_T: Tensor,
-    clip_low: float,
-    clip_high: float,
+    logprobs_T: Tensor, *, ratio_T: Tensor, advantages_T: Tensor, mask_T: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
     """Return ``-clip(ratio, 1 - clip_low, 1 + clip_high) * A * log-probability`` of each token, ``(T,)``.
 
@@ -122,12 +116,7 @@ def kl_penalty(logprobs_T: Tensor, *, reference_logprobs_T: Tensor, mask_T: Tens
 
 
 def importance_ratio(
-    trainer_logprobs_T: Tensor,
-    *,
-    rollout_logprobs_T: Tensor,
-    mask_T: Tensor,
-    sequence_ids_T: Tensor,
-    level: RatioLevel,
+    trainer_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, mask_T: Tensor, sequence_ids_T: Tensor, level: RatioLevel
 ) -> Tensor:
     """Return the trainer's over the engine's probability, of each token or of its sequence, ``(T,)``; no gradient.
 

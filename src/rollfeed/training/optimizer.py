@@ -35,10 +35,7 @@ class Optimizer:
         decayed = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
         other = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
         self._adamw = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": other, "weight_decay": 0.0},
-            ],
+            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": other, "weight_decay": 0.0}],
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,

@@ -48,9 +48,7 @@ class SupervisedUpdates:
         """
         sequences = [
             TrainSequence.of_tokens(
-                np.concatenate([each.prompt_ids, each.response_ids]),
-                prompt_length=len(each.prompt_ids),
-                number=number,
+                np.concatenate([each.prompt_ids, each.response_ids]), prompt_length=len(each.prompt_ids), number=number
             )
             for number, each in enumerate(demonstrations)
         ]

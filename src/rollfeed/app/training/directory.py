@@ -19,16 +19,7 @@ from rollfeed.errors import RunFailedError
 from rollfeed.report import Curves, curves_of
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import (
-    CHECKPOINTS,
-    EVAL_LOG,
-    JOURNAL,
-    METRICS,
-    MODEL,
-    TRAIN_LOG,
-    WARM_UP,
-    holds_training,
-)
+from rollfeed.store.layout import CHECKPOINTS, EVAL_LOG, JOURNAL, METRICS, MODEL, TRAIN_LOG, WARM_UP, holds_training
 from rollfeed.weights import write_checkpoint
 
 if TYPE_CHECKING:

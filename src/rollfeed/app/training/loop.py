@@ -260,10 +260,7 @@ class _Loop:
                 self.on_warm_up(probe)
 
         await warm_up.run(
-            self.trainer,
-            engine=self.prepared.engine,
-            publish=lambda: self._publish(rollouts),
-            on_probe=tell,
+            self.trainer, engine=self.prepared.engine, publish=lambda: self._publish(rollouts), on_probe=tell
         )
         self.trainer.take_as_reference()
         await asyncio.to_thread(save_warm_up, self.trainer, self.out)

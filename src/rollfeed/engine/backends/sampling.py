@@ -101,13 +101,7 @@ class Sampler:
         self._seen: Tensor | None = None
 
     def assign(
-        self,
-        row: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        prompt_ids: NDArray[np.int32],
-        stop_ids: Iterable[int],
+        self, row: int, params: SamplingParams, *, seed: int, prompt_ids: NDArray[np.int32], stop_ids: Iterable[int]
     ) -> None:
         """Say how a row is sampled from now on; ``stop_ids`` are held back before ``min_new_tokens``."""
         self._temperature[row] = params.temperature

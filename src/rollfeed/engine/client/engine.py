@@ -126,12 +126,7 @@ class ServerEngine(Engine):
         return self._weights.current_version if self._is_open else 0
 
     async def generate(
-        self,
-        token_ids: NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        images: Sequence[str] = (),
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
     ) -> Completion:
         """Sample one response; see :class:`rollfeed.protocols.Engine`.
 

@@ -35,12 +35,7 @@ class EmbeddedEngine(Engine):
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        *,
-        tokenizer: Tokenizer,
-        eos_token_ids: Sequence[int],
-        context_length: int,
+        self, backend: Backend, *, tokenizer: Tokenizer, eos_token_ids: Sequence[int], context_length: int
     ) -> None:
         self.precision = backend.precision
         self.max_running_requests = backend.num_slots
@@ -68,12 +63,7 @@ class EmbeddedEngine(Engine):
         return self._backend.policy_version
 
     async def generate(
-        self,
-        token_ids: NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        images: Sequence[str] = (),
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
     ) -> Completion:
         """Sample one response; see :class:`rollfeed.protocols.Engine`.
 

@@ -110,10 +110,7 @@ class CompletionHandlers:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the endpoints."""
-        return [
-            web.get("/v1/models", self.models),
-            web.post("/v1/completions", self.completions),
-        ]
+        return [web.get("/v1/models", self.models), web.post("/v1/completions", self.completions)]
 
     async def models(self, _request: web.Request) -> web.Response:
         """List the one model."""
@@ -129,10 +126,7 @@ class CompletionHandlers:
         body = await read_json(request)
         body.setdefault("model", service.model.name)
         call = await asyncio.to_thread(
-            parse_call,
-            body,
-            tokenizer=service.tokenizer,
-            context_length=service.engine.context_length,
+            parse_call, body, tokenizer=service.tokenizer, context_length=service.engine.context_length
         )
         if call.stream:
             return await self._stream(request, call)

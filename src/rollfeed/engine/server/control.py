@@ -84,9 +84,7 @@ class ControlHandlers:
         # Shared prefixes are always flushed, and what runs always keeps its own keys and values.
         _flag(body, "flush_cache", default=True)
         action = self._service.update_from_disk(
-            model_path,
-            _text(body, "weight_version"),
-            abort_running=_flag(body, "abort_all_requests", default=False),
+            model_path, _text(body, "weight_version"), abort_running=_flag(body, "abort_all_requests", default=False)
         )
         try:
             await self._service.to_the_end(action)

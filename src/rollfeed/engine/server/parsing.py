@@ -132,12 +132,7 @@ def _with_mask(sampling: Sampling) -> Sampling:
 
 
 def make_jobs(
-    prompt_ids: NDArray[np.int32],
-    sampling: Sampling,
-    *,
-    rid: str,
-    return_logprob: bool,
-    score_from: int | None = None,
+    prompt_ids: NDArray[np.int32], sampling: Sampling, *, rid: str, return_logprob: bool, score_from: int | None = None
 ) -> list[ServerJob]:
     """Return a job for each sample of a prompt; several have ids of their own."""
     several = sampling.num_samples > 1

@@ -46,11 +46,7 @@ class GuessNumber(Styled):
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Draw a number from 1 to ``4 * 2 ** level``, to be guessed in ``level + 3`` turns."""
         highest = _SMALLEST_RANGE << level
-        params = {
-            "number": random.randint(1, highest),
-            "max_turns": level + 3,
-            "style": self._style,
-        }
+        params = {"number": random.randint(1, highest), "max_turns": level + 3, "style": self._style}
         question = f"1-{highest}?"
         if self._style == "chat":
             question = (

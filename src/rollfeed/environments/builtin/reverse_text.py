@@ -114,11 +114,7 @@ class ReverseText:
         return graded(written[:_MAX_COMPARED_SYMBOLS], is_right=written == expected, partial=partial)
 
     def _parameters(self) -> dict[str, Any]:
-        return {
-            "style": self._style,
-            "alphabet_size": self._alphabet_size,
-            "held_out_share": self._held_out_share,
-        }
+        return {"style": self._style, "alphabet_size": self._alphabet_size, "held_out_share": self._held_out_share}
 
     def _question(self, word: str) -> str:
         if self._style == "compact":

@@ -19,16 +19,7 @@ from rollfeed.rewards.equality.exact import exact_value
 from rollfeed.rewards.equality.normal_form import NormalForms, UndefinedError, has_infinity
 from rollfeed.rewards.equality.notation.parser import read
 from rollfeed.rewards.equality.structure import compare_structures
-from rollfeed.rewards.equality.tree import (
-    Apply,
-    Equality,
-    Node,
-    NotMathError,
-    Number,
-    Quantity,
-    TooComplexError,
-    walk,
-)
+from rollfeed.rewards.equality.tree import Apply, Equality, Node, NotMathError, Number, Quantity, TooComplexError, walk
 from rollfeed.rewards.equality.wording import formula_key, without_markdown, words_key
 
 CompareScalars: TypeAlias = Callable[[Node, Node], Equality]

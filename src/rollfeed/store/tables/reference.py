@@ -8,11 +8,7 @@ from pathlib import Path
 
 from rollfeed.store.tables.schema import DROPPED_COLUMNS, RARE_COLUMNS, TIMING_COLUMNS, Column
 
-_SECTIONS = {
-    "batch, dropped": DROPPED_COLUMNS,
-    "in some files": RARE_COLUMNS,
-    "timings": TIMING_COLUMNS,
-}
+_SECTIONS = {"batch, dropped": DROPPED_COLUMNS, "in some files": RARE_COLUMNS, "timings": TIMING_COLUMNS}
 
 
 def with_tables(page: str) -> str:

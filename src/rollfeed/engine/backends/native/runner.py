@@ -61,10 +61,7 @@ class NativeRunner(NativeModel, Runner):
         self._weights = NativeWeights(self, architecture)
         self.slots = Slots(self, num_slots=num_slots, capacity=context_length)
         self.sampler = Sampler(
-            num_rows=num_slots,
-            vocab_size=architecture.vocab_size,
-            device=torch.device("cpu"),
-            draw=self.draw,
+            num_rows=num_slots, vocab_size=architecture.vocab_size, device=torch.device("cpu"), draw=self.draw
         )
 
     @property
