@@ -196,7 +196,6 @@ class Endpoint:
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
     ) -> Completion:
-        """As :meth:`rollfeed.protocols.TokenEndpoint.generate`."""
         return await self._engine.generate(token_ids, params, request_id=request_id, images=images)
 
     async def __aenter__(self) -> Endpoint:

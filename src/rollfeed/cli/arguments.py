@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from rollfeed.config import PluginSettings, RewardSettings, RunSpec, ScoringSettings, load_scoring_settings
+from rollfeed.config import PluginSettings, RewardSettings, ScoringSettings, load_scoring_settings
 from rollfeed.config.paths import expand_path
 from rollfeed.errors import ConfigError
 
@@ -84,15 +84,6 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool 
         default=[],
         help="override a setting, for example rollout.num_rollout=3; may be given several times",
     )
-
-
-def spec_of(arguments: argparse.Namespace) -> RunSpec:
-    """Return the run that the settings file and its overrides describe.
-
-    Raises:
-        ConfigError: If the file or an override is wrong.
-    """
-    return RunSpec.load(arguments.file, arguments.overrides)
 
 
 def add_reward_arguments(parser: argparse.ArgumentParser) -> None:

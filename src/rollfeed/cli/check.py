@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rollfeed import app
 from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, tell_of_correction
-from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, spec_of
+from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments
 from rollfeed.config import RolloutMode, RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.conversations import audit_template, call_syntax, names_in
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: With everything that is wrong, a line each.
     """
-    spec = spec_of(arguments)
+    spec = RunSpec.load(arguments.file, arguments.overrides)
     if arguments.out is not None:
         out, overwrite = arguments.out, arguments.overwrite
         if spec.settings.trains:

@@ -11,18 +11,11 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import (
-    Parsers,
-    add_command,
-    add_flags,
-    add_path,
-    add_settings_arguments,
-    path_argument,
-    spec_of,
-)
+from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, path_argument
 from rollfeed.cli.progress import StatusLine
 from rollfeed.cli.run import default_directory
 from rollfeed.compat.convert.table import EVAL_FLAGS
+from rollfeed.config import RunSpec
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare
 from rollfeed.protocols import Engine, Isolation
@@ -77,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         raise ConfigError("rollfeed eval: give a settings file, or --compare and two runs")
     arguments.overrides = [*_slime_overrides(arguments), *arguments.overrides]
-    spec = spec_of(arguments)
+    spec = RunSpec.load(arguments.file, arguments.overrides)
     settings = spec.settings
     model = app.load_settings_model(settings)
     prepared = app.prepare_run_evaluation(spec, model)

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments, spec_of
+from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments
 from rollfeed.cli.run import add_run_directory, console_of, default_directory
 from rollfeed.cli.show import eval_view
 from rollfeed.cli.training_view import TrainingView
-from rollfeed.config import RolloutMode
+from rollfeed.config import RolloutMode, RunSpec
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
 from rollfeed.store import RunReader
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
         RollfeedError: If the run fails.
     """
-    spec = spec_of(arguments)
+    spec = RunSpec.load(arguments.file, arguments.overrides)
     settings = spec.settings
     out = arguments.out or default_directory(arguments.file)
     if problem := app.directory_problem(spec, out, overwrite=arguments.overwrite):

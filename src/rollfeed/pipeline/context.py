@@ -96,12 +96,10 @@ class StepContext:
 
     @property
     def policy_version(self) -> int:
-        """As :attr:`rollfeed.protocols.RolloutContext.policy_version`."""
         return self.gate.policy_version
 
     @property
     def running(self) -> Mapping[int, RunningGroup]:
-        """As :attr:`rollfeed.protocols.RolloutContext.running`."""
         return self.in_flight.groups
 
     def want(self) -> None:
@@ -110,11 +108,9 @@ class StepContext:
         self.in_flight.ring()
 
     async def changed(self) -> None:
-        """As :meth:`rollfeed.protocols.RolloutContext.changed`."""
         await self.in_flight.changed()
 
     async def draw(self, count: int) -> list[Group]:
-        """As :meth:`rollfeed.protocols.RolloutContext.draw`."""
         if self._is_exhausted:
             raise PromptsEndedError(f"step {self.step} drew again after the prompt source has ended")
         groups = await self.supply.draw(count, policy_version=self.policy_version)
@@ -205,13 +201,11 @@ class StepContext:
             self.gate.open()
 
     def decide(self, group: Group) -> FilterDecision:
-        """As :meth:`rollfeed.protocols.RolloutContext.decide`."""
         decision = self.group_filter(group.samples)
         self.observer.group_decided(group, decision)
         return decision
 
     async def abort(self) -> None:
-        """As :meth:`rollfeed.protocols.RolloutContext.abort`."""
         self.is_ended = True
         self.gate.close()
         pending = self.in_flight.pending()

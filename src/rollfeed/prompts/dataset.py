@@ -180,7 +180,8 @@ class DatasetSource(PromptSource):
     ) -> None:
         self.loaded = loaded
         self.name = loaded.name
-        self._prompts = loaded.prompts
+        self.prompts: Sequence[Prompt] = loaded.prompts
+        """Those of an epoch, in the order of the file."""
         self._seed = seed
         self._rollout_shuffle = rollout_shuffle
         self._num_epoch = num_epoch
@@ -189,25 +190,20 @@ class DatasetSource(PromptSource):
 
     def __len__(self) -> int:
         """Return the number of prompts in an epoch."""
-        return len(self._prompts)
+        return len(self.prompts)
 
     @property
     def is_endless(self) -> bool:
         """Whether it starts over for ever."""
         return self._num_epoch is None
 
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        """Those of an epoch, in the order of the file."""
-        return self._prompts
-
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts, over the epoch's end where needed; fewer only after the last epoch."""
         drawn: list[Prompt] = []
         while len(drawn) < count and (self._num_epoch is None or self._epoch < self._num_epoch):
-            prompt = self._prompts[self._order[self._cursor]]
+            prompt = self.prompts[self._order[self._cursor]]
             drawn.append(replace(prompt, prompt_id=f"{prompt.prompt_id}@e{self._epoch}"))
-            if self._cursor + 1 < len(self._prompts):
+            if self._cursor + 1 < len(self.prompts):
                 self._cursor += 1
             else:
                 self._go_to(self._epoch + 1, 0)
@@ -234,13 +230,13 @@ class DatasetSource(PromptSource):
 
     def _go_to(self, epoch: int, cursor: int) -> None:
         self._epoch, self._cursor = epoch, cursor
-        self._order = list(range(len(self._prompts)))
+        self._order = list(range(len(self.prompts)))
         if self._rollout_shuffle:
             Random(derive_seed(self._seed, "shuffle", epoch)).shuffle(self._order)
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "num_rows": len(self._prompts),
+            "num_rows": len(self.prompts),
             "shuffle_seed": self._seed if self._rollout_shuffle else None,
             "content_digest": self._content_digest,
         }

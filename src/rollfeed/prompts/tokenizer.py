@@ -120,17 +120,12 @@ class LocalTokenizer:
 
     def __init__(self, tokenizer: Any, *, eos_token_ids: tuple[int, ...], chat_template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
         self._chat_template = chat_template
         self._prefix = _what_comes_before(tokenizer)
         self._backend = _plain_backend(tokenizer)
         # Fast tokenizers raise "Already borrowed" when two threads meet inside.
         self._lock = threading.Lock()
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the tokenizer's, then those of the checkpoint's configuration."""
-        return self._eos_token_ids
 
     @property
     def has_chat_template(self) -> bool:

@@ -106,17 +106,12 @@ class ContainerSandboxes:
         self._image = image
         self._limits = ExecLimits(memory_bytes=container.memory_bytes)
         self._turns = asyncio.Semaphore(max_running)
-        self._isolation = Isolation(
+        self.isolation = Isolation(
             level=IsolationLevel.CONTAINER,
             network_cut=True,
             files_hidden=True,
             detail=f"{engine} runs image {image}; as strong as this engine is set up",
         )
-
-    @property
-    def isolation(self) -> Isolation:
-        """The isolation that keeps programs from the machine."""
-        return self._isolation
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ContainerSandbox]:

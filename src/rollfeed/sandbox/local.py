@@ -88,14 +88,9 @@ class LocalSandboxes:
     """
 
     def __init__(self, *, isolation: Isolation, max_running: int, scratch: Path | None = None) -> None:
-        self._isolation = isolation
+        self.isolation = isolation
         self._scratch = scratch
         self._turns = asyncio.Semaphore(max_running)
-
-    @property
-    def isolation(self) -> Isolation:
-        """The isolation that keeps programs from the machine."""
-        return self._isolation
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[LocalSandbox]:
@@ -107,7 +102,7 @@ class LocalSandboxes:
         user = pick_user()
         folder = _make_folder(self._scratch, user)
         try:
-            yield LocalSandbox(folder=folder, level=self._isolation.level, user=user, turns=self._turns)
+            yield LocalSandbox(folder=folder, level=self.isolation.level, user=user, turns=self._turns)
         finally:
             await asyncio.to_thread(delete_folder, folder.parent)
 
