@@ -14,6 +14,7 @@ import pytest
 from tests.conversations.zoo.families import FAMILIES, load
 from tests.generate.test_multi_turn import Echo, Talk, turn_of
 
+from rollfeed.config.tools import ToolSettings
 from rollfeed.conversations import Call, SaidTurn
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.generate import default_generate
@@ -52,7 +53,7 @@ async def echo(x: Any) -> str:
 
 def box_of(*tools: Any, **limits: Any) -> LimitedToolbox:
     given = {"max_turns": 8, "max_seconds": 60.0, "timeout_seconds": 30.0, "max_output_chars": 200, **limits}
-    return LimitedToolbox(tools, **{"call_format": CallFormat.AUTO, **given})
+    return LimitedToolbox(tools, ToolSettings(**given))
 
 
 async def play(
@@ -219,7 +220,7 @@ async def test_an_episode_that_never_ends_is_truncated_by_its_turns() -> None:
 
 async def test_an_episode_that_takes_too_long_is_truncated_by_its_time() -> None:
     call = HERMES.format("one", '{"x": 1}')
-    box = box_of(Tool("one", echo), max_seconds=0.0)
+    box = box_of(Tool("one", echo), max_seconds=1e-9)
     (sample,) = await play("qwen2.5", Echo(turns_of("qwen2.5", call, "no")), box)
     assert (sample.status, sample.metadata["ended_by"]) == (SampleStatus.TRUNCATED, "max_seconds")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rollfeed.config.tools import McpServerSettings
+from rollfeed.config.tools import McpServerSettings, ToolSettings
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import CallFormat, ToolAnswer, ToolFailure
+from rollfeed.protocols import ToolAnswer, ToolFailure
 from rollfeed.tools import LimitedToolbox
 from rollfeed.tools.mcp_servers import mcp_tools
 
@@ -25,7 +25,7 @@ ODD = Path(__file__).with_name("odd_mcp_server.py")
 def box_of(*servers: McpServerSettings, folders: Sequence[Path] = (), **limits: Any) -> LimitedToolbox:
     given = {"timeout_seconds": 30.0, "max_output_chars": 200, **limits}
     tools = mcp_tools(servers, folders=folders)
-    return LimitedToolbox(tools, call_format=CallFormat.AUTO, max_turns=8, max_seconds=60.0, **given)
+    return LimitedToolbox(tools, ToolSettings(max_turns=8, max_seconds=60.0, **given))
 
 
 def command(*args: str, **others: Any) -> McpServerSettings:

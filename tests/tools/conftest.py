@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.protocols import CallFormat
+from rollfeed.config.tools import ToolSettings
 from rollfeed.tools import LimitedToolbox
 
 
@@ -32,6 +32,6 @@ class OneTool:
 def box_of() -> Callable[..., LimitedToolbox]:
     def make(*tools: Any, **limits: Any) -> LimitedToolbox:
         given = {"timeout_seconds": 30.0, "max_output_chars": 100, **limits}
-        return LimitedToolbox(tools, call_format=CallFormat.AUTO, max_turns=8, max_seconds=60.0, **given)
+        return LimitedToolbox(tools, ToolSettings(max_turns=8, max_seconds=60.0, **given))
 
     return make

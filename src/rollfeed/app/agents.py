@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rollfeed import protocols
 from rollfeed.app.model import Endpoint
 from rollfeed.base.waiting import all_at_once
+from rollfeed.config.tools import ToolSettings
 from rollfeed.conversations import Conversation
 from rollfeed.environments import EnvironmentRegistry
 from rollfeed.errors import ConfigError
@@ -22,7 +23,6 @@ from rollfeed.prompts import ChatRenderer, load_tokenizer
 from rollfeed.protocols import (
     MULTI_TURN,
     OWN_CONTEXT,
-    CallFormat,
     MultiTurnEnvironment,
     RewrittenTurns,
     RolloutRequest,
@@ -38,7 +38,7 @@ Asked: TypeAlias = str | Sequence[Message] | Sample | RolloutRequest
 MESSAGES = "messages"
 """Key of a sample's metadata: the whole conversation."""
 _ANY_LENGTH = 2**31 - 1
-_TOOL_SECONDS, _TOOL_CHARS, _EPISODE_SECONDS = 60.0, 10_000, 3600.0
+_LIMITS = ToolSettings(timeout_seconds=60.0, max_output_chars=10_000, max_seconds=3600.0)
 
 
 async def agent_rollout_to_sample(
@@ -176,14 +176,8 @@ class _Agent:
         self._max_turns = max_turns
 
     def toolbox(self) -> LimitedToolbox:
-        return LimitedToolbox(
-            tuple(getattr(self._environment, "tools", ())),
-            call_format=CallFormat.AUTO,
-            max_turns=self._max_turns,
-            max_seconds=_EPISODE_SECONDS,
-            timeout_seconds=_TOOL_SECONDS,
-            max_output_chars=_TOOL_CHARS,
-        )
+        limits = _LIMITS.model_copy(update={"max_turns": self._max_turns})
+        return LimitedToolbox(tuple(getattr(self._environment, "tools", ())), limits)
 
     def registry(self) -> EnvironmentRegistry:
         return EnvironmentRegistry([self._environment] if self._answers_back else ())

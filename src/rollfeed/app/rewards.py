@@ -94,14 +94,7 @@ class RewardServices:
         made = make_tools(
             tools, sandboxes=self.sandboxes, memory_bytes=memory_bytes, workers=self.workers, folders=folders
         )
-        self.toolbox = LimitedToolbox(
-            made,
-            call_format=tools.call_format,
-            max_turns=tools.max_turns,
-            max_seconds=tools.max_seconds,
-            timeout_seconds=tools.timeout_seconds,
-            max_output_chars=tools.max_output_chars,
-        )
+        self.toolbox = LimitedToolbox(made, tools)
 
     def _tell_isolation(self, isolation: Isolation) -> None:
         if self.on_isolation is not None:

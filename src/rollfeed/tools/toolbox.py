@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollfeed.config.tools import ToolSettings
 from rollfeed.conversations import fit_arguments
 from rollfeed.errors import ConfigError, RollfeedError, ToolError, in_one_line, suggestion
 from rollfeed.protocols import CallFormat, Tool, ToolAnswer, ToolFailure
@@ -24,28 +25,11 @@ _END_SECONDS = 5.0
 class LimitedToolbox:
     """Fits :class:`rollfeed.protocols.Toolbox`; leave it with ``async with``, which ends what tools have started.
 
-    Args:
-        tools: With names that differ.
-        call_format: How calls are written.
-        max_turns: Of an episode.
-        max_seconds: Of an episode.
-        timeout_seconds: Of a call.
-        max_output_chars: Of an answer; of a longer one the middle is left out.
-
     Raises:
         ConfigError: If two tools have one name, or a name is none.
     """
 
-    def __init__(
-        self,
-        tools: Sequence[Tool],
-        *,
-        call_format: CallFormat,
-        max_turns: int,
-        max_seconds: float,
-        timeout_seconds: float,
-        max_output_chars: int,
-    ) -> None:
+    def __init__(self, tools: Sequence[Tool], settings: ToolSettings) -> None:
         self._tools: dict[str, Tool] = {}
         for tool in tools:
             if not _NAME.fullmatch(tool.name):
@@ -60,11 +44,10 @@ class LimitedToolbox:
             }
             for tool in tools
         )
-        self.call_format = call_format
-        self.max_turns = max_turns
-        self.max_seconds = max_seconds
-        self._timeout_seconds = timeout_seconds
-        self._max_output_chars = max_output_chars
+        self.call_format: CallFormat = settings.call_format
+        self.max_turns: int = settings.max_turns
+        self.max_seconds: float = settings.max_seconds
+        self._settings = settings
         self._running: set[asyncio.Task[ToolAnswer | ToolFailure]] = set()
         self._complained: set[str] = set()
 
@@ -99,7 +82,7 @@ class LimitedToolbox:
         # A tool may not let itself be cancelled: then it is left, and not waited for before the end.
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        limit = None if getattr(tool, "keeps_time", False) else self._timeout_seconds
+        limit = None if getattr(tool, "keeps_time", False) else self._settings.timeout_seconds
         try:
             await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:
@@ -107,7 +90,7 @@ class LimitedToolbox:
             raise
         if not task.done():
             task.cancel()
-            return ToolFailure(f"{name} gave no answer within {self._timeout_seconds:g} s")
+            return ToolFailure(f"{name} gave no answer within {self._settings.timeout_seconds:g} s")
         return ToolFailure(f"{name} was interrupted") if task.cancelled() else task.result()
 
     async def _answer(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolAnswer | ToolFailure:
@@ -129,8 +112,8 @@ class LimitedToolbox:
             return ToolFailure(f"{tool.name} gave a {type(given).__name__}, which is no text")
 
     def _cut(self, text: str) -> str:
-        left_out = len(text) - self._max_output_chars
+        left_out = len(text) - self._settings.max_output_chars
         if left_out > 0:
-            half = self._max_output_chars // 2
+            half = self._settings.max_output_chars // 2
             text = f"{text[:half]}\n[{left_out:,} characters are left out]\n{text[len(text) - half :]}"
         return well_formed(text)
