@@ -111,11 +111,7 @@ def check_prompt_length(num_tokens: int, context_length: int) -> None:
 def checked_new_tokens(
     max_new_tokens: int | None, *, prompt_tokens: int, context_length: int, default: int = DEFAULT_MAX_NEW_TOKENS
 ) -> int:
-    """Return how many tokens a response may have.
-
-    Raises:
-        RequestError: If the context has no room for so many.
-    """
+    """Return how many tokens a response may have. Raises RequestError if the context has no room for so many."""
     room = context_length - prompt_tokens
     if max_new_tokens is None:
         return min(default, room)

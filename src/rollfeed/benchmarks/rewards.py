@@ -50,11 +50,7 @@ class Pair:
 
 
 def bench_rewards(workload: RewardWorkload, *, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure and return JSON values.
-
-    Raises:
-        ConfigError: If math-verify is not installed.
-    """
+    """Measure and return JSON values. Raises ConfigError if math-verify is not installed."""
     pairs = make_pairs(workload)
     reference, right = [], 0
     shares: dict[float, list[tuple[float, list[Verdict]]]] = {share: [] for share in workload.hanging_shares}

@@ -27,11 +27,7 @@ class Spill(Protocol):
     """A place for groups that do not fit into memory; ``rollfeed.store.SpillFile`` is one."""
 
     def put(self, group: Group) -> Any:
-        """Keep a group and return what names it.
-
-        Raises:
-            RunFailedError: If it cannot be kept, as by the others.
-        """
+        """Keep a group and return what names it. Raises RunFailedError if it cannot be kept, as by the others."""
 
     def peek(self, handle: Any) -> Group:
         """Return a group, which stays."""

@@ -60,11 +60,7 @@ class AnthropicMessages:
         return self._read(Fields(body), is_answered=True)
 
     def read_count(self, body: Any) -> Asked:
-        """Return the request whose tokens are to be counted.
-
-        Raises:
-            ApiError: If it is none.
-        """
+        """Return the request whose tokens are to be counted. Raises ApiError if it is none."""
         return self._read(Fields(body), is_answered=False)
 
     def count(self, prompt_tokens: int) -> dict[str, Any]:

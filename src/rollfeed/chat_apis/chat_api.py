@@ -55,11 +55,7 @@ class ChatApi(Protocol):
         """The path of its endpoint, such as ``/v1/messages``."""
 
     def read(self, body: Any) -> Asked:
-        """Return the request that a decoded body is.
-
-        Raises:
-            ApiError: If it is none, or cannot be served.
-        """
+        """Return the request that a decoded body is. Raises ApiError if it is none, or cannot be served."""
 
     def new_id(self) -> str:
         """Return a new id for a reply."""

@@ -134,11 +134,7 @@ def text_of_parts(content: Any, where: str, *, between: str = "") -> str:
 
 
 def part_text(part: Any, where: str) -> str:
-    """Return the text of a part of a content.
-
-    Raises:
-        ApiError: If it is none of text.
-    """
+    """Return the text of a part of a content. Raises ApiError if it is none of text."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):

@@ -42,11 +42,7 @@ def register(commands: Parsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check and say what a run would do.
-
-    Raises:
-        ConfigError: With everything that is wrong, a line each.
-    """
+    """Check and say what a run would do. Raises ConfigError with everything that is wrong, a line each."""
     spec = RunSpec.load(arguments.file, arguments.overrides)
     if arguments.out is not None:
         out, overwrite = arguments.out, arguments.overwrite

@@ -116,11 +116,7 @@ def _row(name: str, found: Environment | ConfigError) -> dict[str, Any]:
 
 
 def run_sample(arguments: argparse.Namespace) -> int:
-    """Print one problem.
-
-    Raises:
-        ConfigError: If there is no such environment or level.
-    """
+    """Print one problem. Raises ConfigError if there is no such environment or level."""
     environment = EnvironmentRegistry().get(arguments.id)
     task = make_task(environment, level=arguments.level, index=arguments.index, run_seed=arguments.seed)
     if arguments.json:

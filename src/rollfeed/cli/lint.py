@@ -46,11 +46,7 @@ def register(commands: Parsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the samples and say what is wrong with them.
-
-    Raises:
-        ConfigError: If they cannot be read.
-    """
+    """Check the samples and say what is wrong with them. Raises ConfigError if they cannot be read."""
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.lint import lint
 

@@ -72,11 +72,7 @@ def register(actions: Parsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        ConfigError: If an option is wrong, or a port is taken.
-    """
+    """Serve until SIGTERM or Ctrl-C. Raises ConfigError if an option is wrong, or a port is taken."""
     return asyncio.run(_serve(_settings(arguments)))
 
 

@@ -41,11 +41,7 @@ def register(actions: Parsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        ConfigError: If an option is wrong, or the port is taken.
-    """
+    """Serve until SIGTERM or Ctrl-C. Raises ConfigError if an option is wrong, or the port is taken."""
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
     if arguments.max_in_progress < 1:

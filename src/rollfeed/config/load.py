@@ -75,11 +75,7 @@ def _validated(root: type[S], tree: Mapping[str, Any], where: str) -> S:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a settings file.
-
-    Raises:
-        ConfigError: If it cannot be read, or is not TOML.
-    """
+    """Return the tables of a settings file. Raises ConfigError if it cannot be read, or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:

@@ -56,11 +56,7 @@ class Chat:
         self._template_kwargs = template_kwargs
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """Return the text of a conversation.
-
-        Raises:
-            ConfigError: If the template refuses the messages.
-        """
+        """Return the text of a conversation. Raises ConfigError if the template refuses the messages."""
         return self._tokenizer.render_chat(
             messages,
             tools=self.tools,

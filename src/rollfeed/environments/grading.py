@@ -67,11 +67,7 @@ class EnvironmentGrader:
         self._deadline_seconds = deadline_seconds
 
     async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-        """Return the environment's verdict.
-
-        Raises:
-            WorkerError: If a worker gave none, by its deadline or at all.
-        """
+        """Return the environment's verdict. Raises WorkerError if a worker gave none, by its deadline or at all."""
         return await self._verdict(_environment_call(metadata), response)
 
     async def _verdict(self, call: _Call | str, response: str) -> Verdict:
@@ -101,11 +97,7 @@ class RlveGrader(EnvironmentGrader):
     """
 
     async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-        """Return the environment's verdict.
-
-        Raises:
-            WorkerError: If a worker gave none, by its deadline or at all.
-        """
+        """Return the environment's verdict. Raises WorkerError if a worker gave none, by its deadline or at all."""
         verdict = await self._verdict(_rlve_call(self._registry, metadata), response)
         if metadata.get("reward_key") is None or verdict.reward is None or isinstance(verdict.reward, dict):
             return verdict

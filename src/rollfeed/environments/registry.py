@@ -29,11 +29,7 @@ class PathEntry(NamedTuple):
     folders: tuple[str, ...]
 
     def load(self) -> Any:
-        """Return what the path names.
-
-        Raises:
-            PluginError: If there is nothing.
-        """
+        """Return what the path names. Raises PluginError if there is nothing."""
         return import_object(self.value, key="environment", folders=[Path(folder) for folder in self.folders])
 
 

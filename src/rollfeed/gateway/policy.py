@@ -100,11 +100,7 @@ class Dialogues:
 
 
 def check_text(asked: Asked, *, context_length: int) -> None:
-    """Refuse texts that cannot be within the context, before they are tokenised.
-
-    Raises:
-        ApiError: If there is more.
-    """
+    """Refuse texts that cannot be within the context, before they are tokenised. Raises ApiError if there is more."""
     size = sum(len(content) for each in asked.messages if isinstance(content := each.get("content"), str))
     if size > _CHARACTERS_OF_A_TOKEN * context_length:
         raise ApiError.too_long(size // _CHARACTERS_OF_A_TOKEN, context_length)

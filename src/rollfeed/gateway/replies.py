@@ -52,11 +52,7 @@ class Replies:
                 self._by_signal[kind, about[kind]] = about["reply_id"]
 
     def turns(self, reply_id: str) -> list[Turn]:
-        """Return the turns of an answer.
-
-        Raises:
-            ApiError: If there is none of that id.
-        """
+        """Return the turns of an answer. Raises ApiError if there is none of that id."""
         if reply_id not in self._turns:
             raise ApiError(
                 f"there is no response {reply_id:.80} in this session",

@@ -213,11 +213,7 @@ class Session:
         return self._record(asked, opening, completions, about)
 
     def num_prompt_tokens(self, asked: Asked) -> int:
-        """Return how many tokens the policy would be sent.
-
-        Raises:
-            ApiError: If it cannot be asked.
-        """
+        """Return how many tokens the policy would be sent. Raises ApiError if it cannot be asked."""
         return len(self._open(asked, *self._read(asked)).token_ids)
 
     def _read(self, asked: Asked) -> tuple[History, Dialogue]:

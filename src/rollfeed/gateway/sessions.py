@@ -98,11 +98,7 @@ class Sessions:
         caps: Caps,
         write: Callable[[Replied], None],
     ) -> OpenSession:
-        """Open the session of a rollout, which is kept by its run.
-
-        Raises:
-            ApiError: If there are too many.
-        """
+        """Open the session of a rollout, which is kept by its run. Raises ApiError if there are too many."""
         self._check_room()
         number, self._next_number = self._next_number, self._next_number + 1
         session = Session(
@@ -119,11 +115,7 @@ class Sessions:
         return self._put(OpenSession(session, _new_key(), number, {}))
 
     def of_key(self, key: str) -> Session:
-        """Return the session that an agent has the key of.
-
-        Raises:
-            ApiError: If there is none.
-        """
+        """Return the session that an agent has the key of. Raises ApiError if there is none."""
         if not key:
             raise ApiError(
                 "no session key: send the key of a session as API key, or in the URL", kind=ErrorKind.AUTHENTICATION
@@ -134,11 +126,7 @@ class Sessions:
         return found.session
 
     def of_id(self, session_id: str) -> OpenSession:
-        """Return a session by its id.
-
-        Raises:
-            ApiError: If there is none.
-        """
+        """Return a session by its id. Raises ApiError if there is none."""
         if session_id not in self._by_id:
             has_ended = " any more" if session_id in self.journal.ended else ""
             raise ApiError(f"there is no session {session_id:.80}{has_ended}", kind=ErrorKind.NOT_FOUND)
@@ -165,11 +153,7 @@ class Sessions:
         return b"".join(lines)
 
     async def drop(self, session_id: str) -> None:
-        """End a session of which nothing is to be trained.
-
-        Raises:
-            ApiError: If there is no such session.
-        """
+        """End a session of which nothing is to be trained. Raises ApiError if there is no such session."""
         opened = self.of_id(session_id)
         await opened.session.close()
         self._forget(opened)

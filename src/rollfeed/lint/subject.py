@@ -74,11 +74,7 @@ class Subject:
 
 
 def ids_of(values: ArrayLike) -> NDArray[np.int32]:
-    """Return token ids as an array.
-
-    Raises:
-        ValueError: If they are not numbers, or too large.
-    """
+    """Return token ids as an array. Raises ValueError if they are not numbers, or too large."""
     ids = np.asarray(values, dtype=np.int64 if np.size(values) else None).reshape(-1)
     if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
         raise ValueError(f"token ids go from {ids.min()} to {ids.max()}")

@@ -116,11 +116,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_config(folder: Path) -> dict[str, Any] | None:
-    """Return the ``config.json`` of any model; None where there is none.
-
-    Raises:
-        CheckpointError: If it is unreadable.
-    """
+    """Return the ``config.json`` of any model; None where there is none. Raises CheckpointError if it is unreadable."""
     path = folder / CONFIG_FILE
     return read_object(path) if os.path.lexists(path) else None
 

@@ -76,11 +76,7 @@ class PromptSupply:
         return groups
 
     def learn(self, groups: Iterable[Group]) -> None:
-        """Tell what learns of scored groups, in this order.
-
-        Raises:
-            RunFailedError: If the source raises.
-        """
+        """Tell what learns of scored groups, in this order. Raises RunFailedError if the source raises."""
         for group in groups:
             if self._placement.lengths is not None:
                 self._placement.lengths.learn(group)

@@ -218,11 +218,7 @@ def _are_texts(messages: _Messages) -> bool:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse variables of a template that rendering sets itself.
-
-    Raises:
-        ConfigError: With the first of them.
-    """
+    """Refuse variables of a template that rendering sets itself. Raises ConfigError with the first of them."""
     for name in _OURS:
         if name in arguments:
             raise ConfigError(f"chat_template_kwargs: {name} is not to be set; leave it out")

@@ -50,11 +50,7 @@ class LoadedPrompts:
     """Whether rows have what is to be said, and are learned as they stand."""
 
     def refuse(self, where: str, error: object, *, is_skipped: bool) -> None:
-        """Count a row that cannot be used.
-
-        Raises:
-            DataError: Unless it is to be skipped.
-        """
+        """Count a row that cannot be used. Raises DataError unless it is to be skipped."""
         problem = f"{where}: {error}"
         if not is_skipped:
             raise DataError(f"{problem}; mend the row, or set skip_bad_rows = true")

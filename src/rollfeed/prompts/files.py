@@ -39,11 +39,7 @@ class RawRow(NamedTuple):
     """A JSON line, the columns of a Parquet row, or why they cannot be read."""
 
     def read(self) -> dict[str, Any]:
-        """Return the row by column.
-
-        Raises:
-            ValueError: If it is none; says what is wrong.
-        """
+        """Return the row by column. Raises ValueError if it is none; says what is wrong."""
         if isinstance(self.content, bytes):
             return parse_json_row(self.content)
         if isinstance(self.content, ValueError):
@@ -82,11 +78,7 @@ def open_prompt_file(path: str, *, columns: Collection[str] | None) -> PromptFil
 
 
 def parse_json_row(content: bytes) -> dict[str, Any]:
-    """Parse one line.
-
-    Raises:
-        ValueError: If it is not a JSON object; says what is wrong.
-    """
+    """Parse one line. Raises ValueError if it is not a JSON object; says what is wrong."""
     try:
         record = json.loads(content, parse_constant=_refuse_constant)
     except RecursionError:

@@ -299,11 +299,7 @@ class ChatRenderer:
         return Rendered(text, token_ids, messages, None if tools is None else tuple(tools))
 
     def check_template(self) -> None:
-        """Return when the model has a chat template.
-
-        Raises:
-            ConfigError: If it has none.
-        """
+        """Return when the model has a chat template. Raises ConfigError if it has none."""
         if not self._tokenizer.has_chat_template:
             raise ConfigError(NO_TEMPLATE)
 

@@ -40,11 +40,7 @@ class Environments(Protocol):
     """Environments by namespaced id."""
 
     def get(self, environment_id: str) -> Environment:
-        """Return an environment.
-
-        Raises:
-            ConfigError: If there is none of that id.
-        """
+        """Return an environment. Raises ConfigError if there is none of that id."""
 
 
 class _NotThere:

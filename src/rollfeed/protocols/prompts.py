@@ -146,11 +146,7 @@ class PromptRenderer(Protocol):
         """
 
     def check_template(self) -> None:
-        """Return when there is a chat template.
-
-        Raises:
-            ConfigError: If there is none.
-        """
+        """Return when there is a chat template. Raises ConfigError if there is none."""
 
     def fits(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""

@@ -105,11 +105,7 @@ class Engine(TokenEndpoint, Protocol):
         return {}
 
     async def health(self) -> None:
-        """Return when the engine can serve.
-
-        Raises:
-            EngineUnavailableError: If it cannot.
-        """
+        """Return when the engine can serve. Raises EngineUnavailableError if it cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,11 +42,7 @@ class WeightPublisher(Protocol):
         """Whether :meth:`prove` compares anything; if not, probes need not be made."""
 
     async def publish(self, update: WeightUpdate) -> None:
-        """Have the engine take new weights; see :class:`Engine`.
-
-        Raises:
-            EngineError: If it does not.
-        """
+        """Have the engine take new weights; see :class:`Engine`. Raises EngineError if it does not."""
 
     async def prove(self, probe: WeightProbe | None) -> None:
         """Compare what the engine says of a few texts with what the weights that were published last say of them.

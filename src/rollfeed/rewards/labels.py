@@ -27,11 +27,7 @@ def unusable(label: Any, wanted: str) -> LabelError:
 
 
 def label_texts(label: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Return the texts any of which is right.
-
-    Raises:
-        LabelError: If the label is no text, number or list of these.
-    """
+    """Return the texts any of which is right. Raises LabelError if the label is no text, number or list of these."""
     labels = label if isinstance(label, list | tuple) else [label]
     if not labels or not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in labels):
         raise unusable(label, TEXTS)

@@ -83,11 +83,7 @@ class KeyedCut:
         self._has_found = False
 
     def __call__(self, groups: Sequence[Group], *, step: int, **about: Any) -> BatchCut | ByAge:
-        """Return the batch, or what is too old for it.
-
-        Raises:
-            RunFailedError: If no reward has entries.
-        """
+        """Return the batch, or what is too old for it. Raises RunFailedError if no reward has entries."""
         if not self._has_found:
             rewards = [sample.reward for group in groups if _takes_key_of_run(group) for sample in group.samples]
             self._has_found = any(isinstance(reward, dict) for reward in rewards)

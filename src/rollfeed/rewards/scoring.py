@@ -164,11 +164,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_plain(path: Path, out: Path) -> None:
-    """Refuse to read what cannot be read twice, and to write what is read.
-
-    Raises:
-        DataError: If it is so.
-    """
+    """Refuse to read what cannot be read twice, and to write what is read. Raises DataError if it is so."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: is not a plain file, and rows are read twice; save them to a file first")
     if out.exists() and path.exists() and path.samefile(out):

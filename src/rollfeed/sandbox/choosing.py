@@ -210,11 +210,7 @@ class OnDemandSandboxes:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Sandbox]:
-        """Make an empty sandbox.
-
-        Raises:
-            SandboxError: If it cannot be made, or the isolation level does not hold.
-        """
+        """Make an empty sandbox. Raises SandboxError if it cannot be made, or the isolation level does not hold."""
         try:
             sandboxes = await self.start()
         except ConfigError as error:

@@ -115,11 +115,7 @@ class ContainerSandboxes:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ContainerSandbox]:
-        """Start a container; leaving removes it.
-
-        Raises:
-            SandboxError: If the engine does not start it.
-        """
+        """Start a container; leaving removes it. Raises SandboxError if the engine does not start it."""
         name = f"rollfeed-{os.urandom(8).hex()}"
         try:
             await self._engine.ask(*self._start_arguments(name))

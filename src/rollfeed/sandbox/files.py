@@ -20,11 +20,7 @@ _DELETE_PAUSE_SECONDS = 0.05
 
 
 def parts_within(path: str) -> tuple[str, ...]:
-    """Return the parts of a path that stays inside.
-
-    Raises:
-        SandboxError: If it is empty, absolute or goes up.
-    """
+    """Return the parts of a path that stays inside. Raises SandboxError if it is empty, absolute or goes up."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise SandboxError(f"{path!r:.200} is no path inside the sandbox's folder: give it relative, without ..")

@@ -94,11 +94,7 @@ class LocalSandboxes:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[LocalSandbox]:
-        """Make an empty sandbox; its files are deleted on leaving.
-
-        Raises:
-            SandboxError: If its folder cannot be made.
-        """
+        """Make an empty sandbox; its files are deleted on leaving. Raises SandboxError if its folder cannot be made."""
         user = pick_user()
         folder = _make_folder(self._scratch, user)
         try:

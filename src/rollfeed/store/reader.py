@@ -159,11 +159,7 @@ class RunReader:
         return read_steps(self.path, self._journal)
 
     def step(self, step: int) -> StepRecord:
-        """Return one committed step.
-
-        Raises:
-            RunDirectoryError: If it is not committed.
-        """
+        """Return one committed step. Raises RunDirectoryError if it is not committed."""
         if found := read_steps(self.path, self._journal, step=step):
             return found[0]
         committed = [entry.step for entry in self._journal.steps()]

@@ -231,11 +231,7 @@ class RunDirectory:
             self._metrics.log(record.metrics, step=batch.step)
 
     def record_isolation(self, isolation: Isolation) -> None:
-        """Store at which isolation level programs of the policy run.
-
-        Raises:
-            RunFailedError: If the disk refuses.
-        """
+        """Store at which isolation level programs of the policy run. Raises RunFailedError if the disk refuses."""
         with self._explained("the isolation level cannot be stored"):
             _write_json(self.path / ISOLATION, asdict(isolation))
 

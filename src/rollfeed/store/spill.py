@@ -45,11 +45,7 @@ class SpillFile:
         return len(self._waiting)
 
     def put(self, group: Group) -> int:
-        """Write a group; return its number.
-
-        Raises:
-            RunFailedError: If a label, metadata or message is not JSON.
-        """
+        """Write a group; return its number. Raises RunFailedError if a label, metadata or message is not JSON."""
         encoded = encode(group)
         with self._lock, self._explained():
             number = self._next

@@ -54,11 +54,7 @@ class Calculator:
     is_idempotent = True
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return the value in digits.
-
-        Raises:
-            ToolError: If it is no arithmetic, or has no value that can be told.
-        """
+        """Return the value in digits. Raises ToolError if it is no arithmetic, or has no value that can be told."""
         return calculate(arguments["expression"])
 
 

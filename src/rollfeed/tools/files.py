@@ -42,11 +42,7 @@ class FileTool:
         self._run = run
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return what the action gave.
-
-        Raises:
-            ToolError: If it cannot be done.
-        """
+        """Return what the action gave. Raises ToolError if it cannot be done."""
         try:
             return await asyncio.to_thread(self._run, **arguments)
         except OSError as error:
@@ -54,11 +50,7 @@ class FileTool:
 
 
 def file_tools(folder: Path, *, is_writable: bool) -> list[FileTool]:
-    """Return the tools of a folder, which all episodes share.
-
-    Raises:
-        ConfigError: If there is no such folder.
-    """
+    """Return the tools of a folder, which all episodes share. Raises ConfigError if there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(f"tools.files.folder = {str(folder)!r}: no such folder")
     files = _Folder(folder)

@@ -55,11 +55,7 @@ class FunctionTool:
         self._timeout_seconds = timeout_seconds
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Return what the function returns.
-
-        Raises:
-            ToolError: If it was not done in time, or what it raised.
-        """
+        """Return what the function returns. Raises ToolError if it was not done in time, or what it raised."""
         if is_async(self._function):
             return await self._function(**arguments)
         if self._path is None:

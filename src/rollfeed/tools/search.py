@@ -45,11 +45,7 @@ class SearchTool:
         self._settings = settings
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return the best passages, each with its title.
-
-        Raises:
-            ToolError: If none has a word of the query.
-        """
+        """Return the best passages, each with its title. Raises ToolError if none has a word of the query."""
         query: str = arguments["query"][:_MAX_QUERY_CHARS]
         found = await asyncio.to_thread(self._corpus.find, query, self._settings.num_results)
         if not found:

@@ -25,11 +25,7 @@ from rollfeed.training.scoring import DrawnFrom, score_tokens
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a ``train.device`` setting.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
+    """Return the device of a ``train.device`` setting. Raises ConfigError if there is none of that name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -66,11 +66,7 @@ def serving(program: str, arguments: Sequence[str] = ()) -> Iterator[tuple[str, 
 
 
 def run_agents(job: msgspec.Struct) -> None:
-    """Run agents in a process of their own until they have ended.
-
-    Raises:
-        RunFailedError: If one of them fails.
-    """
+    """Run agents in a process of their own until they have ended. Raises RunFailedError if one of them fails."""
     with _start(AGENTS, []) as process:
         try:
             process.communicate(msgspec.json.encode(job))
@@ -128,11 +124,7 @@ class GatewayProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, and return when it listens.
-
-        Raises:
-            EngineUnavailableError: If it does not within a minute.
-        """
+        """Start it, and return when it listens. Raises EngineUnavailableError if it does not within a minute."""
         with self._log.open("ab") as log:
             self._process = start_rollfeed(self._command, errors=log)
         deadline = time.monotonic() + _START_SECONDS

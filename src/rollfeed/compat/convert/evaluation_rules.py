@@ -11,11 +11,7 @@ from rollfeed.compat.convert.table import FLAGS
 
 
 def set_evaluation(draft: Draft) -> None:
-    """Set ``[eval]`` and when it is measured.
-
-    Raises:
-        ConfigError: As :func:`eval_sets`.
-    """
+    """Set ``[eval]`` and when it is measured. Raises ConfigError as :func:`eval_sets`."""
     if not eval_sets(draft):
         for name, flag in FLAGS.items():
             if flag.section == "Evaluation" or name == "eval-reward-key":

@@ -43,11 +43,7 @@ class Flags(Mapping[str, Given]):
     """The flags of a command that the table knows, the last where one is given twice."""
 
     def __init__(self, words: Sequence[Word], *, in_file: bool) -> None:
-        """Read them.
-
-        Raises:
-            ConfigError: If a value misses, is too much or of the wrong kind.
-        """
+        """Read them. Raises ConfigError if a value misses, is too much or of the wrong kind."""
         self.others: list[tuple[Given, str]] = []
         """Flags that the table does not know, and why they are not carried over."""
         self.notes: list[str] = []

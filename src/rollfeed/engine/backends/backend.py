@@ -48,11 +48,7 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Load the weights.
-
-        Raises:
-            CheckpointError: If they do not fit the model.
-        """
+        """Load the weights. Raises CheckpointError if they do not fit the model."""
 
     def close(self) -> None:  # noqa: B027 - torch frees what nobody refers to
         """Free what :meth:`start` took; the last call, and only after a start that succeeded."""

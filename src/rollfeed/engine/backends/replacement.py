@@ -25,11 +25,7 @@ class HalfWrittenError(Exception):
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Write weights that have been checked in the block.
-
-    Raises:
-        HalfWrittenError: If it fails all the same.
-    """
+    """Write weights that have been checked in the block. Raises HalfWrittenError if it fails all the same."""
     try:
         yield
     except Exception as error:

@@ -57,11 +57,7 @@ class Incoming:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, piece: memoryview) -> None:
-        """Take what has come.
-
-        Raises:
-            BrokenConnectionError: If it is no HTTP, or too much.
-        """
+        """Take what has come. Raises BrokenConnectionError if it is no HTTP, or too much."""
         if not self._status:
             self._head_bytes += len(piece)
         try:

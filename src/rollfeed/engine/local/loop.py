@@ -82,11 +82,7 @@ class EngineThread:
         await asyncio.shield(asyncio.to_thread(self._thread.join, _CLOSE_SECONDS))
 
     def submit(self, request: Request) -> None:
-        """Hand over a request.
-
-        Raises:
-            EngineError: If the thread has failed or is closing.
-        """
+        """Hand over a request. Raises EngineError if the thread has failed or is closing."""
         self._post(_Command(lambda: self._backend.add(request), request.fail))
 
     def drop(self, request: Request) -> None:
@@ -137,11 +133,7 @@ class EngineThread:
             self._wake.notify()
 
     async def failed(self) -> None:
-        """Return when the thread has been closed.
-
-        Raises:
-            EngineError: When it fails, or if it has failed.
-        """
+        """Return when the thread has been closed. Raises EngineError when it fails, or if it has failed."""
         await asyncio.shield(asyncio.wrap_future(self._over))
 
     def _run(self) -> None:

@@ -49,11 +49,7 @@ class CompletionsCall:
 
 
 def parse_call(body: Mapping[str, Any], *, tokenizer: Tokenizer, context_length: int) -> CompletionsCall:
-    """Return the jobs of a body.
-
-    Raises:
-        RequestError: If it cannot be served.
-    """
+    """Return the jobs of a body. Raises RequestError if it cannot be served."""
     for name, neutral in _REFUSED.items():
         if body.get(name) not in neutral:
             raise RequestError(f"{name} is not supported by this server")

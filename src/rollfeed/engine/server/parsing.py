@@ -87,11 +87,7 @@ class Sampling:
 
 
 def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> GenerateCall:
-    """Return the jobs of a body.
-
-    Raises:
-        RequestError: If it cannot be served; the message is one line for the client.
-    """
+    """Return the jobs of a body. Raises RequestError if it cannot be served; the message is one line for the client."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     if not isinstance(body.get("stream"), bool | None):

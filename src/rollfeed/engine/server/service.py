@@ -69,11 +69,7 @@ class RunningJob:
 
     @property
     def completion(self) -> Completion:
-        """The completion of an answer that has ended well.
-
-        Raises:
-            EngineError: If it has not.
-        """
+        """The completion of an answer that has ended well. Raises EngineError if it has not."""
         return self.task.result()
 
     @property

@@ -43,11 +43,7 @@ class Budget:
     left: int = MAX_WORK
 
     def spend(self, work: int) -> None:
-        """Take ``work`` off.
-
-        Raises:
-            OverBudgetError: If that is more than is left.
-        """
+        """Take ``work`` off. Raises OverBudgetError if that is more than is left."""
         self.left -= work
         if self.left < 0:
             raise OverBudgetError("over the budget of work")

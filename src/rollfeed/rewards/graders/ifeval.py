@@ -40,11 +40,7 @@ def instructions_of(label: Any, metadata: Mapping[str, Any]) -> Instructions:
 
 
 def known_instructions_of(label: Any, metadata: Mapping[str, Any]) -> Instructions:
-    """Return the instructions of the metadata.
-
-    Raises:
-        LabelError: If one is not known, or its arguments are wrong.
-    """
+    """Return the instructions of the metadata. Raises LabelError if one is not known, or its arguments are wrong."""
     instructions = instructions_of(label, metadata)
     for name, arguments in instructions:
         if name not in INSTRUCTIONS:

@@ -50,11 +50,7 @@ def label_formulas(label: Any, metadata: Mapping[str, Any]) -> list[str]:
 
 
 def possible_formulas(label: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Return the answers any of which is right.
-
-    Raises:
-        LabelError: If there is none that an answer may equal.
-    """
+    """Return the answers any of which is right. Raises LabelError if there is none that an answer may equal."""
     labels = label_formulas(label, metadata)
     if not any(labels):
         raise LabelError(f"the label is {label!r:.80}, which no answer equals; give it a content")

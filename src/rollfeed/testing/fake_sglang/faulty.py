@@ -42,11 +42,7 @@ class FaultyServer(ABC):
         return self.http.address
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: If the port is taken.
-        """
+        """Listen. Raises ConfigError if the port is taken."""
         await self.http.start()
         self._order()
 

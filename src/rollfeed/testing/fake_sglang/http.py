@@ -150,11 +150,7 @@ class HttpServer:
         return self._server is not None
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: If the port is taken.
-        """
+        """Listen. Raises ConfigError if the port is taken."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(

@@ -148,11 +148,7 @@ class FakeCall:
 def parse_generate(
     body: bytes, *, context_length: int, default_max_new_tokens: int, on_end: Callable[[FakeJob], object]
 ) -> FakeCall:
-    """Return the jobs of a body.
-
-    Raises:
-        RequestError: If it cannot be served.
-    """
+    """Return the jobs of a body. Raises RequestError if it cannot be served."""
     try:
         parsed = _decoder.decode(body)
         prompts, is_batch = _prompts(parsed)

@@ -87,11 +87,7 @@ async def probe(address: str, *, settings: OpenAISettings, context: Context) -> 
 
 
 async def check_health(address: str, *, http: Http, timeout_seconds: float) -> None:
-    """Return when the server says that it is healthy.
-
-    Raises:
-        EngineUnavailableError: If it does not.
-    """
+    """Return when the server says that it is healthy. Raises EngineUnavailableError if it does not."""
     reply = await http.control("GET", f"{address}/health", timeout_seconds=timeout_seconds)
     if reply.status in ABSENT:
         reply = await http.control("GET", f"{address}/v1/models", timeout_seconds=timeout_seconds)

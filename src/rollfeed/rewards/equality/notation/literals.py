@@ -236,11 +236,7 @@ def _fraction(numerator: str, denominator: str) -> Fraction:
 
 
 def literal(text: str) -> Fraction:
-    """Return the value of the text of a number.
-
-    Raises:
-        TooComplexError: If it has too many digits.
-    """
+    """Return the value of the text of a number. Raises TooComplexError if it has too many digits."""
     if len(text) > MAX_DIGITS:
         raise TooComplexError(f"more than {MAX_DIGITS} digits")
     head, _, repeating = text.partition(REPEATING_MARK)
