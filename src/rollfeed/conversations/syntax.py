@@ -129,10 +129,7 @@ class CallSyntax:
 
 
 def call_syntax(tokenizer: Tokenizer, call_format: CallFormat, *, is_chat: bool = True) -> CallSyntax:
-    """Find out how a model calls tools.
-
-    ``is_chat`` tells whether prompts are rendered through the template.
-    """
+    """Find out how a model calls tools. ``is_chat`` tells whether prompts are rendered through the template."""
     return _syntax(tokenizer, call_format, is_chat)  # type: ignore[arg-type]
 
 

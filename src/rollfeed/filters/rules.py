@@ -162,10 +162,7 @@ class ResponseLength(GroupRule):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseDiversity(GroupRule):
-    """Drop groups that say the same thing too often.
-
-    Responses are compared without regard to case and white space.
-    """
+    """Drop groups that say the same thing too often. Responses are compared without regard to case and white space."""
 
     judges_rewards = False
 

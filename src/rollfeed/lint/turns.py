@@ -23,10 +23,7 @@ from rollfeed.types import SampleStatus
 
 
 class Turns:
-    """The claimed turns of one sample.
-
-    What needs a tokenizer is not checked where ``marks`` is None.
-    """
+    """The claimed turns of one sample. What needs a tokenizer is not checked where ``marks`` is None."""
 
     def __init__(self, subject: Subject, marks: Marks | None) -> None:
         self._subject, self._marks = subject, marks

@@ -70,10 +70,7 @@ _COLUMNS = ("accuracy", "95 % interval", "mean reward", "tokens", "cut off", "pr
 
 
 def page(curves: Curves, *, title: str, settings: Mapping[str, Any]) -> str:
-    """Return the page as HTML.
-
-    Of ``settings``, those named in :data:`SETTINGS` are shown.
-    """
+    """Return the page as HTML. Of ``settings``, those named in :data:`SETTINGS` are shown."""
     parts = [f"<h1>{escape(title)}</h1>", *_results(curves), *_settings(settings)]
     name, points = curves.of_training
     parts += [*_accuracy(curves), *_figure(f"{name.capitalize()} of training", points, curves, size=_LOW)]

@@ -146,10 +146,7 @@ def make_jobs(
 
 
 def parse_sampling(given: Mapping[str, Any], *, prompt_tokens: int, context_length: int) -> Sampling:
-    """Return sampling parameters.
-
-    ``given`` are SGLang's ``sampling_params``.
-    """
+    """Return sampling parameters. ``given`` are SGLang's ``sampling_params``."""
     for name, neutral in _NEUTRAL.items():
         if name in given and given[name] not in neutral:
             raise RequestError(f"sampling_params: {name} is not supported by this server")

@@ -44,10 +44,7 @@ class CompareScalars(Protocol):
 
 
 def compare_structures(left: Node, right: Node, scalars: CompareScalars) -> Equality:
-    """Compare two trees.
-
-    ``scalars`` compares what has no parts.
-    """
+    """Compare two trees. ``scalars`` compares what has no parts."""
     a, b = simplified(left), simplified(right)
     if isinstance(a, Relation) and isinstance(b, Relation):
         return _compare_relations(a, b, scalars)
