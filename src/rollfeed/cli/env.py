@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rollfeed import app
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_actions, add_command, add_flags, add_numbers, first_problem
+from rollfeed.cli.env_check import register_check
 from rollfeed.cli.eval import progress_line, share_with_interval
 from rollfeed.cli.progress import StatusLine
 from rollfeed.config import EngineSettings, SamplingSettings
@@ -48,6 +49,7 @@ def register(commands: Parsers) -> None:
     numbers = {"--level": (0, "difficulty"), "--seed": (0, "run seed"), "--index": (0, "number of the problem")}
     add_numbers(sample, numbers)
     add_flags(sample, json="one JSON object")
+    register_check(actions)
     _register_calibrate(actions)
 
 
