@@ -39,7 +39,9 @@ def script() -> list[dict[str, Any]]:
     """Return replies: group 2 is held in its first step, and its rest asked for in the next."""
     held = [{**HELD, "rid_prefix": f"step0-rollout{index}"} for index in (8, 9, 10, 11)]
     rest = [{**REST, "rid_prefix": f"step1-rollout{index}"} for index in (8, 9, 10, 11)]
-    return [*held, *rest, *[WHOLE] * 24]
+    # The others take until group 2 has reached the servers.
+    others = [{**WHOLE, "delay_seconds": 0.4, "rid_prefix": f"step0-rollout{index}"} for index in range(8)]
+    return [*held, *rest, *others, *[WHOLE] * 24]
 
 
 @pytest.mark.parametrize("dialect", ["old", "new"])
