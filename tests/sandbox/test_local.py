@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,30 @@ async def test_files_stay_from_one_program_to_the_next_and_no_longer(sandboxes: 
     async with sandboxes.open() as sandbox:
         with pytest.raises(SandboxError, match="cannot be read"):
             await sandbox.read("out.txt")
+
+
+async def test_folders_that_are_asked_for_and_the_network_are_there_and_nothing_else(
+    sandboxes: LocalSandboxes, tmp_path: Path
+) -> None:
+    own = LocalSandboxes(
+        isolation=sandboxes.isolation,
+        max_running=2,
+        scratch=tmp_path / "scratch",
+        places=("/home/mine", "/work", "/tmp"),
+        has_network=True,
+    )
+    assert not own.isolation.network_cut
+    async with own.open() as sandbox:
+        await sandbox.write("work/deep/in.txt", b"one\n")
+        script = (
+            "pwd; cat /work/deep/in.txt; echo two > /tmp/out.txt; touch /work/deep/x /box/x /y; ls /proc/self/net/dev"
+        )
+        assert (await sandbox.exec(["sh", "-c", script], limits=LIMITS)).stdout.startswith(b"/home/mine\none\n")
+        look = "import os, socket; print(*os.listdir('/work/deep'), len(socket.if_nameindex()))"
+        seen = (await sandbox.exec(["python3", "-c", look], limits=LIMITS)).stdout.split()
+        assert seen[:-1] in ([b"in.txt", b"x"], [b"x", b"in.txt"])
+        assert int(seen[-1]) == len(socket.if_nameindex())
+        assert await sandbox.read("tmp/out.txt") == b"two\n"
 
 
 async def test_standard_input_output_and_exit_codes_are_passed(sandboxes: LocalSandboxes) -> None:

@@ -8,7 +8,9 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecResult, Isolation, IsolationLevel
@@ -27,13 +29,17 @@ class LocalSandbox:
         level: How programs are kept from the machine.
         user: Owner of the folder and of the programs, or None for who we are.
         turns: Held while a program runs.
+        view: What else programs see, as :func:`rollfeed.sandbox.wrapping.wrap` takes it.
     """
 
-    def __init__(self, *, folder: Path, level: IsolationLevel, user: int | None, turns: asyncio.Semaphore) -> None:
+    def __init__(
+        self, *, folder: Path, level: IsolationLevel, user: int | None, turns: asyncio.Semaphore, **view: Any
+    ) -> None:
         self._folder = folder
         self._level = level
         self._user = user
         self._turns = turns
+        self._view = view
         self._marker = os.urandom(12).hex()
 
     async def exec(self, command: Sequence[str], *, stdin: bytes = b"", limits: ExecLimits) -> ExecResult:
@@ -49,6 +55,7 @@ class LocalSandbox:
                 marker=self._marker,
                 limits=limits,
                 status=status,
+                **self._view,
             )
 
         async with self._turns:
@@ -85,10 +92,21 @@ class LocalSandboxes:
     """Makes sandboxes on this machine; :func:`rollfeed.sandbox.start_sandboxes` finds out what it can do.
 
     At most ``max_running`` programs of all sandboxes run at once; more wait, and their time limits with them.
+    ``places`` are absolute paths that programs write to instead of ``/box``, none within another: the first is their
+    home, and the sandbox's folder has them below it. With ``has_network`` they have the machine's.
     """
 
-    def __init__(self, *, isolation: Isolation, max_running: int, scratch: Path | None = None) -> None:
-        self.isolation = isolation
+    def __init__(
+        self,
+        *,
+        isolation: Isolation,
+        max_running: int,
+        scratch: Path | None = None,
+        places: Sequence[str] = (),
+        has_network: bool = False,
+    ) -> None:
+        self.isolation = replace(isolation, network_cut=isolation.network_cut and not has_network)
+        self._view: dict[str, Any] = {"places": places, "has_network": has_network}
         self._scratch = scratch
         self._turns = asyncio.Semaphore(max_running)
 
@@ -96,14 +114,15 @@ class LocalSandboxes:
     async def open(self) -> AsyncIterator[LocalSandbox]:
         """Make an empty sandbox; its files are deleted on leaving. Raises SandboxError if its folder cannot be made."""
         user = pick_user()
-        folder = _make_folder(self._scratch, user)
+        folder = _make_folder(self._scratch, user, self._view["places"])
+        level = self.isolation.level
         try:
-            yield LocalSandbox(folder=folder, level=self.isolation.level, user=user, turns=self._turns)
+            yield LocalSandbox(folder=folder, level=level, user=user, turns=self._turns, **self._view)
         finally:
             await asyncio.to_thread(delete_folder, folder.parent)
 
 
-def _make_folder(scratch: Path | None, user: int | None) -> Path:
+def _make_folder(scratch: Path | None, user: int | None, places: Sequence[str]) -> Path:
     try:
         parent = Path(tempfile.mkdtemp(prefix="rollfeed-sandbox-", dir=scratch))
         folder = parent / "box"
@@ -112,6 +131,11 @@ def _make_folder(scratch: Path | None, user: int | None) -> Path:
         if user is not None:
             parent.chmod(0o711)
             os.chown(folder, user, user)
+        for place in places:
+            made = folder / place.lstrip("/")
+            made.mkdir(parents=True)
+            if user is not None:
+                os.chown(made, user, user)
     except OSError as error:
         raise SandboxError(f"a sandbox's folder cannot be made: {error}") from error
     return folder

@@ -46,15 +46,18 @@ def wrap(
     marker: str,
     limits: ExecLimits,
     status: int,
+    places: Sequence[str] = (),
+    has_network: bool = False,
 ) -> list[str]:
     """Return the command line that runs ``command`` at ``level`` within ``limits``.
 
     ``marker`` goes into the program's environment, to know its processes by; the launcher writes to the descriptor
-    ``status`` how far it got.
+    ``status`` how far it got. Where the machine's files are hidden, the program may write to ``places`` instead of
+    :data:`BOX`, folders that are below the sandbox's; the first is its home.
     """
     hidden = level is not IsolationLevel.LIMITS
-    mounts = (*system_mounts(), *private_mounts(folder, temporary_bytes=limits.max_file_bytes))
-    home, temporary = (BOX, "/tmp") if hidden else (str(folder), str(folder))
+    mounts = (*system_mounts(), *private_mounts(folder, places, temporary_bytes=limits.max_file_bytes))
+    home, temporary = ((*places, BOX)[0], "/tmp") if hidden else (str(folder), str(folder))
     environment = _environment(home, temporary, marker)
     root = ""
     if level is IsolationLevel.NAMESPACES:
@@ -76,9 +79,9 @@ def wrap(
         *command[1:],
     ]
     if level is IsolationLevel.BUBBLEWRAP:
-        return [*_bubblewrap(mounts, as_root=user is not None), "--", *python]
+        return [*_bubblewrap(mounts, as_root=user is not None, has_network=has_network), "--", *python]
     if level is IsolationLevel.NAMESPACES:
-        return [*_unshare(as_root=user is not None), "--", *python]
+        return [*_unshare(as_root=user is not None, has_network=has_network), "--", *python]
     return python
 
 
@@ -108,9 +111,10 @@ def _resources(limits: ExecLimits) -> dict[str, int]:
     }
 
 
-def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool) -> list[str]:
+def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool, has_network: bool) -> list[str]:
     arguments = [_tool("bwrap"), "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
-    arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    arguments += [] if has_network else ["--unshare-net"]
     if as_root:  # only to become another user, which the launcher does before anything else
         arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -134,11 +138,11 @@ def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool) -> list[str]:
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _unshare(*, as_root: bool) -> list[str]:
+def _unshare(*, as_root: bool, has_network: bool) -> list[str]:
     arguments = []
     if (setpriv := shutil.which("setpriv")) is not None:
         arguments += [setpriv, "--pdeathsig", "KILL", "--"]
-    arguments += [_tool("unshare"), "--mount", "--net", "--pid", "--ipc", "--uts", "--fork"]
+    arguments += [_tool("unshare"), "--mount", *([] if has_network else ["--net"]), "--pid", "--ipc", "--uts", "--fork"]
     return [*arguments, "--kill-child=SIGKILL", *([] if as_root else ["--user", "--map-root-user"])]
 
 
@@ -185,8 +189,10 @@ def system_mounts() -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def private_mounts(folder: Path, *, temporary_bytes: int) -> tuple[Mount, ...]:
-    """Return the writable places: the sandbox's folder, and temporary ones that a program's end empties."""
+def private_mounts(folder: Path, places: Sequence[str] = (), *, temporary_bytes: int) -> tuple[Mount, ...]:
+    """Return the places to write to: the sandbox's folder and temporary ones that a program's end empties, or these."""
+    if places:  # not the folder as well: a program must not be able to put a link in the place of one
+        return tuple(Mount("folder", place, f"{folder}{place}", writable=True) for place in places)
     return (Mount("tmpfs", "/tmp", mode="1777", size=temporary_bytes), Mount("folder", BOX, str(folder), writable=True))
 
 
