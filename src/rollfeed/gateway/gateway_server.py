@@ -72,6 +72,7 @@ class GatewayServer:
                 web.get("/v1/models", self._models),
                 web.get("/s/{key}/v1/models", self._models),
                 web.get("/health", self._health),
+                web.get("/healthz", self._health),
                 web.get("/metrics", self._metrics),
             ]
         )

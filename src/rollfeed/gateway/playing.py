@@ -90,7 +90,7 @@ class AgentPlayer:
                 raise failure
             if not samples:
                 raise AgentError("the agent has ended without asking the policy anything")
-            return _ended(samples, session.ended_by)
+            return ended(samples, session.ended_by)
 
     async def _play(self, task: AgentTask, session: Session) -> None:
         """Have the agent do its task, unless the engine is told to abort before."""
@@ -247,7 +247,8 @@ async def _in_own_thread(function: Callable[[], object]) -> None:
         raise raised if isinstance(raised, Exception) else AgentError(f"the agent raised {type(raised).__name__}")
 
 
-def _ended(samples: Sequence[Sample], ended_by: str | None) -> list[Sample]:
+def ended(samples: Sequence[Sample], ended_by: str | None) -> list[Sample]:
+    """Return the samples of a session, the last of them truncated where the agent was refused at a bound."""
     *others, last = samples
     if ended_by is None:
         return [*others, last]

@@ -43,7 +43,7 @@ class ServedPolicy:
     params: SamplingParams
     """What is not asked for otherwise; ``max_new_tokens`` is the most of a turn."""
     models: tuple[str, ...]
-    """Names of the policy, the first one is shown."""
+    """Names of the policy, the first one is shown; it has any name where there are none."""
     takes_sampling: bool = True
     """Whether requests choose how they are sampled; otherwise they choose where turns end, and no more."""
     matching: Matching = Matching.LENIENT
@@ -75,6 +75,10 @@ class Dialogues:
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, Dialogue] = OrderedDict()
         self._pieces = TextPieces(tokenizer)
+
+    def are_of(self, tokenizer: Tokenizer) -> bool:
+        """Whether they are a tokenizer's."""
+        return tokenizer is self._tokenizer
 
     @property
     def syntax(self) -> CallSyntax:

@@ -217,7 +217,7 @@ class Session:
         return len(self._open(asked, *self._read(asked)).token_ids)
 
     def _read(self, asked: Asked) -> tuple[History, Dialogue]:
-        if asked.model and asked.model not in self._policy.models:
+        if asked.model and self._policy.models and asked.model not in self._policy.models:
             raise ApiError.unknown_model(asked.model, " or ".join(self._policy.models))
         manner, dialogue = self._dialogues.of(asked.tools, asked.template_kwargs)
         return read_history(asked.messages, self._policy.matching, manner=manner), dialogue

@@ -97,9 +97,15 @@ class Sessions:
         policy: ServedPolicy,
         caps: Caps,
         write: Callable[[Replied], None],
+        key: str | None = None,
     ) -> OpenSession:
-        """Open the session of a rollout, which is kept by its run. Raises ApiError if there are too many."""
+        """Open the session of a rollout, which is kept by its run. Raises ApiError if there are too many.
+
+        Without a ``key`` of its agent one is made that nobody can guess.
+        """
         self._check_room()
+        if not self._dialogues.are_of(policy.tokenizer):
+            self._dialogues = Dialogues(policy.tokenizer)
         number, self._next_number = self._next_number, self._next_number + 1
         session = Session(
             f"{request.rollout_id}-{number}",
@@ -112,7 +118,7 @@ class Sessions:
             opened=time.time(),
             name=f"step{request.step}-rollout{request.rollout_id}",
         )
-        return self._put(OpenSession(session, _new_key(), number, {}))
+        return self._put(OpenSession(session, key or _new_key(), number, {}))
 
     def of_key(self, key: str) -> Session:
         """Return the session that an agent has the key of. Raises ApiError if there is none."""
@@ -162,9 +168,13 @@ class Sessions:
 
     async def end_for(self, opened: OpenSession, request: RolloutRequest) -> list[Sample]:
         """End the session of a rollout, and return its samples."""
+        await self.drop_for(opened)
+        return opened.session.samples(request)
+
+    async def drop_for(self, opened: OpenSession) -> None:
+        """End the session of a rollout."""
         await opened.session.close()
         self._forget(opened)
-        return opened.session.samples(request)
 
     def _check_room(self) -> None:
         if len(self._by_id) >= self._max_sessions:
