@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
 
@@ -15,7 +17,8 @@ from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun,
 from rollfeed.compat.slime_plugins.slime_paths import GENERATE_PATH
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.protocols import GenerateFn, RolloutRequest, Services
-from rollfeed.types import Sample
+from rollfeed.sample_builder import SampleBuilder
+from rollfeed.types import Sample, SampleStatus
 
 
 class SlimeGenerate(Adapter):
@@ -27,14 +30,22 @@ class SlimeGenerate(Adapter):
 
     async def __call__(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
         """Return the samples that the function made of an answering."""
-        work = Work(run=self.run, services=services, request=request, step=request.step)
+        task = asyncio.current_task()
+        work = Work(run=self.run, services=services, request=request, step=request.step, task=task)
         self.run.tokenizer = services.tokenizer
         version = services.endpoint.policy_version
         token = CURRENT.set(work)
         try:
             made = await self._answer(asked_sample(request, sample_class()), request)
+        except asyncio.CancelledError:
+            if task is None or not work.was_aborted or task.uncancel():
+                raise
+            return [SampleBuilder(replace(request, partial=None)).build(SampleStatus.ABORTED, response="")]
         finally:
+            work.task = None
             CURRENT.reset(token)
+            for end in work.sessions:
+                await end()
         return [self._read(each, request, work, version) for each in (made if isinstance(made, list) else [made])]
 
     async def _answer(self, sample: Any, request: RolloutRequest) -> Any:

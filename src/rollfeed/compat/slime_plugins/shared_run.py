@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +79,19 @@ class Work:
     bridge: Any = None
     """The ``Bridge`` of a rollout function."""
     num_asked: int = 0
+    sessions: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Of agents, each as what ends it."""
+    task: asyncio.Task[Any] | None = None
+    """In which it is, as long as it may be cancelled."""
+    was_aborted: bool = False
+    """Whether it was cancelled because the engine was told to abort what an agent asked."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     """The run's; a rollout function has another."""
+
+    def abort(self) -> None:
+        """Cancel it: the engine was told to abort what an agent asked."""
+        if self.task is not None and not self.was_aborted:
+            self.was_aborted = self.task.cancel()
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Await something in the loop of the run."""
@@ -162,12 +173,7 @@ class Adapter:
 
     def extra(self, **known: Any) -> dict[str, Any]:
         """Return the keyword arguments among ``known`` that the function takes."""
-        return keywords_of(self.call, **known)
-
-
-def keywords_of(function: Callable[..., Any], **known: Any) -> dict[str, Any]:
-    """Return the keyword arguments among ``known`` that a function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return known
-    return {name: value for name, value in known.items() if name in parameters}
+        parameters = inspect.signature(self.call).parameters
+        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+            return known
+        return {name: value for name, value in known.items() if name in parameters}

@@ -18,6 +18,8 @@ PACKAGES = ("slime", "miles")
 _HERE = "rollfeed.compat.slime_plugins.names"
 _TYPES, _ROLLOUT, _ENGINE = f"{_HERE}.slime_sample", f"{_HERE}.sglang_rollout", f"{_HERE}.engine_calls"
 _REWARDS, _FORMS, _SOURCES, _HELP = f"{_HERE}.rm_hub", f"{_HERE}.forms", f"{_HERE}.data", f"{_HERE}.helpers"
+_AGENT = "rollfeed.compat.slime_plugins.agent"
+_ADAPTERS, _HARNESS = ("AnthropicAdapter", "OpenAIAdapter"), ("BaseHarness", "HarnessContext")
 _GENERATING = (
     "GenerateState",
     "generate",
@@ -72,6 +74,23 @@ SUPPLIED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "rollout.sft_rollout": {_ROLLOUT: ("generate_rollout",)},
     "rollout.data_source": {_SOURCES: _DATA_SOURCES},
     "ray.rollout_data_source": {_SOURCES: _DATA_SOURCES},
+    "agent.adapters": {f"{_AGENT}.gateway_adapters": _ADAPTERS},
+    "agent.adapters.anthropic": {f"{_AGENT}.gateway_adapters": _ADAPTERS[:1]},
+    "agent.adapters.openai": {f"{_AGENT}.gateway_adapters": _ADAPTERS[1:]},
+    "agent.adapters.common": {f"{_AGENT}.gateway_adapters": ("flatten_content",)},
+    "agent.aiohttp_threaded": {f"{_AGENT}.app_thread": ("run_app_in_thread", "AppHandle", "FilteredAccessLogger")},
+    "agent.harness": {f"{_AGENT}.harness": (*_HARNESS, "ClaudeCodeHarness", "CodexHarness", "CLAUDE_CODE", "CODEX")},
+    "agent.harness.common": {f"{_AGENT}.harness": (*_HARNESS, "run_agent")},
+    "agent.sandbox": {
+        f"{_AGENT}.sandboxes": (
+            "Sandbox",
+            "E2BSandbox",
+            "make_sandbox",
+            "ensure_agent_user",
+            "exec_and_wait",
+            "EXIT_TIME_BUDGET_EXCEEDED",
+        )
+    },
 }
 """By module, below ``slime`` and ``miles`` alike: which names come from which module of ours."""
 

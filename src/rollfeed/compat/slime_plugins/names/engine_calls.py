@@ -49,7 +49,7 @@ async def post(
     """
     del use_http2
     work = CURRENT.get()
-    if work is not None and _is_engine(url, work):
+    if work is not None and is_engine(url, work):
         return await _ask_engine(urlsplit(url).path, payload or {}, work)
     return await _send(action, url, payload, max_retries=max_retries, headers=headers)
 
@@ -57,7 +57,7 @@ async def post(
 async def get(url: str, max_retries: int = 60, headers: Mapping[str, str] | None = None) -> Any:
     """Return the JSON of a reply, as :func:`post`."""
     work = CURRENT.get()
-    if work is not None and _is_engine(url, work):
+    if work is not None and is_engine(url, work):
         return await _ask_engine(urlsplit(url).path, {}, work)
     return await _send("get", url, None, max_retries=max_retries, headers=headers)
 
@@ -69,7 +69,8 @@ def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> st
     return f"http://{host}:{port}{endpoint}"
 
 
-def _is_engine(url: str, work: Work) -> bool:
+def is_engine(url: str, work: Work) -> bool:
+    """Whether an address is that of the policy's engine."""
     parts, args = urlsplit(url), work.run.args
     return (parts.hostname, parts.port or 80) == (args.sglang_router_ip, int(args.sglang_router_port))
 
@@ -130,7 +131,23 @@ def _input_ids(payload: Mapping[str, Any], work: Work) -> NDArray[np.int32]:
 def _params(given: Mapping[str, Any], work: Work, ids: NDArray[np.int32]) -> SamplingParams:
     """Return the parameters of a request: the run's, changed by what the payload says, within the context."""
     request = work.request
-    base = request.params if request is not None else default_params(work.run.args, work.run.params)
+    params = changed_params(
+        request.params if request is not None else default_params(work.run.args, work.run.params), given
+    )
+    if request is not None:
+        params = replace(
+            params, max_new_tokens=max(0, min(params.max_new_tokens, request.max_context_length - len(ids)))
+        )
+    params = replace(params, min_new_tokens=min(params.min_new_tokens, params.max_new_tokens))
+    return replace(params, seed=_seed(given, params, work, ids))
+
+
+def changed_params(base: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """Return parameters with what slime's ``sampling_params`` say, the seed left as it is.
+
+    Raises:
+        SlimeUseError: If they ask for something that there is not.
+    """
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key in _PARAMS and value is not None:
@@ -140,15 +157,9 @@ def _params(given: Mapping[str, Any], work: Work, ids: NDArray[np.int32]) -> Sam
         elif value is not None and value != _WITHOUT_EFFECT.get(key, value is None):
             raise SlimeUseError(f"sampling_params[{key!r}] = {value!r:.40}: the engine is not asked that way here")
     try:
-        params = replace(base, **values)
+        return replace(base, **values)
     except (TypeError, ValueError) as error:
         raise SlimeUseError(f"sampling_params: {error}") from None
-    if request is not None:
-        params = replace(
-            params, max_new_tokens=max(0, min(params.max_new_tokens, request.max_context_length - len(ids)))
-        )
-    params = replace(params, min_new_tokens=min(params.min_new_tokens, params.max_new_tokens))
-    return replace(params, seed=_seed(given, params, work, ids))
 
 
 def _seed(given: Mapping[str, Any], params: SamplingParams, work: Work, ids: NDArray[np.int32]) -> int | None:

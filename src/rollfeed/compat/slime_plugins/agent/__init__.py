@@ -1,0 +1,1 @@
+"""``slime.agent``: adapters, harnesses and sandboxes, upon the gateway and the sandboxes of rollfeed."""
