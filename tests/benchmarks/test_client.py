@@ -48,15 +48,16 @@ def init_http_client(args):
     global client
     client = httpx.AsyncClient(limits=httpx.Limits(max_connections=args.sglang_server_concurrency))
 """,
-    "utils/types.py": """
-from dataclasses import dataclass
+    "utils/types.py": "from rollfeed.compat.slime_plugins.names.slime_sample import SlimeSample as Sample",
+    "utils/async_utils.py": """
+import asyncio, threading
+LOOP = asyncio.new_event_loop()
+threading.Thread(target=LOOP.run_forever, daemon=True).start()
 
-@dataclass
-class Sample:
-    group_index: int
-    index: int
-    prompt: str
+def run(work):
+    return asyncio.run_coroutine_threadsafe(work, LOOP).result()
 """,
+    "rollout/base_types.py": "from rollfeed.compat.slime_plugins.names.forms import RolloutFnTrainOutput",
 }
 """The names that the bench asks of a checkout, with next to nothing behind them."""
 
@@ -79,9 +80,9 @@ def checkout(tmp_path: Path) -> Path:
 def test_one_cell_has_its_figures_and_those_of_slime_at_the_top(checkout: Path) -> None:
     pytest.importorskip("httpx")
     told: list[str] = []
-    slime = SlimeCheckout(folder=checkout)
+    slime = SlimeCheckout(folder=checkout, compat=True)
     result = bench_client(tokens=[40], in_flight=[5], workload=WORKLOAD, progress=told.append, slime=slime)
-    for client in ("", "reference_", "slime_"):
+    for client in ("", "reference_", "slime_", "compat_"):
         assert result[f"{client}cpu_seconds_per_million_tokens"] > 0
         assert result[f"{client}samples_per_second"] > 0
     assert result["peak_memory_mb"] > 0
@@ -90,6 +91,7 @@ def test_one_cell_has_its_figures_and_those_of_slime_at_the_top(checkout: Path) 
     assert len(told) == 1
     theirs = result["slime_cpu_seconds_per_million_tokens"]
     assert result["slime_ratio"] == theirs / result["cpu_seconds_per_million_tokens"]
+    assert result["compat_ratio"] == theirs / result["compat_cpu_seconds_per_million_tokens"]
     assert result["reference_over_slime"] == result["reference_cpu_seconds_per_million_tokens"] / theirs
     assert result["slime"].keys() == {"files_sha256"}
 

@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
 
 import rollfeed
+from rollfeed.app.inside_slime import slime_process
+from rollfeed.compat.slime_rollout import generate_rollout
 from rollfeed.testing.fake_sglang import start_fake_sglang
 
 OWN_ENVIRONMENT = Path(__file__).parents[2] / ".venv-router"
@@ -286,3 +289,53 @@ async def test_fakes_are_routed_to_like_servers_and_what_one_of_them_refuses_the
             asked = [(await fakes.stats(number))["requests"]["/generate"] for number in range(2)]
     assert min(asked) >= 2
     assert sum(asked) == 5
+
+
+@pytest.fixture
+def slime_source() -> Iterator[Source]:
+    yield Source()
+    slime_process.end()
+
+
+def check_slime_sample(router: str, sample: Any) -> None:
+    """Check lengths, and logprobs against what the engine says of the whole text."""
+    assert sample.status.value in ("completed", "truncated")
+    assert sample.response_length == len(sample.rollout_log_probs) == len(sample.tokens) - len(sample.prompt)
+    scored = generate(router, input_ids=sample.tokens, logprob_start_len=0, sampling_params={"max_new_tokens": 0})
+    told = [entry[0] for entry in scored["meta_info"]["input_token_logprobs"]][-sample.response_length :]
+    assert sample.rollout_log_probs == pytest.approx(told, abs=1e-3)
+
+
+def test_slimes_process_makes_steps_and_an_evaluation_with_aborts_and_weights_of_its_own(
+    router: str, workers: list[str], tiny_checkpoint: Path, tmp_path: Path, slime_source: Source
+) -> None:
+    sets = [eval_set(tmp_path / "numbers.jsonl", min_new_tokens=4)]
+    args = arguments(router, tiny_checkpoint, partial_rollout=True, eval_datasets=sets)
+    trained: list[int] = []
+    for step in range(3):
+        if step == 2:
+            for worker in workers:
+                body = {"model_path": str(tiny_checkpoint), "weight_version": "3"}
+                assert json.loads(ask(worker, "/update_weights_from_disk", body))["success"]
+        output = generate_rollout(args, step, slime_source)
+        assert [len(group) for group in output.samples] == [SIZE] * 3
+        samples = [sample for group in output.samples for sample in group]
+        assert [sample.index for sample in samples] == sorted(sample.index for sample in samples)
+        assert [sample.reward["length"] for sample in samples] == [sample.response_length for sample in samples]
+        check_slime_sample(router, samples[-1])
+        trained += [group[0].group_index for group in output.samples]
+    assert any(sample.weight_versions[-1] == "3" for sample in samples)
+    waiting = [group[0].group_index for group in slime_source.buffer]
+    # Nothing is lost, and nothing is trained on twice.
+    assert sorted(trained + waiting) == list(range(slime_source.num_drawn))
+    resumed = [sample for sample in samples if "start_rollout_id" in sample.metadata]
+    check_slime_sample(router, max(resumed, key=lambda each: each.response_length))
+    begun = [tokens for group in slime_source.returned for tokens, length in group if length]
+    assert any(sample.tokens[: len(tokens)] == tokens for sample in resumed for tokens in begun)
+
+    result = generate_rollout(args, 3, slime_source, evaluation=True)
+    numbers = result.data["numbers"]
+    assert {name: len(values) for name, values in numbers.items()} == {"rewards": 6, "truncated": 6, "samples": 6}
+    assert [sample.index for sample in numbers["samples"]] == list(range(6))
+    assert all(4 <= sample.response_length <= 6 for sample in numbers["samples"])
+    assert result.metrics["eval/numbers"] == sum(numbers["rewards"]) / 6

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -20,12 +21,12 @@ from statistics import median
 from typing import Any
 
 import msgspec
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from rollfeed.benchmarks.client_process import PROMPT_TOKENS, Client, ClientJob, ProcessUsage
 from rollfeed.benchmarks.client_slime import version_of
 from rollfeed.benchmarks.machine import command_environment
-from rollfeed.config import TinyModelSettings
-from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 from rollfeed.testing.fake_sglang import start_fake_sglang
 
@@ -34,9 +35,12 @@ GOALS = {
     "most_over_least_in_flight": 1.2,
     "ratio_at_8000_tokens": 6.0,
     "bytes_per_token": 16.0,
+    "compat_ratio": {"1000": 4.0, "8000": 8.0},
 }
 _PROGRAM = "from rollfeed.benchmarks.client_process import main; main()"
 _MEGABYTE = 1e6
+_VOCABULARY = 20_400
+"""More than the ids of the fake server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,9 @@ class SlimeCheckout:
 
     folder: Path
     python: Path = Path(sys.executable)
-    """Of an environment that has what slime imports, httpx, msgspec and numpy."""
+    """Of an environment that has what slime imports, httpx, msgspec and numpy; all of rollfeed's for ``compat``."""
+    compat: bool = False
+    """Whether ours in slime's place is measured, too."""
 
 
 def bench_client(
@@ -115,33 +121,45 @@ async def _measure(
 ) -> dict[Client, ProcessUsage]:
     num_members = workload.n_samples_per_prompt
     num_samples = math.ceil(max(workload.samples_per_step, in_flight) / num_members) * num_members
-    tokenizer = str(tiny_checkpoint(TinyModelSettings(), seed=0))
-    async with start_fake_sglang(mode="zero", router="new") as fakes:
+    with tempfile.TemporaryDirectory(prefix="rollfeed-bench-") as tokenizer:
+        save_tokenizer(Path(tokenizer))
+        async with start_fake_sglang(mode="zero", router="new") as fakes:
+            # The others go through a router, as slime does.
+            addresses = {Client.OURS: fakes.addresses[0]}
 
-        def job_of(client: Client) -> ClientJob:
-            is_ours = client is Client.OURS
-            min_tokens = workload.min_tokens if is_ours else workload.others_min_tokens
-            return ClientJob(
-                client=client,
-                # The others go through a router, as slime does.
-                address=fakes.addresses[0] if is_ours else fakes.address,
-                tokens=tokens,
-                in_flight=in_flight,
-                num_samples=num_samples,
-                num_steps=math.ceil(min_tokens / (num_samples * tokens)),
-                n_samples_per_prompt=num_members,
-                seed=workload.seed,
-                slime="" if slime is None else str(slime.folder.resolve()),
-                tokenizer=tokenizer,
-            )
+            def job_of(client: Client) -> ClientJob:
+                is_ours = client in (Client.OURS, Client.COMPAT)
+                min_tokens = workload.min_tokens if is_ours else workload.others_min_tokens
+                return ClientJob(
+                    client=client,
+                    address=addresses.get(client, fakes.address),
+                    tokens=tokens,
+                    in_flight=in_flight,
+                    num_samples=num_samples,
+                    num_steps=math.ceil(min_tokens / (num_samples * tokens)),
+                    n_samples_per_prompt=num_members,
+                    seed=workload.seed,
+                    slime="" if slime is None else str(slime.folder.resolve()),
+                    tokenizer=tokenizer,
+                )
 
-        usages: dict[Client, ProcessUsage] = {}
-        for client in clients:
-            if client is not Client.SLIME:
-                usages[client] = await _run(job_of(client))
-        if slime is not None and Client.SLIME in clients:
-            usages[Client.SLIME] = await _run(job_of(Client.SLIME), python=slime.python)
-        return usages
+            usages: dict[Client, ProcessUsage] = {}
+            for client in clients:
+                if client not in (Client.SLIME, Client.COMPAT):
+                    usages[client] = await _run(job_of(client))
+                elif slime is not None and (client is Client.SLIME or slime.compat):
+                    usages[client] = await _run(job_of(client), python=slime.python)
+            return usages
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a tokenizer that takes a character for a token, and knows all tokens of the fake server."""
+    vocabulary = {chr(32 + number): number for number in range(_VOCABULARY)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.decoder = decoders.Fuse()
+    loadable: Any = PreTrainedTokenizerFast
+    loadable(tokenizer_object=made, eos_token=chr(31 + _VOCABULARY)).save_pretrained(folder)
+    (folder / "config.json").write_text(f'{{"model_type": "llama", "vocab_size": {_VOCABULARY}}}')
 
 
 async def _run(job: ClientJob, *, python: Path = Path(sys.executable)) -> ProcessUsage:
@@ -171,7 +189,12 @@ def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[ProcessU
     ``bytes_per_token`` is of the arrays that buffered samples keep. Those of slime are None where no checkout is given.
     """
     cell: dict[str, Any] = {"tokens": tokens, "in_flight": in_flight}
-    for client, prefix in ((Client.OURS, ""), (Client.REFERENCE, "reference_"), (Client.SLIME, "slime_")):
+    for client, prefix in (
+        (Client.OURS, ""),
+        (Client.REFERENCE, "reference_"),
+        (Client.SLIME, "slime_"),
+        (Client.COMPAT, "compat_"),
+    ):
         found = usages[client]
         costs = tuple(map(_cost, found))
         cell |= {
@@ -180,11 +203,13 @@ def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[ProcessU
             f"{prefix}peak_memory_mb": median(u.peak_bytes for u in found) / _MEGABYTE if found else None,
             f"{prefix}cpu_seconds_per_million_tokens_by_repetition": costs,
         }
-    ours, reference, slime = (cell[f"{each}cpu_seconds_per_million_tokens"] for each in ("", "reference_", "slime_"))
+    prefixes = ("", "reference_", "slime_", "compat_")
+    ours, reference, slime, compat = (cell[f"{each}cpu_seconds_per_million_tokens"] for each in prefixes)
     return {
         **cell,
         "ratio": reference / ours,
         "slime_ratio": slime and slime / ours,
+        "compat_ratio": slime and compat and slime / compat,
         "reference_over_slime": slime and reference / slime,
         "bytes_per_token": median(usage.array_bytes / usage.array_tokens for usage in usages[Client.OURS]),
     }

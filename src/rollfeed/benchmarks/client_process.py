@@ -50,6 +50,8 @@ class Client(StrEnum):
     """httpx, its ``json()`` and lists, and nothing around them."""
     SLIME = "slime"
     """The rollout of a checkout of slime, which does the same."""
+    COMPAT = "compat"
+    """Ours in slime's place, ``rollfeed.compat.slime_rollout``: its arguments, and its samples filled."""
 
 
 class ClientJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,10 +155,10 @@ def _opened(client: Client) -> Callable[[ClientJob], AbstractAsyncContextManager
         from rollfeed.benchmarks.client_pipeline import open_pipeline
 
         return open_pipeline
-    if client is Client.SLIME:
-        from rollfeed.benchmarks.client_slime import open_slime
+    if client in (Client.SLIME, Client.COMPAT):
+        from rollfeed.benchmarks.client_slime import open_compat, open_slime
 
-        return open_slime
+        return open_slime if client is Client.SLIME else open_compat
     return _reference
 
 

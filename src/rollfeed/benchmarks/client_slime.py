@@ -1,4 +1,4 @@
-"""A checkout of slime in ``rollfeed bench client``: its own rollout, client and samples, on the bench's server.
+"""A checkout of slime in ``rollfeed bench client``: its own rollout, or ours in its place, on the bench's server.
 
 Nothing of it is replaced. What its rollout asks of a trainer's arguments is given here where it is needed, and is None
 elsewhere, which turns its features off.
@@ -6,6 +6,7 @@ elsewhere, which turns its features off.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollfeed.benchmarks.client_process import ClientJob, Opened, prompt_texts
+from rollfeed.benchmarks.client_process import PROMPT_TOKENS, ClientJob, Opened, prompt_texts
 from rollfeed.errors import ConfigError
 
 _ROLLOUT = Path("slime", "rollout", "sglang_rollout.py")
@@ -57,15 +58,31 @@ def version_of(checkout: Path) -> dict[str, str]:
     return {"files_sha256": digest.hexdigest()}
 
 
-@asynccontextmanager
-async def open_slime(job: ClientJob) -> AsyncIterator[Opened]:
-    """Open the rollout of the checkout that the job names."""
+class _Source:
+    """Groups of slime's samples, without end."""
+
+    def __init__(self, job: ClientJob, sample: Any) -> None:
+        self._sample, self._size, self._texts, self._groups = (
+            sample,
+            job.n_samples_per_prompt,
+            prompt_texts(job.seed),
+            count(),
+        )
+
+    def get_samples(self, num_groups: int) -> list[list[Any]]:
+        """Return so many."""
+        return [self._group(next(self._groups)) for _ in range(num_groups)]
+
+    def _group(self, group: int) -> list[Any]:
+        text, first = self._texts[group % len(self._texts)], group * self._size
+        return [self._sample(group_index=group, index=first + member, prompt=text) for member in range(self._size)]
+
+
+def _prepared(job: ClientJob) -> _Source:
+    """Make the checkout importable and the arguments those of a job; return what gives its samples."""
     os.environ["TQDM_DISABLE"] = "1"
     if job.slime not in sys.path:
         sys.path.insert(0, job.slime)
-    rollout = importlib.import_module("slime.rollout.sglang_rollout")
-    http = importlib.import_module("slime.utils.http_utils")
-    sample = importlib.import_module("slime.utils.types").Sample
     num_members, router = job.n_samples_per_prompt, urlsplit(job.address)
     given = {
         "hf_checkpoint": job.tokenizer,
@@ -85,23 +102,35 @@ async def open_slime(job: ClientJob) -> AsyncIterator[Opened]:
         "custom_rm_path": f"{__name__}.every_other",
     }
     vars(_arguments).update(given)
-    http.init_http_client(_arguments)
-    texts, groups = prompt_texts(job.seed), count()
+    return _Source(job, importlib.import_module("slime.utils.types").Sample)
 
-    def draw(num_groups: int) -> list[list[Any]]:
-        return [
-            [
-                sample(group_index=group, index=group * num_members + member, prompt=texts[group % len(texts)])
-                for member in range(num_members)
-            ]
-            for group in (next(groups) for _ in range(num_groups))
-        ]
+
+@asynccontextmanager
+async def open_slime(job: ClientJob) -> AsyncIterator[Opened]:
+    """Open the rollout of the checkout that the job names."""
+    source = _prepared(job)
+    rollout = importlib.import_module("slime.rollout.sglang_rollout")
+    importlib.import_module("slime.utils.http_utils").init_http_client(_arguments)
 
     async def step(tokens: int) -> Any:
         _arguments.rollout_max_response_len = tokens
         rollout.GenerateState(_arguments).sampling_params["max_new_tokens"] = tokens
-        output, _ = await rollout.generate_rollout_async(_arguments, 0, draw)
+        output, _ = await rollout.generate_rollout_async(_arguments, 0, source.get_samples)
         return output.samples
+
+    yield Opened(first=partial(step, 16), step=partial(step, job.tokens))
+
+
+@asynccontextmanager
+async def open_compat(job: ClientJob) -> AsyncIterator[Opened]:
+    """Open ours as a process of that slime calls it."""
+    source = _prepared(job)
+    ours = importlib.import_module("rollfeed.compat.slime_rollout").generate_rollout
+    _arguments.rollout_max_context_len = PROMPT_TOKENS + job.tokens
+
+    async def step(tokens: int) -> Any:
+        _arguments.rollout_max_response_len = tokens
+        return (await asyncio.to_thread(ours, _arguments, 0, source)).samples
 
     yield Opened(first=partial(step, 16), step=partial(step, job.tokens))
 

@@ -115,7 +115,10 @@ def _add_client_options(parser: argparse.ArgumentParser) -> None:
     sizes = {"--tokens": ([1000, 8000], "of a response"), "--in-flight": ([128, 512, 2048], "requests at once")}
     _add_several(parser, sizes)
     add_path(parser, "--slime", "PATH", "a checkout of slime, whose own rollout is measured too")
-    needs = "has what slime imports, httpx, msgspec and numpy (default: this one)"
+    parser.add_argument(
+        "--compat", action="store_true", help="with --slime: measure rollfeed.compat.slime_rollout in its place, too"
+    )
+    needs = "has what slime imports, httpx, msgspec and numpy, and for --compat rollfeed (default: this one)"
     add_path(parser, "--slime-python", "PYTHON", f"of an environment that {needs}")
 
 
@@ -125,6 +128,8 @@ def _bench_client(arguments: argparse.Namespace, progress: Progress) -> dict[str
     folder, python = arguments.slime, arguments.slime_python
     if folder is None and python is not None:
         raise ConfigError(f"--slime-python {python}: there is no checkout to run with it; give --slime")
+    if folder is None and arguments.compat:
+        raise ConfigError("--compat: there is no checkout whose samples could be filled; give --slime")
     if min(*arguments.tokens, *arguments.in_flight) < 1:
         raise ConfigError("--tokens and --in-flight must be at least 1")
     return bench_client(
@@ -132,7 +137,9 @@ def _bench_client(arguments: argparse.Namespace, progress: Progress) -> dict[str
         in_flight=arguments.in_flight,
         workload=ClientWorkload(repetitions=arguments.repetitions, seed=arguments.seed),
         progress=progress,
-        slime=None if folder is None else SlimeCheckout(folder=folder, python=python or Path(sys.executable)),
+        slime=None
+        if folder is None
+        else SlimeCheckout(folder=folder, python=python or Path(sys.executable), compat=arguments.compat),
     )
 
 

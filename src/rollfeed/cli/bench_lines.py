@@ -38,6 +38,11 @@ def rewards(result: dict[str, Any]) -> Iterator[str]:
 def client(result: dict[str, Any]) -> Iterator[str]:
     """Tell what ``bench client`` has found."""
     for cell in result.get("cells", [result]):
+        if cell["compat_ratio"] is not None:
+            yield (
+                f"{cell['tokens']} tokens, {cell['in_flight']} in flight: in slime's place {cell['compat_ratio']:.1f} "
+                f"times below slime, {cell['compat_cpu_seconds_per_million_tokens']:.2f} CPU seconds per million tokens"
+            )
         if cell["slime_ratio"] is not None:
             yield (
                 f"{cell['tokens']} tokens, {cell['in_flight']} in flight: {cell['slime_ratio']:.1f} times below slime, "

@@ -239,3 +239,31 @@ async def test_a_transport_may_have_an_update_of_its_own(scripted: Any, engine_a
             with pytest.raises(EngineProtocolError, match="servers take no WeightUpdate"):
                 await engine.apply(WeightUpdate(policy_version=4))
         assert transport.is_closed
+
+
+async def test_servers_that_rest_are_left_alone_and_woken_at_the_version_that_somebody_else_gave_them(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(3) as servers, engine_at(*servers, probes_until_dead=1) as engine:
+        await until(lambda: all(server.calls.count(("/health", {})) > 1 for server in servers))
+        engine.weights.rest()
+        await asyncio.sleep(0.1)  # a probe that is under way
+        before = [len(server.calls) for server in servers]
+        for server in servers[:2]:
+            server.version = "5"
+        await servers[2].kill()
+        await asyncio.sleep(0.3)  # six probes
+        assert [len(server.calls) for server in servers] == before
+        await engine.weights.wake()
+        assert engine.policy_version == 5
+        completion = await engine.generate(PROMPT, SamplingParams(max_new_tokens=3), request_id="r")
+        assert [span.policy_version for span in completion.version_spans] == [5]
+        await servers[2].start()  # with weights that are older: it stays out
+        for number in range(6):
+            await engine.generate(PROMPT, SamplingParams(max_new_tokens=3), request_id=f"r{number}")
+        assert not servers[2].requests
+        for server in servers:
+            await server.kill()
+        engine.weights.rest()
+        with pytest.raises(EngineUnavailableError, match="none of 3 servers tells its version"):
+            await engine.weights.wake()

@@ -112,6 +112,10 @@ class SlimeGroupFilter(Adapter):
         before = guarded(made)
         decision = self.call_in_run(in_groups(made))
         _looked_at(self, made, before)
+        return self.decided(decision)
+
+    def decided(self, decision: Any) -> FilterDecision:
+        """Return what the function said as a decision of ours."""
         reason, usable = getattr(self.call, "__name__", "dynamic_filter"), False
         if not isinstance(decision, bool | np.bool_):
             if self.drops_on_true or not isinstance(getattr(decision, "keep", None), bool | np.bool_):

@@ -173,7 +173,12 @@ class Adapter:
 
     def extra(self, **known: Any) -> dict[str, Any]:
         """Return the keyword arguments among ``known`` that the function takes."""
-        parameters = inspect.signature(self.call).parameters
-        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-            return known
-        return {name: value for name, value in known.items() if name in parameters}
+        return keywords_of(self.call, **known)
+
+
+def keywords_of(function: Callable[..., Any], **known: Any) -> dict[str, Any]:
+    """Return the keyword arguments among ``known`` that a function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return known
+    return {name: value for name, value in known.items() if name in parameters}

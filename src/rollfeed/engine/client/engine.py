@@ -98,7 +98,7 @@ class ServerEngine(Engine):
                 self._pool.add(address, is_exact=found.is_exact)
             self._orphans = Orphans(pool=self._pool, dialect=dialect, counters=self.counters)
             admission = Turnstile()
-            self._weights = ServerWeights(
+            self.weights = ServerWeights(
                 pool=self._pool,
                 dialect=dialect,
                 counters=self.counters,
@@ -106,7 +106,7 @@ class ServerEngine(Engine):
                 orphans=self._orphans,
                 policy_version=servers.policy_version,
             )
-            monitor = Monitor(pool=self._pool, router=servers.router, dialect=dialect, weights=self._weights)
+            monitor = Monitor(pool=self._pool, router=servers.router, dialect=dialect, weights=self.weights)
             self._start(stack, monitor, admission)
             self._stack = stack.pop_all()
         self._is_open = True
@@ -123,7 +123,7 @@ class ServerEngine(Engine):
     @property
     def policy_version(self) -> int:
         """The version that the next request will meet; 0 before the engine is entered."""
-        return self._weights.current_version if self._is_open else 0
+        return self.weights.current_version if self._is_open else 0
 
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
@@ -194,12 +194,12 @@ class ServerEngine(Engine):
     async def pause(self) -> None:
         """Hold every server between two tokens; requests stay where they are, and new ones wait here."""
         self._check_open()
-        await self._weights.pause()
+        await self.weights.pause()
 
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
         self._check_open()
-        await self._weights.resume()
+        await self.weights.resume()
 
     async def apply(self, update: WeightUpdate) -> None:
         """Have every server load new weights; see :class:`rollfeed.protocols.Engine`."""
@@ -210,14 +210,14 @@ class ServerEngine(Engine):
             update = await self._transport.stage(update)
         if not isinstance(update, FolderUpdate | ServerUpdate):
             raise EngineProtocolError(f"servers take no {type(update).__name__}")
-        await self._weights.update(update)
+        await self.weights.update(update)
 
     async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
         """Return what every live server says of the texts, by its address; see :class:`rollfeed.protocols.Engine`."""
         self._check_open()
-        if self._weights.is_paused:
+        if self.weights.is_paused:
             return {}
-        workers, version = self._pool.live, self._weights.current_version
+        workers, version = self._pool.live, self.weights.current_version
         scored = await asyncio.gather(
             *(self._dialect.score(worker.address, texts, policy_version=version) for worker in workers)
         )
@@ -246,7 +246,7 @@ class ServerEngine(Engine):
         workers = self._pool.live
         if not workers:
             raise EngineUnavailableError(f"none of {len(self._pool.workers)} servers is healthy and up to date")
-        if self._weights.is_holding:
+        if self.weights.is_holding:
             return  # paused servers say nothing
         seconds = self._settings.control_timeout_seconds
         asked = (self._dialect.health(worker.address, timeout_seconds=seconds) for worker in workers)
@@ -281,7 +281,7 @@ class ServerEngine(Engine):
         while rid and flight.rid == rid:
             if not await self._orphans.tell(self._pool.owners(flight.worker), rid):
                 return
-            if self._weights.is_paused:
+            if self.weights.is_paused:
                 return  # a paused server answers when it goes on
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ABORT_AGAIN_SECONDS):
@@ -361,7 +361,7 @@ class ServerEngine(Engine):
                 orphans=self._orphans,
                 counters=self.counters,
                 admission=admission,
-                weights=self._weights,
+                weights=self.weights,
                 distrust=monitor.distrust,
                 refused=refused,
                 context_length=self.context_length,

@@ -82,7 +82,7 @@ class Monitor:
                 pass
             worker.suspected.clear()
             num_holds = self._weights.num_holds
-            if worker.is_live and self._weights.is_holding:
+            if self._weights.is_resting or (worker.is_live and self._weights.is_holding):
                 continue  # a paused server does not answer
             try:
                 await self._probe(worker)

@@ -41,6 +41,8 @@ class ServerWeights:
         self.is_updating = False
         self.is_paused = False
         """By the caller; an update leaves the engines so."""
+        self.is_resting = False
+        """Somebody else may do with the servers as they like; they are not looked after."""
         self.num_holds = 0
         """Pauses and updates begun so far."""
         self._pool = pool
@@ -54,7 +56,7 @@ class ServerWeights:
     @property
     def is_holding(self) -> bool:
         """Whether servers may be paused, or busy with new weights: they say nothing of their health then."""
-        return self.is_paused or self.is_updating
+        return self.is_paused or self.is_updating or self.is_resting
 
     async def pause(self) -> None:
         """Hold every worker between two tokens; what runs where that cannot be done goes on afterwards.
@@ -105,6 +107,33 @@ class ServerWeights:
             finally:
                 self.is_updating = False
                 self._admission.set_open(not self.is_paused)
+
+    def rest(self) -> None:
+        """Look after no server until :meth:`wake`."""
+        self.is_resting = True
+        self.num_holds += 1
+
+    async def wake(self) -> None:
+        """Take over the newest version that a server has by now; those that lag behind are taken out.
+
+        Raises:
+            EngineUnavailableError: If no server says its version.
+        """
+        async with self._lock:
+            workers = self._pool.live
+            asked = (self._dialect.version(worker.address) for worker in workers)
+            told = await asyncio.gather(*asked, return_exceptions=True)
+            versions = [each for each in told if isinstance(each, int)]
+            if not versions:
+                problem = next((each for each in told if isinstance(each, BaseException)), "none is live")
+                raise EngineUnavailableError(f"none of {len(self._pool.workers)} servers tells its version: {problem}")
+            if max(versions) != self.current_version:
+                self.current_version, self._published = max(versions), None
+            for worker, version in zip(workers, told, strict=True):
+                if version != self.current_version:
+                    worker.suspected.set()
+                    await self._pool.take_out(worker, f"it serves version {version}, {self.current_version} is current")
+            self.is_resting = False
 
     async def readmit(self, worker: Worker) -> None:
         """Bring a healthy worker to the current version and let it have requests.

@@ -39,6 +39,11 @@ class EngineGate:
         return self._engine.policy_version
 
     @property
+    def is_closed(self) -> bool:
+        """Whether no request is let through."""
+        return self._closed
+
+    @property
     def limits(self) -> Limits:
         """The range of the engine's tokens; versions that were published once may still come."""
         self._see_version()

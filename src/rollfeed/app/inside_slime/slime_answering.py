@@ -1,0 +1,246 @@
+"""Answers, scores and filters slime's samples, with its functions where it names some.
+
+What it makes is written into their samples; a sample of ours says no more than how the answering ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rollfeed.app.inside_slime.slime_groups import SlimeGroups, SlimeMember, leaves
+from rollfeed.app.inside_slime.slime_job import (
+    FILTER,
+    GENERATE,
+    HOOKS,
+    REWARD,
+    SlimeJob,
+    SlimeWork,
+    flag,
+    named_function,
+)
+from rollfeed.compat.slime_plugins.adapters import SlimeGroupFilter
+from rollfeed.compat.slime_plugins.checking import is_of_miles
+from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
+from rollfeed.compat.slime_plugins.shared_run import keywords_of
+from rollfeed.errors import RewardError
+from rollfeed.faults import blaming
+from rollfeed.pipeline.groups import EngineGate
+from rollfeed.protocols import RolloutRequest, Scorer, Services
+from rollfeed.rewards.calls import blamed, failure
+from rollfeed.rewards.results import to_verdict
+from rollfeed.types import FilterDecision, FinishKind, Keep, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
+
+_NOTHING = np.empty(0, np.float32)
+_STATUS = {FinishKind.STOP: "completed", FinishKind.LENGTH: "truncated", FinishKind.ABORT: "aborted"}
+_ENDED = ("completed", "truncated")
+
+
+class SlimeAnswering(Scorer):
+    """Stands where a run has its generate function, its scorer and its filter.
+
+    Args:
+        work: What calls work with.
+        job: The call's.
+        groups: That are answered.
+        gate: The way to the engine.
+        rollout_id: The step.
+        evaluation: Whether answers measure the policy.
+    """
+
+    def __init__(
+        self,
+        work: SlimeWork,
+        job: SlimeJob,
+        groups: SlimeGroups,
+        gate: EngineGate,
+        *,
+        rollout_id: int,
+        evaluation: bool = False,
+    ) -> None:
+        self._work, self._args, self._functions, self._groups, self._gate = work, job.args, job.functions, groups, gate
+        self._about = {"evaluation": evaluation, "rollout_id": rollout_id}
+        self._agents = asyncio.Semaphore(job.config.rollout.max_requests_in_flight or 1)
+        self._reward_key = reward_key(job, evaluation=evaluation)
+        chosen = job.functions.get(FILTER)
+        self._filter = None if chosen is None else SlimeGroupFilter(chosen, work.run, key=flag(FILTER))
+        self._masks_old = job.config.rollout.mode == "partial" and bool(
+            getattr(job.args, "mask_offpolicy_in_partial_rollout", False)
+        )
+
+    async def generate(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
+        """Answer a sample of theirs, or go on with it; as a ``GenerateFn``."""
+        member = self._groups.member(request.index)
+        made = sample = member.begin()
+        if self._masks_old and sample.response_length:
+            sample.loss_mask = [0] * sample.response_length
+        if sample.status.value not in _ENDED:
+            path, function = getattr(sample, "generate_function_path", None), self._functions.get(GENERATE)
+            function = named_function(path, GENERATE) if path else function
+            if function is None:
+                await self._answer(sample, request, services)
+            else:
+                async with self._agents:
+                    made = await self._ask(function, sample, request)
+            if not any(each.status.value == "aborted" for each in leaves([made])):
+                made = await self._hooked(made)
+        member.made = made
+        return [_ending(member, request)]
+
+    async def _answer(self, sample: Any, request: RolloutRequest, services: Services) -> None:
+        ids = np.asarray(sample.tokens, np.int32) if sample.tokens else request.prompt.token_ids
+        before, params = sample.response_length, request.params
+        budget = min(params.max_new_tokens - before, request.max_context_length - len(ids))
+        if budget <= 0:
+            sample.status = type(sample).Status("truncated")
+            return
+        least = min(budget, max(0, params.min_new_tokens - before))
+        params = replace(params, max_new_tokens=budget, min_new_tokens=least)
+        name = f"{'eval' if self._about['evaluation'] else 'step'}{self._about['rollout_id']}-rollout{request.index}"
+        completion = await services.endpoint.generate(ids, params, request_id=name)
+        new = completion.token_ids.tolist()
+        sample.tokens = [*(sample.tokens or ids.tolist()), *new]
+        sample.response_length = before + len(new)
+        sample.rollout_log_probs = [*(sample.rollout_log_probs or ()), *completion.logprobs.tolist()]
+        if sample.loss_mask is not None or hasattr(sample, "append_response_tokens"):  # older slimes leave it None
+            sample.loss_mask = [*([1] * before if sample.loss_mask is None else sample.loss_mask), *[1] * len(new)]
+        sample.response = completion.text
+        if before:  # a character may be split between the two
+            ids_of_response = sample.tokens[-sample.response_length :]
+            sample.response = services.tokenizer.decode(ids_of_response, skip_special_tokens=params.skip_special_tokens)
+        versions = [str(span.policy_version) for span in completion.version_spans]
+        sample.weight_versions = [*sample.weight_versions, *versions]
+        sample.status = type(sample).Status(_STATUS[completion.finish_reason.kind])
+        if hasattr(sample, "prefix_cache_info"):
+            told = {"cached_tokens": completion.cached_tokens, "prompt_tokens": completion.prompt_tokens}
+            sample.prefix_cache_info.add(told)
+
+    async def _ask(self, function: Any, sample: Any, request: RolloutRequest) -> Any:
+        """Have their function answer."""
+        if self._gate.is_closed:
+            sample.status = type(sample).Status("aborted")
+            return sample
+        params, evaluation = sampling_params(request.params), self._about["evaluation"]
+        with blaming(flag(GENERATE), function):
+            if is_of_miles(function):
+                rollout = f"{self._work.package}.rollout"
+                state = importlib.import_module(f"{rollout}.sglang_rollout").GenerateState(self._args)
+                form = importlib.import_module(f"{rollout}.base_types").GenerateFnInput
+                made = await function(form(state, sample, params, evaluation))
+                made = getattr(made, "samples", made)
+            else:
+                made = await function(self._args, sample, params, **keywords_of(function, evaluation=evaluation))
+            if not made or not all(hasattr(each, "status") for each in leaves([made])):
+                raise TypeError(f"it returned {made!r:.80}; it must return a Sample, or a list of at least one")
+        return made
+
+    async def _hooked(self, made: Any) -> Any:
+        if isinstance(made, list):
+            return [await self._hooked(each) for each in made]
+        for path in getattr(self._args, HOOKS, None) or ():
+            hook = named_function(path, HOOKS)
+            with blaming(flag(HOOKS), hook):
+                returned = await _awaited(hook(self._args, made, **keywords_of(hook, **self._about)))
+                if returned is not None and not isinstance(returned, type(made)):
+                    raise TypeError(f"it returned {returned!r:.80}; it must return a Sample, or None")
+            made = made if returned is None else returned
+        return made
+
+    def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
+        """Whether a sample is scored without the others of its group."""
+        del rollout, prompt
+        return not getattr(self._args, "group_rm", False)
+
+    async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+        """Score what has no reward yet; rewards are written into the samples."""
+        members = [self._groups.member(rollout.rollout_id) for rollout in rollouts]
+        is_alone = self.scores_alone(rollouts[0], prompt)
+        try:
+            if not is_alone:
+                await self._score_together([member.made for member in members])
+            for member in members if is_alone else ():
+                if isinstance(member.made, list):
+                    await self._score_together([leaf for leaf in member.made if leaf.reward is None])
+                elif member.made.reward is None:
+                    member.made.reward = await self._reward(member.made)
+        except Exception as error:  # whatever a judge raises is no reward of 0
+            verdict, function = failure(error), self._functions.get(REWARD)
+            told = verdict if function is None else blamed(verdict, setting=flag(REWARD), function=function)
+            return [told] * len(rollouts)
+        return [self._verdict(member) for member in members]
+
+    async def _score_together(self, samples: list[Any]) -> None:
+        """Score samples, or answerings of several, in one call of their function where there is one."""
+        function, last = self._functions.get(REWARD), [leaves([each])[-1] for each in samples]
+        rewards: Any = None
+        if samples and function is not None:
+            rewards = await _awaited(function(self._args, samples))
+        elif samples:
+            rewards = await asyncio.gather(*map(self._reward, last))
+        for each, reward in zip(samples, [each.reward for each in last] if rewards is None else rewards, strict=True):
+            for leaf in leaves([each]):
+                leaf.reward = reward
+
+    async def _reward(self, sample: Any) -> Any:
+        """Return what a sample's own function, the job's, or the grader of its ``rm_type`` gives it."""
+        path, function = getattr(sample, "custom_rm_path", None), self._functions.get(REWARD)
+        function = named_function(path, REWARD) if path else function
+        if function is not None:
+            return await _awaited(function(self._args, sample))
+        verdict = await self._work.hub.grade(
+            sample.response,
+            sample.label,
+            metadata=sample.metadata if isinstance(sample.metadata, dict) else {},
+            prompt=sample.prompt,
+            reward_key=self._reward_key,
+        )
+        if verdict.outcome is not Outcome.OK:
+            raise RewardError(verdict.detail)
+        return verdict.reward
+
+    def _verdict(self, member: SlimeMember) -> Verdict:
+        verdict = to_verdict(leaves([member.made])[-1].reward, reward_key=self._reward_key)
+        if verdict.outcome is not Outcome.OK:  # another try begins without it
+            for leaf in leaves([member.made]):
+                leaf.reward = None
+        return verdict
+
+    def decide(self, samples: Sequence[Sample]) -> FilterDecision:
+        """Keep or drop a group; as a ``GroupFilter``."""
+        if self._filter is None:
+            return Keep()
+        return self._filter.decided(self._filter.call_in_run(self._groups.drawn[samples[0].group_index].made))
+
+
+def reward_key(job: SlimeJob, *, evaluation: bool) -> str | None:
+    """Return which of named rewards counts."""
+    own = getattr(job.args, "eval_reward_key", None) if evaluation else None
+    return own or job.config.reward.reward_key
+
+
+def _ending(member: SlimeMember, request: RolloutRequest) -> Sample:
+    """Return a sample of ours that says how an answering ended; its tokens are in theirs."""
+    found = [each.status.value for each in leaves([member.made])]
+    told = "aborted" if "aborted" in found else found[-1]
+    return Sample(
+        token_ids=request.prompt.token_ids,
+        response_length=0,
+        loss_mask=_NOTHING,
+        logprobs=_NOTHING,
+        version_spans=(),
+        # What failed in a way that their function could tell is scored and trained on as they say.
+        status=SampleStatus(told) if told in (*_ENDED, "aborted") else SampleStatus.COMPLETED,
+        group_index=request.group_index,
+        index=request.index,
+        rollout_id=request.rollout_id,
+    )
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result

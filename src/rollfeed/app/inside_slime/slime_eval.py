@@ -1,0 +1,140 @@
+"""Evaluations of a slime or miles process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from rollfeed.app.inside_slime.slime_answering import SlimeAnswering, reward_key
+from rollfeed.app.inside_slime.slime_groups import SlimeGroups, leaves
+from rollfeed.app.inside_slime.slime_job import GENERATE, SlimeJob, SlimeWork, texts
+from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of, sample_numbers
+from rollfeed.app.inside_slime.slime_steps import group_runner
+from rollfeed.config import RolloutMode
+from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.pipeline.groups import EngineGate
+from rollfeed.protocols import RunningGroup
+from rollfeed.types import Group, SamplingParams
+
+_PARAMS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_new_tokens",
+    "repetition_penalty",
+    "skip_special_tokens",
+    "no_stop_trim",
+)
+_DATASETS: dict[tuple[Any, ...], Any] = {}
+"""Data sets that have been read, for later evaluations."""
+
+
+async def evaluate(work: SlimeWork, job: SlimeJob, rollout_id: int) -> Any:
+    """Answer all sets of ``args.eval_datasets`` at once, and return as the package's functions do.
+
+    Raises:
+        ConfigError: If there is no set.
+        RunFailedError: If too many answers fail, or all of a set.
+    """
+    sets = getattr(job.args, "eval_datasets", None)
+    if not sets:
+        raise ConfigError("--eval-prompt-data, --eval-config: there is no data set to evaluate on")
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(_evaluate_set(work, job, each, rollout_id)) for each in sets]
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+    data = {each.name: task.result() for each, task in zip(sets, running, strict=True)}
+    metrics: dict[str, float] = {}
+    for each in sets:
+        metrics |= _metrics(job, each, data[each.name])
+    return work.output("RolloutFnEvalOutput", data, metrics)
+
+
+async def _evaluate_set(work: SlimeWork, job: SlimeJob, asked: Any, rollout_id: int) -> dict[str, Any]:
+    """Return a set's rewards, samples and whether they were cut, prompt by prompt."""
+    size = asked.n_samples_per_eval_prompt or 1
+    settings = job.config.rollout.model_copy(update={"n_samples_per_prompt": size, "mode": RolloutMode.SYNC})
+    config = job.config.model_copy(update={"rollout": settings})
+    asked_samples = await asyncio.to_thread(_samples, work, job, asked, size)
+    groups = SlimeGroups(None, [], size=size, tokenizer=work.tokenizer, is_single_turn=GENERATE not in job.functions)
+    gate = EngineGate(work.engine, max_requests_in_flight=settings.max_requests_in_flight)
+    answering = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id, evaluation=True)
+    runner = group_runner(work, config, answering, gate, params=_params(job, asked))
+
+    def answer(number: int, samples: list[Any]) -> RunningGroup:
+        group = Group(number, groups.enter(samples))
+        return RunningGroup.of(group, n_samples_per_prompt=size, policy_version=0)
+
+    async with asyncio.TaskGroup() as tasks:
+        entered = [answer(number, samples) for number, samples in enumerate(asked_samples)]
+        answered = [tasks.create_task(runner.run(each, step=0)) for each in entered]
+    ended = [task.result() for task in answered]
+    done = [leaf for each in ended if each.is_finished for leaf in leaves(groups.drawn[each.group_index].made)]
+    if not done:
+        raise RunFailedError(
+            f"eval set {asked.name}: no prompt was answered; {ended[0].error if ended else 'it is empty'}"
+        )
+    key = reward_key(job, evaluation=True)
+    is_cut = [each.status.value == "truncated" for each in done]
+    return {"rewards": [reward_of(each, key) for each in done], "truncated": is_cut, "samples": done}
+
+
+def _metrics(job: SlimeJob, asked: Any, data: dict[str, Any]) -> dict[str, float]:
+    rewards, size, place = data["rewards"], asked.n_samples_per_eval_prompt or 1, f"eval/{asked.name}"
+    numbers = sample_numbers(job.args, data["samples"], reward_key=reward_key(job, evaluation=True))
+    rates = {} if len(rewards) % size else pass_rates(rewards, group_size=size)
+    of_set = {place: fmean(rewards), f"{place}-truncated_ratio": fmean(data["truncated"])}
+    return {**of_set, **named(f"{place}/", numbers), **named(f"{place}-", rates)}
+
+
+def _params(job: SlimeJob, asked: Any) -> SamplingParams:
+    """Return a set's sampling, training's where it says nothing."""
+    given = {name: getattr(asked, name, None) for name in _PARAMS}
+    if given["min_new_tokens"] is None:
+        given["min_new_tokens"] = getattr(job.args, "eval_min_new_tokens", None)
+    given["max_new_tokens"] = getattr(asked, "max_response_len", None)
+    for name in ("stop", "stop_token_ids"):
+        value = getattr(asked, name, None)
+        given[name] = None if value is None else texts(value)
+    return replace(job.config.sampling.params, **{name: value for name, value in given.items() if value is not None})
+
+
+def _samples(work: SlimeWork, job: SlimeJob, asked: Any, size: int) -> list[list[Any]]:
+    """Return a set's samples, ``size`` of each prompt, as slime makes them."""
+    groups: list[list[Any]] = []
+    for number, prompt in enumerate(_dataset(work, job, asked).samples):
+        groups.append([copy.deepcopy(prompt) for _ in range(size)])
+        for member, sample in enumerate(groups[-1]):
+            sample.group_index, sample.index = number, number * size + member
+            sample.metadata = asked.inject_metadata(sample.metadata)
+            sample.custom_rm_path = getattr(asked, "custom_rm_path", None)
+            sample.generate_function_path = getattr(asked, "custom_generate_function_path", None)
+    return groups
+
+
+def _dataset(work: SlimeWork, job: SlimeJob, asked: Any) -> Any:
+    args, options = job.args, dict[str, Any]()
+    for name in ("apply_chat_template", "apply_chat_template_kwargs", "multimodal_keys"):
+        value = getattr(asked, name, None)
+        options[name] = getattr(args, name, None) if value is None else value
+    key = (*asked.cache_key, args.hf_checkpoint, repr(options))
+    if key not in _DATASETS:
+        load = importlib.import_module(f"{work.package}.utils.processing_utils")
+        read = importlib.import_module(f"{work.package}.utils.data").Dataset
+        _DATASETS[key] = read(
+            asked.path,
+            tokenizer=load.load_tokenizer(args.hf_checkpoint, trust_remote_code=True),
+            processor=load.load_processor(args.hf_checkpoint, trust_remote_code=True),
+            max_length=getattr(args, "eval_max_prompt_len", None),
+            prompt_key=asked.input_key,
+            label_key=asked.label_key,
+            metadata_key=asked.metadata_key,
+            tool_key=asked.tool_key,
+            **options,
+        )
+    return _DATASETS[key]

@@ -1,0 +1,290 @@
+"""Steps with the functions that slime's users name, on a fake router of the older form."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
+
+from rollfeed.compat.slime_plugins.names.forms import DynamicFilterOutput, GenerateFnInput, GenerateFnOutput
+from rollfeed.compat.slime_rollout import generate_rollout
+from rollfeed.errors import RunFailedError
+
+CALLS: list[Any] = []
+"""What functions below were called with."""
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    CALLS.clear()
+
+
+@pytest.fixture
+def args(router: str, checkpoint: Path) -> Namespace:
+    return arguments(router, checkpoint, rollout_max_context_len=300, rollout_max_response_len=20)
+
+
+def path_of(function: Any) -> str:
+    return f"{__name__}.{function.__name__}"
+
+
+def flat(output: Any) -> list[Any]:
+    return [leaf for group in output.samples for each in group for leaf in (each if isinstance(each, list) else [each])]
+
+
+def test_their_samples_are_filled_as_slime_fills_them(args: Namespace, source: Source) -> None:
+    first = source.get_samples(1)[0]
+    source.buffer.append(first)
+    output = generate_rollout(args, 0, source)
+    assert output.samples[0] == first
+    assert output.samples[0][0] is first[0]
+    for sample in flat(output):
+        assert sample.status.value == "truncated"
+        assert sample.tokens[: len(sample.prompt)] == [ord(each) - 32 for each in sample.prompt]
+        assert len(sample.rollout_log_probs) == sample.response_length == 20
+        assert all(type(each) is int for each in sample.tokens)
+        assert all(type(each) is float for each in sample.rollout_log_probs)
+        assert sample.loss_mask == [1] * 20
+        assert sample.weight_versions == ["0"]
+        assert sample.prefix_cache_info.total_prompt_tokens == len(sample.prompt)
+        assert len(sample.response) == 20
+        assert sample.session_id
+
+
+def test_without_partial_rollout_what_is_left_is_answered_anew_in_the_next_step(
+    args: Namespace, source: Source
+) -> None:
+    first = generate_rollout(args, 0, source)
+    assert source.num_drawn == 6
+    assert not source.returned
+    second = generate_rollout(args, 1, source)
+    trained = [group[0].group_index for output in (first, second) for group in output.samples]
+    assert sorted(trained) == trained == list(range(6))
+    assert all(sample.weight_versions == ["0"] for sample in flat(second))  # of one request each
+    assert first.metrics["rollout/groups_surplus"] == 3.0
+
+
+def keep_every_third(args: Namespace, samples: list[Any], **kwargs: Any) -> DynamicFilterOutput:
+    CALLS.append((args, samples))
+    number = samples[0].group_index % 3
+    return DynamicFilterOutput(keep=number == 0, reason="one" if number == 1 else None)
+
+
+def note_all(args: Namespace, groups: list[Any], data_source: Any) -> None:
+    CALLS.append(("all", [group[0].group_index for group in groups], data_source.__self__))
+
+
+def leave_out_first(args: Namespace, groups: list[Any]) -> None:
+    groups[0][0].remove_sample = True
+
+
+def test_filters_see_their_samples_and_what_they_drop_is_counted_by_reason(args: Namespace, source: Source) -> None:
+    args.dynamic_sampling_filter_path = path_of(keep_every_third)
+    args.rollout_all_samples_process_path = path_of(note_all)
+    args.rollout_sample_filter_path = path_of(leave_out_first)
+    output = generate_rollout(args, 0, source)
+    trained = [group[0].group_index for group in output.samples]
+    assert all(number % 3 == 0 for number in trained)
+    assert [sample.remove_sample for sample in flat(output)] == [True] + [False] * 5
+    seen, filtered = CALLS.pop(), [samples[0].group_index for _, samples in CALLS]
+    assert all(given is args for given, _ in CALLS)
+    assert seen[0] == "all"
+    assert seen[2] is source
+    assert set(trained) <= set(seen[1]) <= set(filtered)
+    dropped = sum(number % 3 == 1 for number in seen[1])
+    assert output.metrics["rollout/dynamic_filter/drop_one"] == dropped > 0
+
+
+def true_keeps_nothing_but_is_short(args: Namespace, samples: list[Any]) -> DynamicFilterOutput:
+    return DynamicFilterOutput(keep=samples[0].group_index < 2, reason="late", keep_when_insufficient=True)
+
+
+def test_what_is_dropped_unless_the_batch_would_be_short_fills_it(args: Namespace, source: Source) -> None:
+    class Ended(Source):
+        def get_samples(self, num_samples: int) -> list[list[Any]]:
+            return super().get_samples(min(num_samples, 4 - self.num_drawn))
+
+    args.dynamic_sampling_filter_path = path_of(true_keeps_nothing_but_is_short)
+    output = generate_rollout(args, 0, Ended())
+    assert [group[0].group_index for group in output.samples] == [0, 1, 2]
+
+
+async def two_turns(args: Namespace, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    CALLS.append((sampling_params["max_new_tokens"], evaluation))
+    other = copy.deepcopy(sample)
+    for each in (sample, other):
+        each.append_response_tokens(args, tokens=[1, 2], log_probs=[-1.0, -2.0], text="ab")
+        each.status = type(each).Status.COMPLETED
+    return [sample, other]
+
+
+async def group_judge(args: Namespace, samples: list[Any]) -> list[float]:
+    CALLS.append(samples)
+    return [float(number) for number, _ in enumerate(samples)]
+
+
+def test_a_function_that_makes_several_samples_of_one_gives_nested_groups(args: Namespace, source: Source) -> None:
+    args.custom_generate_function_path, args.reward_key = path_of(two_turns), None
+    args.custom_rm_path = path_of(group_judge)
+    output = generate_rollout(args, 0, source)
+    assert [[len(each) for each in group] for group in output.samples] == [[2, 2]] * 3
+    assert all(sample.response_length == 2 for sample in flat(output))
+    assert [sample.reward for sample in output.samples[0][0]] == [0.0, 1.0]  # as one call for both
+
+
+def test_group_rewards_are_asked_for_once_a_group(args: Namespace, source: Source) -> None:
+    args.group_rm, args.custom_rm_path, args.reward_key = True, path_of(group_judge), None
+    args.over_sampling_batch_size = 3
+    output = generate_rollout(args, 0, source)
+    assert [[sample.reward for sample in group] for group in output.samples] == [[0.0, 1.0]] * 3
+    assert len(CALLS) == 3
+    assert output.metrics["rollout/raw_reward"] == 0.5
+
+
+async def of_miles(given: GenerateFnInput) -> GenerateFnOutput:
+    CALLS.append(given.args)
+    return GenerateFnOutput(samples=await fails_once(given.args, given.sample, given.sampling_params))
+
+
+async def fails_once(args: Namespace, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    sample.tokens.append(7)
+    sample.metadata["tried"] = True
+    if sample.index not in CALLS:
+        CALLS.append(sample.index)
+        raise ConnectionError("the tool is away")
+    assert sample.tokens == [7]  # of this try
+    sample.response, sample.response_length, sample.rollout_log_probs = "7", 1, [-0.5]
+    sample.status = type(sample).Status.COMPLETED
+    return sample
+
+
+@pytest.mark.parametrize("function", [fails_once, of_miles])
+def test_what_raises_is_tried_again_from_the_sample_as_it_was_drawn(
+    args: Namespace, source: Source, function: Any
+) -> None:
+    args.custom_generate_function_path, args.over_sampling_batch_size = path_of(function), 3
+    # All first tries fail.
+    with pytest.raises(RunFailedError, match=r"--custom-generate-function-path.*the tool is away"):
+        generate_rollout(arguments_of_many(args), 0, source)
+    output = generate_rollout(args, 0, source)
+    assert [sample.tokens for sample in flat(output)] == [[7]] * 3 * SIZE
+
+
+def arguments_of_many(args: Namespace) -> Namespace:
+    return Namespace(**{**vars(args), "rollout_batch_size": 20, "over_sampling_batch_size": 20})
+
+
+async def slow(args: Namespace, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    if sample.group_index % 2:
+        sample.tokens, sample.response, sample.response_length = [1, 2], "b", 1
+        sample.rollout_log_probs = [-1.0]
+        await asyncio.sleep(60.0)
+    sample.tokens, sample.response, sample.response_length, sample.rollout_log_probs = [1, 2], "b", 1, [-1.0]
+    sample.status = type(sample).Status.COMPLETED
+    return sample
+
+
+def test_a_function_that_does_not_end_is_cancelled_and_its_sample_is_as_it_was(args: Namespace, source: Source) -> None:
+    args.custom_generate_function_path, args.over_sampling_batch_size = path_of(slow), 7
+    output = generate_rollout(args, 0, source)
+    assert [group[0].group_index for group in output.samples] == [0, 2, 4]
+    args.custom_generate_function_path = None
+    output = generate_rollout(args, 1, source)
+    assert [group[0].group_index for group in output.samples] == [1, 3, 5]
+    assert all(sample.response_length == 20 for sample in flat(output))
+
+
+async def own_judge(args: Namespace, sample: Any) -> dict[str, float]:
+    return {"odd": 5.0}
+
+
+def hook(args: Namespace, sample: Any, *, rollout_id: int, evaluation: bool) -> None:
+    sample.metadata["hooked"] = (rollout_id, evaluation)
+
+
+def test_a_sample_names_its_own_judge_and_hooks_see_every_sample(args: Namespace, source: Source) -> None:
+    group = source.get_samples(1)[0]
+    group[1].custom_rm_path = path_of(own_judge)
+    source.buffer.append(group)
+    args.rollout_sample_hook_path = [path_of(hook)]
+    output = generate_rollout(args, 4, source)
+    assert [sample.reward["odd"] for sample in output.samples[0]] == [0.0, 5.0]
+    assert all(sample.metadata["hooked"] == (4, False) for sample in flat(output))
+
+
+def test_rm_type_is_graded_by_our_hub_and_dapo_has_its_dictionary(args: Namespace, source: Source) -> None:
+    args.custom_rm_path, args.rm_type, args.reward_key = None, "dapo", "score"
+    assert {sample.reward["score"] for sample in flat(generate_rollout(args, 0, source))} == {-1.0}
+
+
+async def not_a_number(args: Namespace, sample: Any) -> dict[str, float]:
+    return {"odd": float("nan")}
+
+
+def test_a_reward_that_is_none_ends_the_run_and_not_as_0(args: Namespace, source: Source) -> None:
+    args.custom_rm_path = path_of(not_a_number)
+    with pytest.raises(RunFailedError, match="must be finite"):
+        generate_rollout(arguments_of_many(args), 0, source)
+
+
+def test_mask_offpolicy_leaves_only_the_new_tokens_of_a_resumed_sample(args: Namespace, source: Source) -> None:
+    args.partial_rollout = args.mask_offpolicy_in_partial_rollout = True
+    group = source.get_samples(1)[0]
+    for sample in group:
+        sample.tokens = [*[ord(each) - 32 for each in sample.prompt], 1001, 1002]
+        sample.response, sample.response_length, sample.rollout_log_probs = "xy", 2, [-1.0, -2.0]
+        sample.weight_versions, sample.status = ["0"], type(sample).Status.ABORTED
+    source.buffer.append(group)
+    output = generate_rollout(args, 3, source)
+    for sample in output.samples[0]:
+        assert sample.loss_mask == [0] * 2 + [1] * 18
+        assert sample.rollout_log_probs[:2] == [-1.0, -2.0]
+        assert sample.response_length == 20  # what it had counts
+
+
+def test_an_evaluation_has_the_sampling_and_the_judge_of_its_set(
+    args: Namespace, source: Source, tmp_path: Path
+) -> None:
+    generate = path_of(two_turns)
+    args.eval_datasets = [
+        eval_set(tmp_path / "a.jsonl", name="a", max_response_len=5),
+        eval_set(tmp_path / "b.jsonl", name="b", custom_generate_function_path=generate, max_response_len=9),
+    ]
+    args.custom_rm_path, args.eval_reward_key, args.reward_key = None, None, None
+    result = generate_rollout(args, 0, source, evaluation=True)
+    assert [sample.response_length for sample in result.data["a"]["samples"]] == [5] * 6
+    assert set(CALLS) == {(9, True)}
+    assert len(result.data["b"]["samples"]) == 12
+    assert result.data["a"]["rewards"] == [sample.reward for sample in result.data["a"]["samples"]]
+    assert {"eval/a", "eval/a-truncated_ratio", "eval/a-pass@1", "eval/a-pass@2"} <= result.metrics.keys()
+    assert source.num_drawn == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "told"),
+    [
+        ([SimpleNamespace()], r"a group of 1 from the data source, --n-samples-per-prompt is 2"),
+        (None, r"data_source.get_samples returned None; it must return a list of groups"),
+    ],
+)
+def test_a_data_source_that_gives_something_else_is_told_so(args: Namespace, group: Any, told: str) -> None:
+    def draw(count: int) -> Any:
+        return None if group is None else [group] * count
+
+    with pytest.raises(RunFailedError, match=told):
+        generate_rollout(args, 0, draw)
+
+
+def test_messages_that_no_template_was_applied_to_are_told_so(args: Namespace, source: Source) -> None:
+    group = source.get_samples(1)[0]
+    for sample in group:
+        sample.prompt = [{"role": "user", "content": "hi"}]
+    source.buffer.append(group)
+    with pytest.raises(RunFailedError, match="sample 0 has messages for its prompt: set --apply-chat-template"):
+        generate_rollout(args, 0, source)
