@@ -50,10 +50,9 @@ def main() -> None:
 
 async def levels_of(environment: str, model: app.Model) -> list[dict[str, Any]]:
     hardest = EnvironmentRegistry().get(environment).max_level
-    found = await app.calibrate_environment(
-        environment,
+    (found,) = await app.calibrate_environments(
+        {environment: range(NUM_LEVELS if hardest is None else min(NUM_LEVELS, hardest + 1))},
         model=model,
-        levels=range(NUM_LEVELS if hardest is None else min(NUM_LEVELS, hardest + 1)),
         num_samples=NUM_SAMPLES,
         sampling=SamplingSettings(rollout_max_response_len=MAX_RESPONSE_LEN, rollout_skip_special_tokens=True),
         engine_settings=EngineSettings(device="cuda:0", num_slots=256, context_length=512),

@@ -1,9 +1,11 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from rollfeed.cli.main import main
+from rollfeed.environments.registry import named_by_path
 
 
 def test_env_list_is_a_list_of_objects_with_id(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,7 +18,8 @@ def test_env_list_is_a_list_of_objects_with_id(capsys: pytest.CaptureFixture[str
 
 def test_env_list_names_each_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "list"]) == 0
-    assert "core/copy_text" in capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["core/compare_max"][1:3] == ["0-30", "50%"]
 
 
 def test_env_sample_shows_the_same_problem_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +30,43 @@ def test_env_sample_shows_the_same_problem_for_the_same_seed(capsys: pytest.Capt
     assert shown[0] == shown[1] != shown[2]
     assert shown[0]["question"].startswith("What is ")
     assert shown[0]["level"] == 6
+
+
+def test_env_sample_shows_several_problems_by_index(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "sample", "core/add_numbers", "--count", "3", "--json"]) == 0
+    three = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main(["env", "sample", "core/add_numbers", "--index", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == three[2]
+    assert len({each["seed"] for each in three}) == 3
+
+
+def test_env_sample_asks_in_a_style_and_with_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["env", "sample", "core/sort_numbers", "--json"]
+    assert main([*command, "--style", "TinyZero"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert f"User: {shown['question']}\nAssistant: <think>" in shown["prompt"]
+    assert main([*command, "--style", "ChatTemplate_NoSystemPrompt"]) == 0
+    assert f"<|im_start|>user\n{shown['question']}<|im_end|>" in json.loads(capsys.readouterr().out)["prompt"]
+    assert main([*command, "--parameter", "style=compact"]) == 0
+    assert json.loads(capsys.readouterr().out)["question"].startswith("sort:")
+
+
+def test_env_sample_of_an_environment_of_ones_own_is_made_in_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\nclass Mine:\n    environment_id, version, summary, max_level = 'my/pid', 1, 'Its process.', 3\n"
+        "    def make(self, level, random):\n        return str(os.getpid()), {}, None\n"
+        "    def verify(self, params, response): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["env", "sample", "mine.py:Mine", "--level", "2"]) == 0
+    head, _, question, *_ = capsys.readouterr().out.splitlines()
+    assert head.startswith("my/pid level 2")
+    assert int(question) != os.getpid()
+    assert main(["env", "sample", "mine.py:Mine", "--level", "4"]) == 2
+    assert "its levels are 0 to 3" in capsys.readouterr().err
+    del named_by_path["my/pid"]
 
 
 def test_env_sample_of_an_unknown_environment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +130,14 @@ def test_environment_that_cannot_be_loaded_is_listed_with_its_error_beside_the_o
     assert main(["env", "list", "--json"]) == 0
     rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
     assert {name for name, row in rows.items() if "error" in row} == {f"my/{name}" for name in BAD}
-    assert rows["my/good"] == {"id": "my/good", "version": 1, "max_level": None, "summary": "Good."}
+    assert rows["my/good"] == {
+        "id": "my/good",
+        "version": 1,
+        "max_level": None,
+        "multi_turn": False,
+        "guess_rate": None,
+        "summary": "Good.",
+    }
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -109,11 +156,23 @@ def test_calibrate_gives_accuracy_by_level(tiny_checkpoint: Path, capsys: pytest
     parameters = ["--parameter", "style=compact", "--parameter", "alphabet_size=10", "--no-chat-template"]
     assert main([*command, *options, *parameters]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [level["level"] for level in found["levels"]] == [0, 3]
-    assert [level["num_prompts"] for level in found["levels"]] == [4, 4]
-    assert all(level["accuracy_low"] <= level["accuracy"] <= level["accuracy_high"] for level in found["levels"])
+    (environment,) = found["environments"]
+    levels = environment["levels"]
+    assert [level["level"] for level in levels] == [0, 3]
+    assert [level["num_prompts"] for level in levels] == [4, 4]
+    assert all(level["accuracy_low"] <= level["accuracy"] <= level["accuracy_high"] for level in levels)
     assert found["parameters"] == {"style": "compact", "alphabet_size": 10}
-    assert found["recommended"] in (None, 0, 3)
+    assert environment["recommended"] in (None, 0, 3)
+
+
+def test_calibrate_takes_several_environments_and_those_of_their_levels_that_they_have(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["env", "calibrate", "core/grid_walk", "core/a*", "--levels", "0", "12", "--samples", "2", "--json"]
+    assert main([*command, "--model", str(tiny_checkpoint), "--max-response-len", "2", "--threads", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)["environments"]
+    levels = {each["environment"]: [level["level"] for level in each["levels"]] for each in found}
+    assert levels == {"core/grid_walk": [0], "core/add_numbers": [0, 12]}
 
 
 def test_calibrate_says_what_it_recommends(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +185,7 @@ def test_calibrate_says_what_it_recommends(tiny_checkpoint: Path, capsys: pytest
     ("arguments", "message"),
     [
         (["core/add_number"], "core/add_numbers"),
-        (["core/add_numbers", "--levels", "41"], "--levels 41: the levels of environment core/add_numbers are 0 to 40"),
+        (["core/add_numbers", "--levels", "41"], "--levels 41: the levels of core/add_numbers are 0 to 40"),
         (["core/add_numbers", "--levels", "-1"], "--levels -1"),
         (["core/add_numbers", "--samples", "0"], "--samples 0"),
         (["core/add_numbers", "--temperature", "0"], "--temperature 0.0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollfeed.evaluation.results import SetResult
+from rollfeed.types import SampleStatus
 
 LOWEST_ACCURACY, HIGHEST_ACCURACY = 0.05, 0.60
 """Below, nearly no group has a right answer to learn from; above, little is left to learn."""
@@ -18,6 +19,24 @@ class LevelResult:
     found: SetResult
 
     @property
+    def accuracy_of_ended(self) -> float | None:
+        """Share of right answers among those that ended before their length limit; None where none did."""
+        ended = [
+            right
+            for group, right in zip(self.found.groups, self.found.right_P, strict=True)
+            if right is not None and group.rollouts[0].status is not SampleStatus.TRUNCATED
+        ]
+        return sum(ended) / len(ended) if ended else None
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the length limit depresses the accuracy by more than 5 percentage points."""
+        accuracy, of_ended = self.found.accuracy, self.accuracy_of_ended
+        if accuracy is None or not self.found.truncated_ratio:
+            return False
+        return of_ended is None or of_ended > accuracy + 0.05
+
+    @property
     def has_headroom(self) -> bool:
         """Whether the accuracy is one to start training at."""
         accuracy = self.found.accuracy
@@ -26,8 +45,9 @@ class LevelResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """All levels, lowest first."""
+    """All levels of an environment that were measured, lowest first."""
 
+    environment_id: str
     levels: tuple[LevelResult, ...]
     seconds: float
 

@@ -18,7 +18,7 @@ class PromptPreprocessor(StrEnum):
     TINY_ZERO = "TinyZero"
     """Plain text: a dialogue whose assistant thinks, which is begun, and then answers in ``<answer></answer>``."""
     CHAT = "ChatTemplate_NoSystemPrompt"
-    r"""One user turn of a chat, without a system prompt; answers are in ``\boxed{}``."""
+    r"""One user turn of a chat, and no system prompt but one that the template has; answers are in ``\boxed{}``."""
 
 
 class AnswerMarker(StrEnum):

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rollfeed.base.waiting import in_own_loop, without_waiting
+from rollfeed.config.prompts import PromptSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
-from rollfeed.environments.making import InlineTaskMaker, PooledTaskMaker, TaskMaker, describe_environments
-from rollfeed.protocols import Workers
+from rollfeed.environments.making import (
+    EnvironmentFacts,
+    InlineTaskMaker,
+    PooledTaskMaker,
+    TaskMaker,
+    describe_environments,
+)
+from rollfeed.errors import ConfigError, PluginError
+from rollfeed.protocols import Task, Workers
 from rollfeed.workers import WorkerPool
 
 _T = TypeVar("_T")
@@ -33,6 +41,12 @@ class MakingPlan:
     timeout_seconds: float
     folders: Sequence[Path] = ()
     """Searched for environments that are named by paths."""
+
+    @classmethod
+    def alone(cls, *, folders: Sequence[Path] = ()) -> MakingPlan:
+        """Return a plan without a run: its worker starts where it is needed."""
+        seconds = PromptSettings().make_timeout_seconds
+        return cls(workers=WorkerPool(num_workers=1), timeout_seconds=seconds, folders=folders)
 
     def make(self, chosen: Sequence[ChosenEnvironment], *, seed: int) -> list[TaskMaker]:
         """Return what makes the problems of each; environments that are not built in are imported in a worker only.
@@ -75,15 +89,56 @@ def with_workers(work: Callable[[Workers], Awaitable[_T]]) -> _T:
     return in_own_loop(do())
 
 
+def listed_environments() -> dict[str, EnvironmentFacts | ConfigError]:
+    """Return the facts of all installed environments by id; of one that its package does not give, the error."""
+    registry = EnvironmentRegistry()
+    own = {each: EnvironmentFacts.of(registry.get(each)) for each in registry.ids() if registry.is_own(each)}
+    found: dict[str, EnvironmentFacts | ConfigError] = {**own}
+
+    async def describe_others(workers: Workers) -> None:
+        for each in registry.ids():
+            if each not in own:
+                try:
+                    (found[each],) = await describe_environments([(each, {})], workers=workers)
+                except PluginError as error:
+                    found[each] = error
+
+    if len(own) < len(registry.ids()):
+        with_workers(describe_others)
+    return dict(sorted(found.items()))
+
+
+def sample_tasks(
+    chosen: ChosenEnvironment, plan: MakingPlan, *, level: int, indices: Sequence[int], seed: int
+) -> list[Task]:
+    """Return problems of an environment; the calling thread waits.
+
+    Raises:
+        ConfigError: If there is no such environment, parameter or level.
+        TaskFailedError: If one cannot be made.
+    """
+    (maker,) = plan.make([chosen], seed=seed)
+
+    async def make() -> list[Task]:
+        return [await maker.make(level=level, index=index) for index in indices]
+
+    return ask_maker(maker, make)
+
+
 def ask_source(source: EnvironmentSource, work: Callable[[], Awaitable[_T]]) -> _T:
     """Return what a method of a source returns, before a run has any workers; the calling thread waits."""
+    return ask_maker(source.maker, work)
+
+
+def ask_maker(maker: TaskMaker, work: Callable[[], Awaitable[_T]]) -> _T:
+    """Return what work returns that needs a maker, before a run has any workers; the calling thread waits."""
 
     async def do() -> _T:
         return await work()
 
     async def do_with(workers: Workers) -> _T:
-        assert isinstance(source.maker, PooledTaskMaker)
-        async with source.maker.using(workers):
+        assert isinstance(maker, PooledTaskMaker)
+        async with maker.using(workers):
             return await work()
 
-    return with_workers(do_with) if isinstance(source.maker, PooledTaskMaker) else without_waiting(do())
+    return with_workers(do_with) if isinstance(maker, PooledTaskMaker) else without_waiting(do())

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from rollfeed.environments.tasks import (
     TRAIN,
+    HasGuessRate,
     HasSplits,
     HeldOutRule,
     NoProblemError,
@@ -54,6 +55,9 @@ class EnvironmentFacts:
     is_multi_turn: bool = False
     has_splits: bool = False
     """Whether it says itself which problems are held out."""
+    summary: str = ""
+    guess_rate: tuple[float, float] | None = None
+    """At level 0, where it declares any."""
 
     @classmethod
     def of(cls, environment: Environment) -> EnvironmentFacts:
@@ -64,6 +68,8 @@ class EnvironmentFacts:
             max_level=environment.max_level,
             is_multi_turn=isinstance(environment, MultiTurnEnvironment),
             has_splits=isinstance(environment, HasSplits),
+            summary=environment.summary,
+            guess_rate=environment.guess_rate(0) if isinstance(environment, HasGuessRate) else None,
         )
 
 
