@@ -41,6 +41,10 @@ TREES: dict[str, dict[str, Any]] = {
     "async": {**COMMON, "rollout": {"mode": "async"}},
     "own source": {"engine": {"context_length": 2048}, "plugins": {"prompt_source": "module:source"}},
     "given answers": {"prompts": {"datasets": [{"path": "x.jsonl"}]}, "rollout": {"mode": "sft"}},
+    "adaptive": {
+        "prompts": {"adaptive": {"policy": "rlve", "environment_list": ["core/copy_text"]}},
+        "engine": {"context_length": 2048},
+    },
     "directory": {**COMMON, "weights": {"source": "directory", "directory": "/weights"}},
     "sglang": {
         **COMMON,
@@ -58,6 +62,7 @@ VALUES: tuple[Any, ...] = (
     *("cpu", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", [], ["x"], [7], ["http://b:2"], {"x": 1}),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
     *({"corpus": "others"}, {"folder": "others"}, [{"name": "other", "url": "http://b:2"}]),
+    *({"environment_list": ["x"]}, {"core/copy_text": {"words": 1}}),
     *({"base_url": "http://b:2"}, [{"id": "core/compare_max"}], [{"path": "x.jsonl"}], [{"name": "reward_std"}]),
 )
 """Of these one is another for every setting, whatever it means."""

@@ -82,6 +82,23 @@ async def test_what_was_not_committed_is_not_known_after_a_kill(make_rollouts) -
     assert again.told == list(range(8))
 
 
+async def test_a_source_hears_of_the_end_of_a_step_after_its_groups_and_before_its_state_is_taken(
+    make_rollouts,
+) -> None:
+    class Counting(Learning):
+        def end_step(self) -> None:
+            self.told.append(-1)
+
+    commits: list[StepCommit] = []
+    async with make_rollouts(ScriptedEngine(), source=Counting(), commit=commits.append) as rollouts:
+        for _ in range(2):
+            await rollouts.generate_batch()
+    assert [commit.state.source["told"] for commit in commits] == [
+        [0, 1, 2, 3, -1],
+        [0, 1, 2, 3, -1, 4, 5, 6, 7, -1],
+    ]
+
+
 async def test_a_source_that_fails_to_learn_ends_the_run_with_its_name(make_rollouts) -> None:
     class Broken(ListSource):
         def learn(self, group: Group) -> None:

@@ -71,8 +71,8 @@ def _check_reward_key(settings: Settings) -> None:
     if any(each.metadata_key is not None for each in prompts.datasets):
         return
     problems = [reward_key_problem(reward.reward_key, reward.rm_type)] if prompts.datasets else []
-    if prompts.environments and reward.reward_key is not None:
-        is_known = all(each.id.startswith(_OWN_NAMESPACE) for each in prompts.environments)
+    if prompts.environment_ids and reward.reward_key is not None:
+        is_known = all(each.startswith(_OWN_NAMESPACE) for each in prompts.environment_ids)
         problem = f"reward_key = {reward.reward_key!r}: rewards of environments are single numbers: remove it"
         problems.append(problem if is_known else None)
     if problems and None not in problems:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source
-from rollfeed.app.sources import RowChecks, asked_marker, asking, check_asking, find_file
+from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
+from rollfeed.app.sources import RowChecks, find_file
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings, PromptSettings
 from rollfeed.environments import EnvironmentSource
 from rollfeed.errors import ConfigError, RunFailedError

@@ -10,7 +10,9 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.app.checks import reward_key_problem
+from rollfeed.app.environments.adaptive import adaptive_source
 from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source
+from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
 from rollfeed.compat.slime_plugins import with_slime_plugins
@@ -18,7 +20,6 @@ from rollfeed.config import (
     DatasetSettings,
     EngineSettings,
     EnvironmentSettings,
-    EvalEnvironmentSettings,
     PromptSettings,
     RolloutConfig,
     RolloutMode,
@@ -26,7 +27,6 @@ from rollfeed.config import (
 )
 from rollfeed.config.paths import expand_path
 from rollfeed.config.plugins import import_path_of
-from rollfeed.config.prompts import AskingSettings
 from rollfeed.conversations import answered_prompt
 from rollfeed.environments import (
     RLVE_RM_TYPE,
@@ -37,16 +37,15 @@ from rollfeed.environments import (
     rlve_problem,
 )
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
-from rollfeed.environments.making import EnvironmentFacts, InlineTaskMaker
+from rollfeed.environments.making import InlineTaskMaker
 from rollfeed.errors import ConfigError, suggestion
-from rollfeed.evaluation import EvalSet, SetPlan
+from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
 from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, Learn, MixtureSource, RowCheck, load_prompts
 from rollfeed.protocols import (
     MULTI_TURN,
     AnswerMarker,
-    PromptPreprocessor,
     PromptSource,
     Tokenizer,
 )
@@ -135,6 +134,9 @@ def build_source(
     chosen = settings.prompts.environments
     made = _environment_sources(chosen, plan, make_renderer, seed=settings.seed)
     sources += [(source.name, each.weight, source) for each, source in zip(chosen, made, strict=True)]
+    if (adaptive := settings.prompts.adaptive) is not None:
+        adapting = adaptive_source(adaptive, settings, plan, make_renderer(**asking(adaptive)))
+        sources.append((adapting.name, adaptive.weight, adapting))
     is_sft = settings.rollout.mode is RolloutMode.SFT
     learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
     for dataset in settings.prompts.datasets:
@@ -150,35 +152,6 @@ def build_source(
         _tell_what_was_left_out(read, settings)
         sources.append((read.name, dataset.weight, read))
     return MixtureSource(sources, seed=settings.seed, resources=own)
-
-
-def asking(settings: AskingSettings | SetPlan) -> dict[str, Any]:
-    """Return what a renderer is told of how questions are asked."""
-    return {"preprocessor": settings.custom_prompt_preprocessor, "marker": settings.answer_marker_type}
-
-
-def asked_marker(settings: AskingSettings | SetPlan) -> AnswerMarker | None:
-    """Return the marks in which answers are asked for."""
-    is_dialogue = settings.custom_prompt_preprocessor is PromptPreprocessor.TINY_ZERO
-    return AnswerMarker.TAGS if is_dialogue else settings.answer_marker_type
-
-
-def check_asking(
-    facts: EnvironmentFacts, chosen: EnvironmentSettings | EvalEnvironmentSettings, settings: AskingSettings | SetPlan
-) -> None:
-    """Check that the questions of an environment can be asked as settings say.
-
-    Raises:
-        ConfigError: If they cannot.
-    """
-    form = settings.custom_prompt_preprocessor
-    if form is PromptPreprocessor.TINY_ZERO and facts.is_multi_turn:
-        raise ConfigError(f"environment {chosen.id}: takes several turns, and {form.value} has one: remove it")
-    if chosen.parameters.get("style") == "compact" and any(asking(settings).values()):
-        raise ConfigError(
-            f"environment {chosen.id}: style = 'compact' says all itself: remove custom_prompt_preprocessor and "
-            "answer_marker_type"
-        )
 
 
 def find_file(path: str, folders: Sequence[Path]) -> Path:
@@ -256,6 +229,8 @@ def source_names(settings: Settings) -> list[str]:
     if settings.plugins.prompt_source is not None:
         return [import_path_of(settings.plugins.prompt_source)]
     environments = [f"{each.id}@{each.level}" for each in settings.prompts.environments]
+    if settings.prompts.adaptive is not None:
+        environments += [f"{each}@adaptive" for each in settings.prompts.adaptive.environment_list]
     return environments + [dataset.name or dataset.path for dataset in settings.prompts.datasets]
 
 

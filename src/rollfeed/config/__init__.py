@@ -14,7 +14,13 @@ from rollfeed.config.filters import FilterSettings, FiltersSettings
 from rollfeed.config.load import chosen_keys, load_scoring_settings, validate_settings
 from rollfeed.config.model import TinyModelSettings
 from rollfeed.config.plugins import PluginSettings
-from rollfeed.config.prompts import DatasetSettings, EnvironmentSettings, PromptSettings
+from rollfeed.config.prompts import (
+    AdaptiveSettings,
+    DatasetSettings,
+    DifficultyPolicyName,
+    EnvironmentSettings,
+    PromptSettings,
+)
 from rollfeed.config.resuming import read_stored, stored_identity, stored_values
 from rollfeed.config.reward import (
     CodeRewardSettings,
@@ -39,11 +45,13 @@ from rollfeed.config.train import WarmUpSettings
 from rollfeed.config.weights import WeightSettings, WeightSource
 
 __all__ = [
+    "AdaptiveSettings",
     "AdvantageSettings",
     "BufferPolicyName",
     "BufferSettings",
     "CodeRewardSettings",
     "DatasetSettings",
+    "DifficultyPolicyName",
     "EngineSettings",
     "EnvironmentSettings",
     "EvalDatasetSettings",

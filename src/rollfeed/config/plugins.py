@@ -14,6 +14,7 @@ from rollfeed.protocols import (
     BatchedRewardFn,
     BatchFilter,
     BufferPolicy,
+    DifficultyPolicy,
     GenerateFn,
     GroupFilter,
     GroupRewardFn,
@@ -78,6 +79,10 @@ class PluginSettings(Section, resume=Resume.BATCHES):
     """An `AdvantageFn`: turns the rewards of a group into advantages."""
     buffer_policy: Plugin[BufferPolicy] | None = None
     """A `BufferPolicy`: chooses which waiting prompts leave the buffer next; it replaces `buffer.policy`."""
+    difficulty_policy: Annotated[Plugin[Callable[..., DifficultyPolicy]] | None, Resume.PROMPTS] = None
+    """A class or function that makes the `DifficultyPolicy` of an environment, called with the initial level and the
+    number of levels in the window; it replaces `prompts.adaptive.policy`.
+    """
     tracker: Annotated[Plugin[Callable[[], Tracker]] | None, Resume.FREE] = None
     """A class or function that makes a `Tracker`; it is called without arguments."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +12,7 @@ from rollfeed.config.section import Free, Resume, Section
 from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
 Key = Annotated[str, Field(min_length=1)]
+Parameters = dict[str, str | int | float | bool]
 Weight = Annotated[float, Field(gt=0.0, le=1e6, strict=False)]
 
 
@@ -84,10 +87,71 @@ class EnvironmentSettings(AskingSettings):
     """Namespaced id (`rollfeed env list` shows all), or the path of your own: `file.py:name` or `module:name`."""
     level: int = Field(default=0, ge=0, le=1_000_000)
     """Difficulty of the problems."""
-    parameters: dict[str, str | int | float | bool] = Field(default={})
+    parameters: Parameters = Field(default={})
     """Of the environment, where it has any; see docs/evaluation.md."""
     weight: Weight = 1.0
     """Share of the draws, relative to the other sources' weights."""
+
+
+class DifficultyPolicyName(StrEnum):
+    """The rule by which levels change."""
+
+    BAND = "band"
+    RLVE = "rlve"
+    LEARNING_PROGRESS = "learning_progress"
+    FIXED = "fixed"
+
+
+class AdaptiveSettings(AskingSettings, resume=Resume.ON_PURPOSE):
+    """Environments whose levels follow what becomes of the answers; one source, beside those of other tables."""
+
+    policy: DifficultyPolicyName = Field(default=DifficultyPolicyName.BAND, strict=False)
+    """How levels change; see docs/adaptive.md. `band` goes up where the hardest level is solved more than
+    sometimes and down where it hardly ever is; `rlve` up only, by the published rule; `learning_progress` looks at
+    changes of the accuracy; `fixed` stays. `plugins.difficulty_policy` replaces it.
+    """
+    environment_list: tuple[Key, ...] = Field(min_length=1, strict=False)
+    """Ids (`rollfeed env list` shows all), or paths of your own: `file.py:name` or `module:name`. One that is added to
+    a run begins at `initial_difficulty`, one that is taken out goes on where it was when it is back.
+    """
+    parameters: Annotated[dict[str, Parameters], Resume.PROMPTS] = Field(default={})
+    """Of environments that have any, by id."""
+    initial_difficulty: int = Field(default=0, ge=0, le=1_000_000)
+    """The hardest level at the start."""
+    difficulty_sliding_window_size: int = Field(default=4, ge=1, le=1000)
+    """Problems are made at so many levels: the hardest, and those below it."""
+    min_metric_to_increase_difficulty: float = Field(default=0.9, ge=0.0, le=1.0, strict=False)
+    """With `rlve`: the accuracy at the hardest level that raises it."""
+    min_prompts_before_difficulty_check: int = Field(default=8, ge=1, le=1_000_000)
+    """With `rlve`: prompts at the hardest level before their accuracy is looked at."""
+    weight_by_spread: bool = False
+    """Draw more from environments whose groups have right and wrong answers, and from each at least a twentieth of
+    what it would get; otherwise from all alike.
+    """
+    max_observation_staleness: int | None = Field(default=8, ge=0, le=1_000_000)
+    """Groups with tokens of a version that is this much older than the newest teach nothing of the difficulty; with
+    `rlve` all count.
+    """
+    weight: Weight = 1.0
+    """Share of the draws, relative to the other sources' weights."""
+
+    @model_validator(mode="after")
+    def _fits_the_policy(self) -> Self:
+        if problem := next(self._policy_problems(), None):
+            raise ValueError(problem)
+        return self
+
+    def _policy_problems(self) -> Iterator[str]:
+        names = self.environment_list
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            yield f"environment_list has {twice[0]!r} twice: remove one"
+        if unknown := sorted(self.parameters.keys() - set(names)):
+            yield f"parameters.{unknown[0]!r}: not in environment_list: add it there, or remove its parameters"
+        of_rlve = {"min_metric_to_increase_difficulty", "min_prompts_before_difficulty_check"}
+        if self.policy is not DifficultyPolicyName.RLVE and (
+            set_here := sorted(of_rlve & self.changed_values().keys())
+        ):
+            yield f"{set_here[0]} is of policy = 'rlve', and policy is {self.policy.value!r}: remove it, or set policy"
 
 
 class PromptSettings(Section, resume=Resume.PROMPTS):
@@ -110,7 +174,15 @@ class PromptSettings(Section, resume=Resume.PROMPTS):
     datasets: tuple[DatasetSettings, ...] = Field(default=(), strict=False)
     """Files of prompts."""
     environments: tuple[EnvironmentSettings, ...] = Field(default=(), strict=False)
-    """Procedural environments."""
+    """Procedural environments, each at one level."""
+    adaptive: AdaptiveSettings | None = None
+    """Procedural environments whose difficulty follows the answers."""
+
+    @property
+    def environment_ids(self) -> tuple[str, ...]:
+        """Ids or paths of all environments."""
+        adaptive = () if self.adaptive is None else self.adaptive.environment_list
+        return (*(each.id for each in self.environments), *adaptive)
 
     @model_validator(mode="after")
     def _names_differ(self) -> PromptSettings:
@@ -120,5 +192,11 @@ class PromptSettings(Section, resume=Resume.PROMPTS):
         if twice:
             raise ValueError(
                 f"source {twice[0]!r} is listed twice: give one of them another name, or one entry a larger weight"
+            )
+        adaptive = () if self.adaptive is None else self.adaptive.environment_list
+        if both := sorted({environment.id for environment in self.environments}.intersection(adaptive)):
+            raise ValueError(
+                f"{both[0]!r} is in adaptive.environment_list and in environments, and would give the same problems "
+                "twice: remove it from one of them"
             )
         return self

@@ -33,8 +33,10 @@ from rollfeed.config.train import (
 from rollfeed.config.weights import WeightSettings
 
 _WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
-    "prompts": ("environments", "rollout_max_prompt_len"),
-    "plugins": ("prompt_source", "generate", "rollout", "group_filters", "batch_filter", "advantage"),
+    "prompts": ("environments", "adaptive", "rollout_max_prompt_len"),
+    "plugins": (
+        *("prompt_source", "difficulty_policy", "generate", "rollout", "group_filters", "batch_filter", "advantage"),
+    ),
     "filters": FiltersSettings.model_fields,
     "train": ("method", "warm_up"),
     "train.loss": LossSettings.model_fields.keys() - {"objective", "normalisation", "constant_length"},
@@ -153,9 +155,14 @@ class Settings(RolloutConfig):
 
     def _problems(self) -> Iterator[str]:
         plugins, prompts = self.plugins, self.prompts
-        if not (prompts.datasets or prompts.environments or plugins.prompt_source or self.eval.has_sets):
-            yield "no prompts: add [[prompts.environments]], [[prompts.datasets]] or plugins.prompt_source"
-        if plugins.prompt_source and (prompts.datasets or prompts.environments):
+        if not (prompts.datasets or prompts.environment_ids or plugins.prompt_source or self.eval.has_sets):
+            yield (
+                "no prompts: add [[prompts.environments]], [prompts.adaptive], [[prompts.datasets]] or "
+                "plugins.prompt_source"
+            )
+        if plugins.difficulty_policy and prompts.adaptive is None:
+            yield "plugins.difficulty_policy: there is nothing whose difficulty adapts: add [prompts.adaptive]"
+        if plugins.prompt_source and (prompts.datasets or prompts.environment_ids):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
         yield from super()._problems()
         yield from self._objective_problems()
@@ -226,7 +233,7 @@ class Settings(RolloutConfig):
     def identity(self) -> dict[str, Any]:
         """Return the settings that a resumed run does not change unnoticed, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
-        if self.reward.override_environments or not (self.prompts.environments and self.plugins.has_reward):
+        if self.reward.override_environments or not (self.prompts.environment_ids and self.plugins.has_reward):
             del flat["reward.override_environments"]  # as in runs of before, which have no such key
         free = {Resume.FREE} if self.rollout.deterministic else {Resume.FREE, Resume.FREE_UNLESS_DETERMINISTIC}
         return {key: value for key, value in flat.items() if self.resume_of(key) not in free}

@@ -163,6 +163,10 @@ class EnvironmentLevels:
             f"split = {TRAIN!r}"
         )
 
+    async def close(self) -> None:
+        """End what is made ahead."""
+        await self._maker.close()
+
     def prefetch(self, level: int) -> None:
         """Have the next problems of a level made, as it will be drawn from."""
         at = self._levels.get(level) or _Level()

@@ -191,5 +191,5 @@ class Placement:
 
 def _key(prompt: Prompt) -> _Key:
     if "environment" in prompt.metadata and "level" in prompt.metadata:
-        return prompt.source, f"level {prompt.metadata['level']}"
+        return prompt.source, f"{prompt.metadata['environment']} level {prompt.metadata['level']}"
     return prompt.source, _EPOCH.sub("", prompt.prompt_id)

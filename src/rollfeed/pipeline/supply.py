@@ -76,12 +76,14 @@ class PromptSupply:
         return groups
 
     def learn(self, groups: Iterable[Group]) -> None:
-        """Tell what learns of scored groups, in this order. Raises RunFailedError if the source raises."""
+        """Tell what learns of a step's scored groups, in order. Raises RunFailedError if the source raises."""
         for group in groups:
             if self._placement.lengths is not None:
                 self._placement.lengths.learn(group)
             with blaming(self._setting, self._source):
                 self._source.learn(group)
+        with blaming(self._setting, self._source):
+            self._source.end_step()
 
     def learned(self) -> dict[str, Mapping[str, Any]]:
         """Return the states of what learns, as fields of :class:`RunState`.

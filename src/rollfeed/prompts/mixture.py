@@ -122,6 +122,11 @@ class MixtureSource(PromptSource):
         if (source := self._sources.get(group.prompt.source)) is not None:
             source.learn(group)
 
+    def end_step(self) -> None:
+        """Have every source draw its conclusions."""
+        for source in self._sources.values():
+            source.end_step()
+
     def metrics(self) -> dict[str, float]:
         """Return the figures of all sources that have some."""
         sources = [source for source in self._sources.values() if isinstance(source, HasMetrics)]

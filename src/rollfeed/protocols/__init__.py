@@ -6,6 +6,7 @@ passed to ``RolloutConfig``) are marked *extension point*; docs/extending.md has
 """
 
 from rollfeed.protocols.agents import AgentFn, AgentTask, Matching
+from rollfeed.protocols.difficulty import DifficultyPolicy, LevelOutcome
 from rollfeed.protocols.episodes import (
     ENDED_BY,
     MULTI_TURN,
@@ -78,6 +79,7 @@ __all__ = [
     "BufferPolicy",
     "CallFormat",
     "CheckpointSource",
+    "DifficultyPolicy",
     "Engine",
     "Environment",
     "EnvironmentStep",
@@ -93,6 +95,7 @@ __all__ = [
     "Isolation",
     "IsolationLevel",
     "Learner",
+    "LevelOutcome",
     "Matching",
     "MultiTurnEnvironment",
     "PromptBuffer",

@@ -39,6 +39,10 @@ class Learner(Protocol):
         """
         del group
 
+    def end_step(self) -> None:
+        """Draw conclusions from the groups of a step, all of which it has been told; by default none."""
+        return
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
 

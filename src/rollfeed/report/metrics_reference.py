@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PACKAGE = Path(__file__).parents[1]
-_BESIDE = re.compile(r"^ *#: ((?:[a-z]+/\S+, )*[a-z]+/\S+): (.+)$", re.MULTILINE)
+_BESIDE = re.compile(r"^ *#: ((?:[a-zA-Z]+/\S+, )*[a-zA-Z]+/\S+): (.+)$", re.MULTILINE)
 _COUNTS = (("ledger", "types/run.py", "LedgerCounts"), ("engine", "engine/**/counters.py", "Counters"))
 _PARTS = {
     "rollout": "Batches: their rewards, lengths, drops and waste. A line a step in metrics.jsonl, as all that follow.",
@@ -25,6 +25,7 @@ _PARTS = {
     "ledger": "Where all prompts drawn so far are at the end of the step.",
     "engine": "The engine: totals since the run was started, and what is so at the end of the step.",
     "weights": "The proof that the engine has the weights that it was given; see [weights.md](weights.md).",
+    "RLVE": "Environments whose difficulty adapts; see [adaptive.md](adaptive.md).",
     "train": "Updates. A line a batch in train.jsonl; means over trained tokens, where nothing else is said.",
     "eval": "Evaluations, as trackers get them; eval.jsonl has the same numbers by set.",
 }
