@@ -1,7 +1,7 @@
 """Prompts: data sets, mixtures of sources, tokenizers and chat templates."""
 
 from rollfeed.prompts.data_limit import DataLimit, data_limit
-from rollfeed.prompts.dataset import DatasetSource, Learn, RowCheck, load_prompts
+from rollfeed.prompts.dataset import DatasetSource, Learn, LoadedPrompts, RowCheck, load_prompts
 from rollfeed.prompts.mixture import MixtureSource
 from rollfeed.prompts.rows import ColumnKeys
 from rollfeed.prompts.tokenizer import ChatRenderer, LocalTokenizer, load_tokenizer
@@ -12,6 +12,7 @@ __all__ = [
     "DataLimit",
     "DatasetSource",
     "Learn",
+    "LoadedPrompts",
     "LocalTokenizer",
     "MixtureSource",
     "RowCheck",

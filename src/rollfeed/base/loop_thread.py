@@ -1,0 +1,38 @@
+"""An event loop in a thread of its own, for callers that are not async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines in a loop that goes on between the calls; the thread ends with the process at the latest."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start work, and return what will hold its result."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what work returns; an interrupt, such as Ctrl-C, cancels it."""
+        result = self.start(work)
+        try:
+            return result.result()
+        finally:
+            result.cancel()
+
+    def close(self) -> None:
+        """End the thread; nothing may run any more."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
