@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings bench-trl vllm sglang renderers
+.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -39,12 +39,12 @@ $(ROUTER_INSTALLED): constraints-router.txt
 	$(ROUTER_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-router.txt sglang-router
 	@touch $@
 
-# What training is compared with; pydantic and msgspec are what our verifiers need there.
-$(TRL_INSTALLED): constraints-trl.txt
+# What training is compared with, and what rollfeed answers for, beside rollfeed as its users have it.
+$(TRL_INSTALLED): constraints-trl.txt pyproject.toml
 	@test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
 	@echo "installing into $(TRL_VENV); PyTorch takes two minutes"
 	$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-trl.txt \
-		torch trl accelerate pydantic msgspec
+		trl accelerate peft requests --editable '.[local]'
 	@touch $@
 
 # Real servers on the CPU, for tests marked `engines`. What they would take for a GPU is left out or removed.
@@ -69,6 +69,8 @@ $(RENDERERS_INSTALLED): constraints-renderers.txt
 	$(RENDERERS_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-renderers.txt \
 		renderers transformers httpx
 	@touch $@
+
+trl: $(TRL_INSTALLED)
 
 vllm: $(VLLM_INSTALLED)
 
@@ -99,11 +101,12 @@ rules: install
 quick: install
 	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
-soak: install vllm sglang renderers
+soak: install trl vllm sglang renderers
 	$(BIN)/python -m pytest -q -m "soak or engines"
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)
 	$(BIN)/python bench/trl_step.py --trl-python $(TRL_VENV)/bin/python --output bench/train.json
+	$(BIN)/python bench/trl_rollouts.py --trl-python $(TRL_VENV)/bin/python --output bench/trl_rollouts.json
 
 settings: install
 	$(BIN)/python -m rollfeed.config.reference > docs/settings.md
