@@ -11,7 +11,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -38,10 +39,7 @@ def _rollouts(samples: Sequence[Any]) -> list[Any]:
     """Return one sample of each rollout, the last; samples that name none are one each."""
     if not samples:
         raise RewardError("a group without samples")
-    named = {
-        (at if (name := getattr(each, "rollout_id", None)) is None else name): each for at, each in enumerate(samples)
-    }
-    return list(named.values())
+    return list({getattr(each, "rollout_id", id(each)): each for each in samples}.values())
 
 
 def _rewards(samples: Sequence[Any]) -> list[float]:
@@ -162,28 +160,27 @@ class AsyncRolloutManager:
             raise ConfigError("give engine and tokenizer together; without both, generate_fn must ask its own engine")
         if not (hasattr(data_buffer, "draw") or callable(getattr(data_buffer, "get_prompts", None))):
             raise ConfigError(f"data_buffer is a {type(data_buffer).__name__}: it needs get_prompts(n), or draw(n)")
-        self._config = _settings(config, settings or OwnConfig())
-        self._source = data_buffer if hasattr(data_buffer, "draw") else _EarlySource(data_buffer, tokenizer)
-        self._engine = engine or IdleEngine(context_length=1 << 31, vocab_size=LARGEST_VOCABULARY)
-        self._tokenizer: Any = tokenizer
+        self._open = partial(
+            rollfeed.open_rollouts,
+            _settings(config, settings or OwnConfig()),
+            source=data_buffer if hasattr(data_buffer, "draw") else _EarlySource(data_buffer, tokenizer),
+            engine=engine or IdleEngine(context_length=1 << 31, vocab_size=LARGEST_VOCABULARY),
+            tokenizer=cast(Tokenizer, tokenizer),
+        )
         self._entered = AsyncExitStack()
         self._rollouts: Any = None
 
     async def __aenter__(self) -> AsyncRolloutManager:
         if self._rollouts is None:
-            opened = rollfeed.open_rollouts(
-                self._config, source=self._source, engine=self._engine, tokenizer=self._tokenizer
-            )
-            self._rollouts = await self._entered.enter_async_context(opened)
+            self._rollouts = await self._entered.enter_async_context(self._open())
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def close(self, *exc_info: object) -> None:
         """End what was started."""
         self._rollouts = None
         await self._entered.aclose()
+
+    __aexit__ = close
 
     async def generate_batch(self) -> TrainBatch:
         """Make and return the next batch, as :meth:`rollfeed.pipeline.Rollouts.generate_batch`."""
@@ -198,8 +195,9 @@ def _settings(config: EarlyRolloutConfig, own: OwnConfig) -> OwnConfig:
     functions: dict[str, Any] = {}
     if config.generate_fn is not None:
         functions["generate"] = config.generate_fn if _is_native(config.generate_fn) else _generate(config)
-    if config.reward_fn is not None:
-        functions["reward"] = _reward(config.reward_fn)
+    if (reward := config.reward_fn) is not None:
+        takes_prompt = len(inspect.signature(reward).parameters) > 1
+        functions["reward"] = reward if takes_prompt else _standing_for(reward, lambda sample, prompt: reward(sample))
     if config.filter_fn is not None:
         functions["group_filters"] = (*own.plugins.group_filters, keep_if(config.filter_fn))
     rollout = RolloutSettings.model_validate({**own.rollout.model_dump(exclude_unset=True), **sizes, **factor})
@@ -211,26 +209,13 @@ def _is_native(generate: Callable[..., Any] | None) -> bool:
     return generate is None or "services" in inspect.signature(generate).parameters
 
 
-async def _call(function: Callable[..., Any], *args: Any) -> Any:
-    return await function(*args) if is_async(function) else await asyncio.to_thread(function, *args)
-
-
-def _reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    if len(inspect.signature(function).parameters) > 1:
-        return function
-
-    async def score(sample: Sample, prompt: Prompt) -> Any:
-        return await _call(function, sample)
-
-    return _standing_for(function, score)
-
-
 def _generate(config: EarlyRolloutConfig) -> Callable[..., Any]:
     """Return a generate function of ours that has an early one answer."""
     function: Callable[..., Any] = config.generate_fn  # type: ignore[assignment]
 
     async def answer(request: RolloutRequest, *, services: Services) -> list[Sample]:
-        made = await _call(function, [request.prompt.metadata.get(_PROMPT, request.prompt.text)])
+        prompts = [request.prompt.metadata.get(_PROMPT, request.prompt.text)]
+        made = await (function(prompts) if is_async(function) else asyncio.to_thread(function, prompts))
         if not isinstance(made, list) or not made or not all(hasattr(each, "status") for each in made):
             raise complaint("generate_fn", function, f"returned {made!r:.80}; it must return a list of samples")
         try:
@@ -282,7 +267,7 @@ class _EarlySource(PromptSource):
 
     def _prompt(self, given: Any) -> Prompt:
         self._num_drawn += 1
-        messages = tuple(given) if isinstance(given, list | tuple) else None
+        messages = tuple(given) if isinstance(given, list) else None
         text, ids = given if isinstance(given, str) else "", np.empty(0, np.int32)
         if self._tokenizer is not None:
             text = text if messages is None else self._tokenizer.render_chat(messages)

@@ -28,6 +28,7 @@ STRICT = {"failure_minimum": 1, "failure_budget": 0.0}
 async def test_r47_each_call_of_a_generate_function_is_answered_by_its_own_arguments(
     write_plugins: WriteText, make_batches: Callable[..., Any]
 ) -> None:
+    """R47: the second request uses the second length, whoever asked first."""
     text = (
         "import copy\n"
         "from slime.rollout.sglang_rollout import GenerateState, generate\n"

@@ -71,33 +71,29 @@ class NamedRewards(dict[str, Any]):
         return super().__contains__(name)
 
 
-class _SeveralRewards(Adapter):
-    """``async def f(args, samples)``: one reward each."""
-
-    async def rewards(self, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> Any:
-        made = [slime_sample(each, prompt, sample_class()) for each, prompt in zip(samples, prompts, strict=True)]
-        before = guarded(made)
-        rewards = await _result(self, made)
-        _looked_at(self, made, before)
-        if rewards is None:  # older functions set them
-            rewards = [each.reward for each in made]
-        return rewards
+async def _rewards(adapter: Adapter, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> Any:
+    """Have ``async def f(args, samples)`` score samples, one reward each."""
+    made = [slime_sample(each, prompt, sample_class()) for each, prompt in zip(samples, prompts, strict=True)]
+    before = guarded(made)
+    rewards = await _result(adapter, made)
+    _looked_at(adapter, made, before)
+    return [each.reward for each in made] if rewards is None else rewards  # older functions set them
 
 
-class SlimeBatchedReward(_SeveralRewards):
+class SlimeBatchedReward(Adapter):
     """As a ``BatchedRewardFn``."""
 
     async def __call__(self, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> Any:
         """Return what the function makes of samples."""
-        return await self.rewards(samples, prompts)
+        return await _rewards(self, samples, prompts)
 
 
-class SlimeGroupReward(_SeveralRewards):
+class SlimeGroupReward(Adapter):
     """As a ``GroupRewardFn``."""
 
     async def __call__(self, samples: Sequence[Sample], prompt: Prompt) -> Any:
         """Return what the function makes of the samples of a group."""
-        return await self.rewards(samples, [prompt] * len(samples))
+        return await _rewards(self, samples, [prompt] * len(samples))
 
 
 class SlimeGroupFilter(Adapter):

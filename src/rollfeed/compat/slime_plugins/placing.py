@@ -38,11 +38,11 @@ class _Form(NamedTuple):
 
 @cache
 def _forms() -> Mapping[str, _Form]:
-    """Return the forms, by key of ``[plugins]``."""
+    """Return the forms, by key of ``[plugins]``, and of ``slime_args``."""
     # Imported here: runs without plug-ins of slime start without what these need.
     from rollfeed.compat.slime_plugins import adapters
     from rollfeed.compat.slime_plugins.generating import SlimeGenerate
-    from rollfeed.compat.slime_plugins.stepping import SlimeRollout
+    from rollfeed.compat.slime_plugins.stepping import SlimeRollout, SlimeSampleFilter
 
     return {
         "generate": _Form(("args", "sample", "sampling_params"), SlimeGenerate, allows_async=True, allows_miles=True),
@@ -55,6 +55,7 @@ def _forms() -> Mapping[str, _Form]:
         "buffer_policy": _Form(("args", "rollout_id", "buffer", "num_samples"), adapters.SlimeBufferPolicy),
         "sample_hook": _Form(("args", "sample"), adapters.SlimeSampleHook, allows_async=True),
         "advantage": _Form(("args", "samples"), adapters.SlimeAdvantage),
+        SAMPLE_FILTER: _Form(("args", "groups"), SlimeSampleFilter),
     }
 
 
@@ -86,7 +87,11 @@ def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
     supply_names()
     made = {name: _made(value, name, run, folders) for name, value in given.items()}
     if sample_filter:
-        made["rollout"] = _with_sample_filter(str(sample_filter), made.get("rollout", plugins.rollout), run, folders)
+        key = f"plugins.slime_args.{SAMPLE_FILTER}"
+        made_filter = _adapted(f"{SLIME}{sample_filter}", _forms()[SAMPLE_FILTER], run, key=key, folders=folders)
+        step = made.get("rollout", plugins.rollout)
+        vars(made_filter)["inner"] = load_plugin(step, RolloutFn, key="plugins.rollout", folders=folders)
+        made["rollout"] = made_filter
     functions = {
         name: _adapted(path, _forms()["reward"], run, key=f"reward.functions.{name}", folders=folders)
         for name, path in named.items()
@@ -94,17 +99,6 @@ def with_slime_plugins(config: C, *, folders: Sequence[Path] = ()) -> C:
     }
     reward = config.reward.model_copy(update={"functions": {**named, **functions}})
     return config.model_copy(update={"plugins": plugins.model_copy(update=made), "reward": reward})
-
-
-def _with_sample_filter(path: str, inner: Any, run: SlimeRun, folders: Sequence[Path]) -> Adapter:
-    from rollfeed.compat.slime_plugins.stepping import SlimeSampleFilter
-
-    key = f"plugins.slime_args.{SAMPLE_FILTER}"
-    function = _imported(f"{SLIME}{path}", key=key, folders=folders)
-    check_call(function, ("args", "groups"), key=_named(key, path))
-    check_source(function, run.args, key=_named(key, path))
-    step = load_plugin(inner, RolloutFn, key="plugins.rollout", folders=folders)
-    return SlimeSampleFilter(function, run, key=key, inner=step)
 
 
 def _has_slime(value: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +125,8 @@ def own_sample(made: Any, request: RolloutRequest, sent: Sequence[Sent], *, poli
             f"a sample with response_length = {length} and {len(ids)} tokens, those of the prompt included"
         )
     mask = _values(made.loss_mask, length, "loss_mask", otherwise=1.0)
-    found = _as_sampled(ids, num_prompt, sent, request.partial)
-    logprobs = _checked_logprobs(made, mask, found.logprobs, found.is_known)
+    sampled, is_known, versions, drawn_from, precision = _as_sampled(ids, num_prompt, sent, request.partial)
+    logprobs = _checked_logprobs(made, mask, sampled, is_known)
     metadata = {key: value for key, value in made.metadata.items() if key != "tools" or request.prompt.tools is None}
     if not np.array_equal(ids[: len(request.prompt.token_ids)], request.prompt.token_ids):
         metadata[OWN_CONTEXT] = True
@@ -139,7 +139,7 @@ def own_sample(made: Any, request: RolloutRequest, sent: Sequence[Sent], *, poli
         response_length=length,
         loss_mask=mask,
         logprobs=logprobs,
-        version_spans=_spans(found.versions, policy_version),
+        version_spans=_spans(versions, policy_version),
         status=SampleStatus(getattr(made.status, "value", made.status)),
         group_index=request.group_index,
         index=request.index,
@@ -151,8 +151,8 @@ def own_sample(made: Any, request: RolloutRequest, sent: Sequence[Sent], *, poli
         images=request.prompt.images,
         non_generation_seconds=float(made.non_generation_time),
         cached_tokens=sum(each.completion.cached_tokens for each in sent),
-        precision=found.precision,
-        sampling_mask=SamplingMask.of(found.drawn_from) if request.params.return_sampling_mask else None,
+        precision=precision,
+        sampling_mask=SamplingMask.of(drawn_from) if request.params.return_sampling_mask else None,
         remove_sample=bool(made.remove_sample),
     )
 
@@ -213,21 +213,14 @@ def _values(given: Any, length: int, name: str, *, otherwise: float) -> NDArray[
     return values
 
 
-class _AsSampled(NamedTuple):
-    """The engine's word on response tokens, ``(R,)`` each."""
+def _as_sampled(
+    ids: NDArray[np.int32], num_prompt: int, sent: Sequence[Sent], partial: Sample | None
+) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.int64], list[NDArray[np.int32]], str]:
+    """Return logprobs of response tokens, whether they were sampled, versions, -1 where not known, and the precision.
 
-    logprobs: NDArray[np.float32]
-    is_known: NDArray[np.bool_]
-    """Whether it was sampled."""
-    versions: NDArray[np.int64]
-    """-1 where not known."""
-    drawn_from: list[NDArray[np.int32]]
-    """Token ids; none where there was no choice, or nobody asked."""
-    precision: str
-
-
-def _as_sampled(ids: NDArray[np.int32], num_prompt: int, sent: Sequence[Sent], partial: Sample | None) -> _AsSampled:
-    """Return what is known of response tokens; one was sampled where the engine was sent what is before and said it."""
+    All ``(R,)``, and before the last what each token was drawn from, nothing where nobody asked. A token was sampled
+    where the engine was sent what is before it, and said it.
+    """
     logprobs, is_known = np.zeros(len(ids), np.float32), np.zeros(len(ids), np.bool_)
     versions, precisions = np.full(len(ids), -1, np.int64), set[str]()
     drawn_from = [np.empty(0, np.int32)] * len(ids)
@@ -251,13 +244,8 @@ def _as_sampled(ids: NDArray[np.int32], num_prompt: int, sent: Sequence[Sent], p
         if completion.sampling_mask is not None:
             drawn_from[place] = completion.sampling_mask.split()[:count]
         precisions.add(completion.precision)
-    return _AsSampled(
-        logprobs[num_prompt:],
-        is_known[num_prompt:],
-        versions[num_prompt:],
-        drawn_from[num_prompt:],
-        "+".join(sorted(precisions)),
-    )
+    known = (logprobs[num_prompt:], is_known[num_prompt:], versions[num_prompt:], drawn_from[num_prompt:])
+    return *known, "+".join(sorted(precisions))
 
 
 def _mark(versions: NDArray[np.int64], spans: Iterable[VersionSpan]) -> None:

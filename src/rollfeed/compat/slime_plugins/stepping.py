@@ -22,7 +22,7 @@ from rollfeed.compat.slime_plugins.read_back import (
     own_sample,
     slime_sample,
 )
-from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work
+from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, Work
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.completions import check_sample
 from rollfeed.errors import EngineProtocolError, RunFailedError
@@ -50,22 +50,14 @@ NOT_RETURNED = "not_returned"
 
 
 class SlimeSampleFilter(Adapter):
-    """``def f(args, groups)``, the sample filter, as a ``RolloutFn``: changes samples that will be trained on.
+    """``def f(args, groups)``, the sample filter, as a ``RolloutFn``: changes samples that will be trained on."""
 
-    Args:
-        function: The user's.
-        run: What it shares with the others.
-        key: The setting that names it.
-        inner: Makes the steps; by default the run's scheduler.
-    """
-
-    def __init__(self, function: Any, run: SlimeRun, *, key: str, inner: RolloutFn | None) -> None:
-        super().__init__(function, run, key=key)
-        self._inner = inner
+    inner: RolloutFn | None = None
+    """Makes the steps; by default the run's scheduler."""
 
     async def __call__(self, context: RolloutContext) -> Sequence[Ending]:
         """Make a step, and have the function see the groups of its batch, in order."""
-        step = self._inner or self.run.default_rollout
+        step = self.inner or self.run.default_rollout
         if step is None:
             raise RunFailedError(f"{self.key}: the run has not been opened")
         endings = sorted(await step(context), key=lambda ending: ending.group.group_index)

@@ -56,10 +56,7 @@ async def post(
 
 async def get(url: str, max_retries: int = 60, headers: Mapping[str, str] | None = None) -> Any:
     """Return the JSON of a reply, as :func:`post`."""
-    work = CURRENT.get()
-    if work is not None and is_engine(url, work):
-        return await _ask_engine(urlsplit(url).path, {}, work)
-    return await _send("get", url, None, max_retries=max_retries, headers=headers)
+    return await post(url, max_retries=max_retries, action="get", headers=headers)
 
 
 def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
