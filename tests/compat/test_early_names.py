@@ -133,6 +133,15 @@ async def test_the_manager_makes_the_batches_of_native_settings(generate_fn: Any
     assert sum(batch.metrics["rollout/groups_dropped"] for batch in batches) > 0
 
 
+@pytest.mark.parametrize(("factor", "num_begun"), [(1.0, 3), (1.5, 5)])
+async def test_so_many_prompts_are_begun_at_once(factor: float, num_begun: int) -> None:
+    engine = ScriptedEngine()
+    config = RolloutConfig(batch_size=3, n_samples_per_prompt=2, over_sampling_factor=factor, reward_fn=digit)
+    async with AsyncRolloutManager(config, source(), engine=engine, tokenizer=CharTokenizer()) as manager:
+        await manager.generate_batch()
+    assert len(engine.requests) == 2 * num_begun
+
+
 class Buffer:
     """A buffer as the library had it."""
 

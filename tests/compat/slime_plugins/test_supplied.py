@@ -60,3 +60,14 @@ def test_an_installed_slime_goes_first(tmp_path: Path) -> None:
     )
     assert done.stdout == "real\n"
     assert "ModuleNotFoundError: No module named 'slime.utils.misc'" in done.stderr
+
+
+def test_a_run_without_plug_ins_of_slime_starts_without_what_these_need() -> None:
+    """In another process: what is imported here stays imported."""
+    import subprocess
+    import sys
+
+    code = "import sys, rollfeed.app; print([name for name in sys.modules if 'slime_plugins.names' in name])"
+    path = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
