@@ -34,10 +34,10 @@ from rollfeed.app import Model, build_engine, environment_source, open_rollouts
 from rollfeed.config import EngineSettings, RolloutConfig, RolloutSettings, SamplingSettings
 from rollfeed.config.train import OptimizerSettings, TrainPrecision, TrainSettings
 from rollfeed.errors import CheckpointError
-from rollfeed.pipeline import Rollouts
+from rollfeed.pipeline import Observers, Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.training.trainer import Trainer, TrainReport
-from rollfeed.types import Group, Rollout, StepCommit, TrainBatch
+from rollfeed.types import TrainBatch
 
 ENVIRONMENT = "core/compare_max"
 LEVEL = 1
@@ -111,25 +111,6 @@ def _torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _LastResponse:
-    """An observer that notes when the latest response has ended, by the performance counter."""
-
-    ended_at = 0.0
-
-    def step_started(self, step: int) -> None: ...
-
-    def group_submitted(self, group: Group) -> None: ...
-
-    def rollout_finished(self, rollout: Rollout) -> None:
-        self.ended_at = time.perf_counter()
-
-    def group_decided(self, group: Group, decision: object) -> None: ...
-
-    def waiting(self, message: str) -> None: ...
-
-    def step_finished(self, commit: StepCommit) -> None: ...
-
-
 class _TrainRun:
     """A trainer and an engine that go on from step to step."""
 
@@ -140,7 +121,8 @@ class _TrainRun:
         self._workload = workload
         self._layers = layers
         self._progress = progress
-        self._last_response = _LastResponse()
+        self._answered_at = 0.0
+        """When the latest response has ended, by the performance counter."""
         self._trainer = Trainer(
             model.checkpoint,
             settings=TrainSettings(
@@ -183,8 +165,11 @@ class _TrainRun:
             source=workload_source(self._model.tokenizer, seed=workload.seed),
             engine=build_engine(self._model, engine),
             tokenizer=self._model.tokenizer,
-            observers=[self._last_response],
+            observers=[Observers(on_rollout=self._note_response)],
         )
+
+    def _note_response(self) -> None:
+        self._answered_at = time.perf_counter()
 
     async def _step(self, rollouts: Rollouts) -> dict[str, Any]:
         began, computed_before = time.perf_counter(), time.process_time()
@@ -199,8 +184,8 @@ class _TrainRun:
             report,
             step_seconds=published - began,
             cpu_time=time.process_time() - computed_before,
-            generation_seconds=self._last_response.ended_at - began,
-            scoring_seconds=generated - self._last_response.ended_at,
+            generation_seconds=self._answered_at - began,
+            scoring_seconds=generated - self._answered_at,
             training_seconds=trained - generated,
             publishing_seconds=published - trained,
         )
