@@ -38,11 +38,7 @@ async def all_at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that never waits for anything.
-
-    Raises:
-        RuntimeError: If it does.
-    """
+    """Return what a coroutine returns that never waits for anything. Raises RuntimeError if it does."""
     try:
         coroutine.send(None)
     except StopIteration as ended:

@@ -127,11 +127,7 @@ def _params(name: str, key: Any, sampling: SamplingSettings) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """Prompts by index, and how each is answered.
-
-    Raises:
-        ConfigError: If there is no prompt.
-    """
+    """Prompts by index, and how each is answered. Raises ConfigError if there is no prompt."""
 
     name: str
     prompts: tuple[Prompt, ...]

@@ -41,11 +41,7 @@ Size: TypeAlias = Annotated[int, Bound("at least 1", lambda value: value >= 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRule(ABC):
-    """A filter. Call it with the samples of one group.
-
-    Raises:
-        ConfigError: If a parameter is out of its range.
-    """
+    """A filter. Call it with the samples of one group. Raises ConfigError if a parameter is out of its range."""
 
     judges_rewards: ClassVar[bool] = True
     """Whether a group that is not scored is dropped before it is judged, and not after."""

@@ -97,11 +97,7 @@ class PromptSupply:
         return {"source": source, "lengths": {} if lengths is None else lengths.state_dict()}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the figures of the source.
-
-        Raises:
-            RunFailedError: If the source raises.
-        """
+        """Return the figures of the source. Raises RunFailedError if the source raises."""
         if not isinstance(self._source, HasMetrics):
             return {}
         with blaming(self._setting, self._source):
