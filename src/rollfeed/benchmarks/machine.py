@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import IO, Any
+from typing import Any, Self
 
 import rollfeed
 
 _PORTS = (20_000, 32_000)
 """Below those that systems give to outgoing connections: nobody takes the port of a server while it is away."""
+_LAST_WORDS = 2_000
+"""Characters at the end of a log."""
 
 
 def machine() -> dict[str, Any]:
@@ -40,17 +42,57 @@ def command_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def start_rollfeed(
-    arguments: Sequence[str], *, errors: IO[bytes] | int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Start the command in a process of its own, of which nothing but its errors is kept."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "rollfeed", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        env=command_environment(),
-    )
+class CommandProcess:
+    """A command of rollfeed in a process of its own, started any number of times; leaving the block kills it.
+
+    Of what it says only the errors are kept, in ``log`` where there is one.
+    """
+
+    def __init__(self, arguments: Sequence[object], *, log: Path | None = None) -> None:
+        self._command = [sys.executable, "-m", "rollfeed", *map(str, arguments)]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process started last."""
+        assert self._process is not None, "not started"
+        return self._process
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has come to its own end, well or not."""
+        return self._process is None or self._process.poll() is not None
+
+    def start(self) -> None:
+        """Start the process."""
+        with open(self._log or os.devnull, "ab") as errors:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=command_environment(),
+            )
+
+    def kill(self) -> None:
+        """Kill the process and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        if self._log is None or not self._log.exists():
+            return ""
+        return self._log.read_text(errors="replace")[-_LAST_WORDS:].strip()
 
 
 def is_listening(port: int) -> bool:

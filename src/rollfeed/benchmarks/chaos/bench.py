@@ -254,7 +254,8 @@ class _Monkey:
     def _end_and_go_on(self) -> bool:
         if self.process.has_ended:
             return False
-        self.num_commits_hit += self.process.kill()
+        self.process.kill()
+        self.num_commits_hit += self.process.is_mid_commit()
         self.process.start()
         self._has_just_started = True
         return True

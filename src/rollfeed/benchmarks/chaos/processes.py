@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from rollfeed.benchmarks.machine import free_port, is_listening, start_rollfeed
+from rollfeed.benchmarks.machine import CommandProcess, free_port, is_listening
 from rollfeed.errors import EngineUnavailableError, RunFailedError
 from rollfeed.workers import child
 
@@ -24,32 +23,19 @@ _FOLDERS = ("batches", "dropped", "timings", "states")
 _POLL_SECONDS = 0.01
 _QUIET_SECONDS = 300.0
 """A run that makes no step for so long is stuck, its start included."""
-_LAST_WORDS = 2_000
 
 
-class ChaosEngine:
-    """One server. Entering starts it, leaving kills it."""
+class ChaosEngine(CommandProcess):
+    """One server. Entering starts it, and does not wait for it."""
 
     def __init__(self) -> None:
         self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(["serve", "fake-sglang", "--mode", "time-model", "--port", self._port, *_TIME_MODEL])
 
     @property
     def address(self) -> str:
         """The address that it listens at, whenever it does."""
         return f"http://127.0.0.1:{self._port}"
-
-    def __enter__(self) -> ChaosEngine:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.kill()
-
-    def start(self) -> None:
-        """Start the server, and do not wait for it."""
-        command = ("serve", "fake-sglang", "--mode", "time-model", "--port", str(self._port))
-        self._process = start_rollfeed([*command, *_TIME_MODEL])
 
     def wait_until_ready(self) -> None:
         """Return when the server listens; it is started again when it could not.
@@ -61,53 +47,21 @@ class ChaosEngine:
         while not is_listening(self._port):
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(f"the fake engine at {self.address} is not there: {_START_SECONDS:g} s")
-            if self._process is None or self._process.poll() is not None:
+            if self.has_ended:
                 self.start()
             time.sleep(_RETRY_SECONDS)
 
-    def kill(self) -> None:
-        """Kill the server and wait for its end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
-
-class RunProcess:
+class RunProcess(CommandProcess):
     """``rollfeed run`` in a process of its own, in a directory that it shares with those before and after it."""
 
     def __init__(self, settings: Path, out: Path, *, overrides: Sequence[str] = ()) -> None:
-        self._settings = settings
-        self._overrides = [word for each in overrides for word in ("--set", each)]
+        words = [word for each in overrides for word in ("--set", each)]
+        super().__init__(["run", settings, "--out", out, "--quiet", *words], log=out.with_name(f"{out.name}.log"))
         self.out = out
-        self._log = out.with_name(f"{out.name}.log")
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start the run, or go on with it; always the same command."""
-        command = ["run", str(self._settings), "--out", str(self.out), "--quiet", *self._overrides]
-        with self._log.open("ab") as log:
-            self._process = start_rollfeed(command, errors=log)
-
-    @property
-    def pid(self) -> int:
-        """The number of the process started last."""
-        assert self._process is not None, "not started"
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has come to its own end, well or not."""
-        return self._process is None or self._process.poll() is not None
-
-    def kill(self) -> bool:
-        """Kill the process, wait for its end, and tell whether that was inside a commit.
-
-        It was when files of a step are there whose row is not in the journal.
-        """
-        if self._process is None:
-            return False
-        self._process.kill()
-        self._process.wait()
+    def is_mid_commit(self) -> bool:
+        """Whether the process was killed inside a commit: files of a step are there whose row is not in the journal."""
         committed = committed_steps(self.out)
         return any(step not in committed for step in _steps_with_files(self.out))
 
@@ -140,8 +94,7 @@ class RunProcess:
         """
         while not self.has_ended:
             self.wait_until(partial(self._has_more_than, self.num_steps()))
-        assert self._process is not None, "not started"
-        return self._process.wait()
+        return self.process.wait()
 
     def num_steps(self) -> int:
         """Return how many steps have their batch file."""
@@ -173,15 +126,9 @@ class RunProcess:
         """Return the reward workers: children that run the program of workers."""
         found: list[int] = []
         with suppress(OSError):
-            for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
                 found += [int(text) for text in path.read_text().split()]
         return sorted(pid for pid in found if _is_worker(pid))
-
-    def last_words(self) -> str:
-        """Return the end of what the processes of the run have said."""
-        if not self._log.exists():
-            return ""
-        return self._log.read_text(errors="replace")[-_LAST_WORDS:].strip()
 
 
 def committed_steps(out: Path) -> frozenset[int]:

@@ -97,10 +97,10 @@ def bench_gateway(workload: GatewayWorkload, model: Model, *, progress: Callable
                         in_flight=workload.in_flight,
                         **texts,
                     )
-                    before = cpu_seconds(gateway.pid), cpu_seconds(echo_pid)
+                    before = cpu_seconds(gateway.process.pid), cpu_seconds(echo_pid)
                     run_agents(job)
                     if repetition >= 0:
-                        costs[api].append(1e3 * (cpu_seconds(gateway.pid) - before[0]) / num_turns)
+                        costs[api].append(1e3 * (cpu_seconds(gateway.process.pid) - before[0]) / num_turns)
                         echoes[api].append(1e3 * (cpu_seconds(echo_pid) - before[1]) / num_turns)
                         progress(f"{api}: {costs[api][-1]:.2f} ms a turn, {echoes[api][-1]:.2f} ms of the echo")
             found = compare(gateway.samples(), read_sampled(sampled))

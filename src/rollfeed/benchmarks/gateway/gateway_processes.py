@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from rollfeed.benchmarks.machine import command_environment, free_port, is_listening, start_rollfeed
+from rollfeed.benchmarks.machine import CommandProcess, command_environment, free_port, is_listening
 from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
 from rollfeed.types import Sample
 
@@ -94,7 +94,7 @@ def write_model(folder: Path, model: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
-class GatewayProcess:
+class GatewayProcess(CommandProcess):
     """``rollfeed serve gateway``, of one folder and port for all its processes. Entering starts it, leaving kills it.
 
     ``folder`` is new and has its sessions and log; without the address of an engine, it has the embedded one.
@@ -107,50 +107,22 @@ class GatewayProcess:
         options = {"--model": model, "--folder": folder, "--port": self._port}
         options |= {"--served-name": "policy", "--context-length": context_length}
         options |= {} if engine is None else {"--engine": engine}
-        self._command = ["serve", "gateway", *(str(word) for option in options.items() for word in option)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> GatewayProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.kill()
-
-    @property
-    def pid(self) -> int:
-        """The number of its process."""
-        assert self._process is not None, "not started"
-        return self._process.pid
+        words = [word for option in options.items() for word in option]
+        super().__init__(["serve", "gateway", *words], log=folder.with_name(f"{folder.name}.log"))
 
     def start(self) -> None:
         """Start it, and return when it listens. Raises EngineUnavailableError if it does not within a minute."""
-        with self._log.open("ab") as log:
-            self._process = start_rollfeed(self._command, errors=log)
+        super().start()
         deadline = time.monotonic() + _START_SECONDS
         while not is_listening(self._port):
-            if time.monotonic() > deadline or self._process.poll() is not None:
+            if time.monotonic() > deadline or self.has_ended:
                 raise EngineUnavailableError(f"the gateway is not there: {self.last_words()}")
             time.sleep(_POLL_SECONDS)
-
-    def kill(self) -> None:
-        """Kill it and wait for its end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
     def samples(self) -> list[Sample]:
         """Return the samples of the sessions that were finished."""
         lines = (self.folder / "samples.jsonl").read_bytes().splitlines()
         return [Sample.from_dict(msgspec.json.decode(line)) for line in lines]
-
-    def last_words(self) -> str:
-        """Return the end of its log."""
-        return self._log.read_text(errors="replace")[-2000:].strip()
-
-    @property
-    def _log(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.log")
 
 
 async def _echo(request: web.Request) -> web.Response:
