@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +324,75 @@ async def test_a_coding_agent_in_a_sandbox_is_trained_on_what_it_said(
         assert text == "raise KeyErrorx = 1"
         assert "It failed: KeyError" in CharTokenizer().decode(sample.token_ids, skip_special_tokens=True)
         assert (sample.reward, sample.metadata["agent_exit_code"], sample.status) == (1.0, 0, SampleStatus.COMPLETED)
+
+
+NODE = "ROLLFEED_AGENTS_NODE"
+PROGRAM = """
+from pathlib import Path
+from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter
+from slime.agent.aiohttp_threaded import run_app_in_thread
+from slime.agent.harness import ClaudeCodeHarness, CodexHarness
+from slime.agent.sandbox import make_sandbox
+
+async def generate(args, sample, sampling_params):
+    adapter, harness = (AnthropicAdapter, ClaudeCodeHarness) if args.name == "claude" else (OpenAIAdapter, CodexHarness)
+    adapter = adapter(tokenizer=None, sglang_url="http://127.0.0.1:30000")
+    handle = run_app_in_thread(adapter.app, host="127.0.0.1")
+    adapter.open_session("sid", sampling_defaults=sampling_params)
+    async with make_sandbox("any") as sb:
+        await sb.write_file(f"/home/agent/bin/{args.name}", Path(args.program))
+        await sb.exec("chmod +x ~/bin/*", check=True)
+        code = await harness().run(
+            sb, workdir="/workspace/task", session_id="sid", adapter_url=f"http://127.0.0.1:{handle.port}",
+            time_budget_sec=300, prompt="Write one into made.txt.",
+        )
+        made = {"code": code, "made": await sb.read_file("/workspace/task/made.txt"),
+                "log": await sb.read_file("/workspace/task/.harness/trajectory.jsonl")}
+    handle.stop()
+    return await adapter.finish_session("sid", base_sample=sample, reward=1.0, extra_metadata=made)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(NODE not in os.environ, reason=f"{NODE} is a folder node_modules with codex and claude-code")
+@pytest.mark.parametrize(
+    ("name", "variable", "place", "tool", "argument"),
+    [
+        ("codex", "CODEX", "openai/codex-linux-x64/vendor/*/bin/codex", "exec_command", "cmd"),
+        ("claude", "CC", "anthropic-ai/claude-code-linux-x64/claude", "Bash", "command"),
+    ],
+)
+async def test_a_known_agent_works_in_a_sandbox_and_is_trained_on(
+    write_plugins: Write,
+    make_batches: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    variable: str,
+    place: str,
+    tool: str,
+    argument: str,
+) -> None:
+    monkeypatch.setenv(BACKEND, "local")
+    monkeypatch.setenv(f"SLIME_AGENT_{variable}_EXTRA_ENVS", '{"PATH": "/home/agent/bin:/usr/bin:/bin"}')
+    call = json.dumps({"name": tool, "arguments": {argument: "echo one > made.txt; echo made-''it"}})
+    call = f"\n<tool_call>\n{call}\n</tool_call>"
+
+    def answer(request: Any) -> str:
+        text = CharTokenizer().decode(request.token_ids, skip_special_tokens=True)
+        return "All done." if "made-it" in text else call
+
+    (program,) = glob(f"{os.environ[NODE]}/@{place}")
+    (batch,) = await make_batches(
+        1,
+        folder=write_plugins(PROGRAM),
+        engine=ScriptedEngine(answer=answer),
+        generate="slime:mine.generate",
+        slime_args={"name": name, "program": program},
+        max_response_len=200,
+        rollout={"rollout_batch_size": 1, "n_samples_per_prompt": 1},
+    )
+    *_, sample = batch.samples
+    assert (sample.metadata["code"], sample.metadata["made"]) == (0, "one\n"), sample.metadata["log"]
+    assert sample.metadata["num_tool_calls"] == 1
+    said = sample.response_token_ids[sample.loss_mask > 0]
+    assert CharTokenizer().decode(said, skip_special_tokens=True) == f"{call}All done."
