@@ -45,10 +45,8 @@ def run_app_in_thread(
 ) -> AppHandle:
     """Serve an application until the process ends, and return when it listens.
 
-    Whatever ``runner_kwargs`` say, a client that leaves cancels its request, and requests are not logged.
-
-    Raises:
-        ConfigError: If the address cannot be listened on.
+    Whatever ``runner_kwargs`` say, a client that leaves cancels its request, and requests are not logged. Raises
+    ConfigError if the address cannot be listened on.
     """
     del runner_kwargs
     started: Future[AppHandle] = Future()

@@ -70,10 +70,8 @@ class GatewayAdapter:
     """Has agents ask the policy, in the API of OpenAI or Anthropic; session ids are their API keys.
 
     ``sglang_url`` must be the address of the run's engine, whose tokenizer is used. Its chat template says how calls
-    and thoughts are written, so that parsers have no effect, and nothing is realigned, whatever the threshold.
-
-    Raises:
-        SlimeUseError: If no function of a run is being called.
+    and thoughts are written, so that parsers have no effect, and nothing is realigned, whatever the threshold. Raises
+    SlimeUseError if no function of a run is being called.
     """
 
     def __init__(
@@ -111,11 +109,8 @@ class GatewayAdapter:
         """Have an agent with this API key answered, until the generate function that opens it returns at the latest.
 
         Each turn is sampled as ``sampling_defaults`` say; what the agent asks for bounds and stops turns only. Prompt
-        and response of a request have at most ``max_context_tokens`` together, 0 those of the run.
-
-        Raises:
-            ValueError: If there is a session of that id.
-            SlimeUseError: If no generate function is being called, or the engine is another.
+        and response of a request have at most ``max_context_tokens`` together, 0 those of the run. Raises ValueError
+        if there is a session of that id, and SlimeUseError if no generate function is called, or the engine is another.
         """
         work = current("open_session")
         request, services = work.request, work.services

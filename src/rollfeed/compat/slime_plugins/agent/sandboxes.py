@@ -55,9 +55,7 @@ class AgentSandbox:
     ) -> tuple[int, str, str]:
         """Run a command of bash; return its exit code, standard output and standard error.
 
-        Raises:
-            RuntimeError: If it fails, and ``check``.
-            TimeoutError: If it takes longer.
+        Raises RuntimeError if it fails and ``check``, and TimeoutError if it takes longer.
         """
         code, told, wrong = await self._run(cmd, user, env or {}, timeout)
         if check and code:
@@ -126,10 +124,7 @@ class E2BSandbox(AgentSandbox):
     """A sandbox of E2B's service, through its package; a call whose connection breaks is tried again.
 
     The variables ``SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY``, ``LIFETIME_SEC`` (an hour) and ``RPC_RETRIES`` (3 tries)
-    say what is not given.
-
-    Raises:
-        SlimeUseError: If the package or the key is missing.
+    say what is not given. Raises SlimeUseError if the package or the key is missing.
     """
 
     def __init__(
@@ -182,8 +177,7 @@ class E2BSandbox(AgentSandbox):
 def make_sandbox(image: str) -> AgentSandbox:
     """Return a sandbox to be entered: ``SLIME_AGENT_SANDBOX_BACKEND`` is ``e2b``, ``local``, or a class by import path.
 
-    Raises:
-        SlimeUseError: If it is neither.
+    Raises SlimeUseError if it is neither.
     """
     named = os.environ.get(_BACKEND, "e2b").strip()
     own = {"e2b": E2BSandbox, "local": LocalAgentSandbox}.get(named.lower())

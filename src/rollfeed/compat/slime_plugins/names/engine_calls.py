@@ -140,11 +140,7 @@ def _params(given: Mapping[str, Any], work: Work, ids: NDArray[np.int32]) -> Sam
 
 
 def changed_params(base: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """Return parameters with what slime's ``sampling_params`` say, the seed left as it is.
-
-    Raises:
-        SlimeUseError: If they ask for something that there is not.
-    """
+    """Return parameters with what slime's ``sampling_params`` say. Raises SlimeUseError if they cannot be so."""
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key in _PARAMS and value is not None:
