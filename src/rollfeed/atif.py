@@ -67,10 +67,7 @@ def samples_of(trajectory: Trajectory, *, index: int, rollout_id: int) -> list[S
 
     Turns whose context goes on from the turn before are one sample; another context begins another one.
 
-    Args:
-        trajectory: Of any writer.
-        index: Of the first sample, and its group's, unless it is a sample's own trajectory.
-        rollout_id: Of all, likewise.
+    ``index`` and ``rollout_id`` are those of the first sample, unless it is a sample's own trajectory.
 
     Raises:
         ValueError: If it is no trajectory, or its numbers do not fit; says where.

@@ -45,10 +45,7 @@ def load_model(
 ) -> Model:
     """Find a checkpoint and load its tokenizer; the default model is converted on first use.
 
-    Args:
-        checkpoint: As ``model.checkpoint`` in a settings file.
-        settings: What else there is in ``[model]``.
-        with_weights: Whether they are needed here; servers have their own.
+    ``settings`` are what else there is in ``[model]``; servers have the weights themselves.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.

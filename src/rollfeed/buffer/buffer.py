@@ -64,11 +64,8 @@ class _Entry:
 class Buffer:
     """Fits :class:`rollfeed.protocols.PromptBuffer`.
 
-    Args:
-        policy: Chooses who leaves.
-        n_samples_per_prompt: Rollouts of a group; a prompt that waits has as many, or none yet.
-        max_bytes: Of rollouts in memory; what leaves last is spilled when there is more.
-        spill: Takes what is over that; without it everything stays in memory.
+    A prompt that waits has ``n_samples_per_prompt`` rollouts, or none yet. What leaves last is spilled where those in
+    memory take more than ``max_bytes``; without ``spill`` all stay there.
     """
 
     def __init__(

@@ -118,10 +118,7 @@ class Fields:
 def text_of_parts(content: Any, where: str, *, between: str = "") -> str:
     """Return the text of a content: a text, or parts of it.
 
-    Args:
-        content: Of a message; null is empty.
-        where: It is, for errors.
-        between: Put between parts.
+    Null is empty; ``between`` is put between parts.
 
     Raises:
         ApiError: If a part is none of text.
@@ -174,10 +171,7 @@ def tool_call(call_id: Any, name: Any, arguments: Any, where: str) -> dict[str, 
 def tool_definition(given: Mapping[str, Any], where: str, *, parameters: str = "parameters") -> dict[str, Any]:
     """Return the definition of a function in the form that chat templates take.
 
-    Args:
-        given: With name, description and a JSON Schema.
-        where: It is, for errors.
-        parameters: The field of the schema.
+    ``parameters`` is the field of the schema.
     """
     name, schema = given.get("name"), given.get(parameters)
     if not isinstance(name, str) or not name:

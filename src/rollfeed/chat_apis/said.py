@@ -159,10 +159,8 @@ def call_openings(asked: Asked, call_format: CallFormat) -> tuple[str, ...]:
 def said_so_far(text: str, openings: Sequence[str], *, in_thought: bool) -> tuple[str, str]:
     """Return thought and content of the beginning of a turn, as far as nothing that follows can change them.
 
-    Args:
-        text: What has been sampled, without special tokens.
-        openings: The texts with which a call may begin.
-        in_thought: Whether the prompt ends with the opening of a thought.
+    ``openings`` are the texts with which a call may begin; ``in_thought`` says whether the prompt ends with the opening
+    of a thought.
     """
     opened = _OPENED.match(text)
     if not opened and _OPENING.startswith(text.strip()):

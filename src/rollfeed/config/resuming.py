@@ -87,10 +87,8 @@ def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
 def refusal_of_changes(there: Mapping[str, str], here: Mapping[str, str], *, chosen: Container[str]) -> str | None:
     """Say which settings may not be others when a run is resumed, why, and what to do; None if there is none.
 
-    Args:
-        there: The settings of the run that it does not change unnoticed, as JSON.
-        here: Those that it is resumed with.
-        chosen: The keys that are changed on purpose.
+    ``there`` are the settings of the run, ``here`` those that it is resumed with, ``chosen`` the keys that are changed
+    on purpose.
     """
     changed = {key for key in there.keys() | here.keys() if there.get(key) != here.get(key)}
     resume = {key: Settings.resume_of(key) for key in changed}

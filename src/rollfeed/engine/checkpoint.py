@@ -38,10 +38,7 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_
     file is converted once, into ``cache_directory`` (by default the user's cache directory), in
     about 20 s; a hub name is downloaded once, into the hub's own cache.
 
-    Args:
-        model: What it is called.
-        cache_directory: Where a converted file is kept.
-        with_weights: Whether they are needed here; without them a folder need only hold a tokenizer.
+    A converted file is kept in ``cache_directory``; without weights a folder need only hold a tokenizer.
 
     Raises:
         CheckpointError: If there is no such model, or it is not a causal language model.

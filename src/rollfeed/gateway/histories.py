@@ -56,13 +56,7 @@ def digest_of(value: Any) -> bytes:
 
 
 def read_history(messages: Sequence[Message], matching: Matching, *, manner: bytes = b"") -> History:
-    """Digest a history.
-
-    Args:
-        messages: In the form in which chat templates take them.
-        matching: What counts as equal.
-        manner: Digest of what else decides how messages are shown, such as tools.
-    """
+    """Digest a history. ``manner`` is the digest of what else decides how messages are shown, such as tools."""
     hashed, beginnings = blake2b(manner, digest_size=_DIGEST_BYTES), list[Beginning]()
     for index, message in enumerate(messages):
         alike = _alike(message, matching)

@@ -46,10 +46,8 @@ def sift(turns: Iterable[Turn]) -> Sifted:
 def samples_of(turns: Sequence[Turn], request: RolloutRequest, metadata: Mapping[str, Any]) -> list[Sample]:
     """Return the samples of turns; the last one ends with the last of them.
 
-    Args:
-        turns: As :func:`sift` keeps them, in their order.
-        request: That they answer; a sample that does not begin with its prompt says so in its metadata.
-        metadata: Of all samples, besides the prompt's.
+    Turns are as :func:`sift` keeps them. A sample that does not begin with the request's prompt says so in its
+    metadata; ``metadata`` goes into all, besides the prompt's.
     """
     followed = {id(turn.token_parent) for turn in turns}
     trained = set[int]()

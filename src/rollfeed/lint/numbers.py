@@ -85,11 +85,8 @@ def check_prompt(
 ) -> Iterator[Spot]:
     """Yield where a sample does not begin with its prompt, once, or has a weight there.
 
-    Args:
-        subject: Whose lengths fit each other.
-        trained: Which of its tokens have weight. ``(R,)``.
-        marks: None without a tokenizer.
-        tokenised: Whether a text has ids, as :func:`is_tokenised` tells; None without a tokenizer.
+    ``trained`` says which of its tokens have weight, ``(R,)``; ``tokenised`` whether a text has ids, as
+    :func:`is_tokenised` tells. That and ``marks`` are None without a tokenizer.
     """
     ids, before = subject.tokens, -subject.prompt_length
     if marks is not None and marks.begins_twice(ids):

@@ -30,11 +30,7 @@ def load_causal_model(
 ) -> Any:
     """Return the model of a local folder, on the CPU and in evaluation mode.
 
-    Args:
-        folder: In Hugging Face layout.
-        dtype: Of its weights.
-        trust_remote_code: Let it run code that comes with the checkpoint.
-        change_config: Called with its configuration before the model is made.
+    ``change_config`` is called with its configuration before the model is made.
 
     Raises:
         CheckpointError: If the folder is not that of a causal language model, or weights are missing or not finite.

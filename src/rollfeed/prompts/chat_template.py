@@ -48,10 +48,8 @@ _Kind = tuple[str, bool, bool]
 class ChatTemplate:
     """Renders conversations with a transformers tokenizer's template; one thread at a time.
 
-    Args:
-        tokenizer: With a template or several, or none.
-        arguments: Further variables of the template, such as ``enable_thinking``.
-        date: What a template is told that asks for the date.
+    ``arguments`` are further variables of the template, such as ``enable_thinking``; ``date`` is told to one that asks
+    for it.
 
     Raises:
         ConfigError: If an argument is one that rendering sets itself.

@@ -36,10 +36,7 @@ def make_request(prompt: Prompt, *, max_new_tokens: int, max_context_length: int
 def sample_of(prompt_ids: ArrayLike, response_ids: ArrayLike, **changes: Any) -> Sample:
     """Return a completed sample of group 0: its tokens are all trained on, and of policy version 0.
 
-    Args:
-        prompt_ids: ``(P,)``.
-        response_ids: ``(R,)``.
-        changes: Fields that are otherwise.
+    Token ids are ``(P,)`` and ``(R,)``; ``changes`` are fields that are otherwise.
     """
     prompt_P, response_R = np.asarray(prompt_ids, np.int32), np.asarray(response_ids, np.int32)
     length = len(response_R)

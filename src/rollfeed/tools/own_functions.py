@@ -23,12 +23,8 @@ class FunctionTool:
     One that is not async and is named by its path is called in a process that can be killed; one that is handed over
     is called in a thread.
 
-    Args:
-        function: Its parameters are annotated; its docstring is for the policy.
-        path: Its import path, where that was given.
-        folders: Searched for its module.
-        workers: Processes that can be killed.
-        timeout_seconds: Of a call there, from its turn.
+    Its parameters are annotated, and its docstring is for the policy; calls are made by ``workers``, which can be
+    killed.
 
     Raises:
         PluginError: If its parameters cannot be described.

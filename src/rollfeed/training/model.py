@@ -113,10 +113,8 @@ class Policy:
     def score(self, micro_batch: MicroBatch, *, temperature: float | None = None, exact: bool = False) -> Scored:
         """Return log-probabilities and entropies of the trained tokens, ``(T,)`` each.
 
-        Args:
-            micro_batch: Whose tokens.
-            temperature: Another one than the policy's.
-            exact: Compute in the type of the weights, whatever the passes of training compute in.
+        ``temperature`` is another one than the policy's; ``exact`` computes in the type of the weights, whatever the
+        passes of training compute in.
         """
         autocast = None if exact else self._autocast
         with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
@@ -162,10 +160,7 @@ class Policy:
     def check(self, sequence: TrainSequence, *, name: str, remedy: str) -> None:
         """Raise ConfigError if a token id is outside the model's vocabulary, or the sequence longer than it takes.
 
-        Args:
-            sequence: To be scored.
-            name: What messages call it.
-            remedy: What helps where it is too long.
+        ``remedy`` is what helps where it is too long.
         """
         longest = longest_text(self.model)
         if longest is not None and sequence.num_inputs > longest:

@@ -72,11 +72,8 @@ def score_texts(
 ) -> NDArray[np.float64]:
     """Return the log-probabilities of all tokens but the first of each text, before any temperature, ``(N,)``.
 
-    Args:
-        policy: Its model is as it was afterwards.
-        texts: At least two token ids each.
-        rounding: What becomes of the weights in the engine; None leaves them.
-        micro_batch_tokens: The most places computed at once, or those of one text.
+    Each has at least two tokens. ``rounding`` is what becomes of the weights in the engine; at most
+    ``micro_batch_tokens`` places are computed at once, or those of one text.
     """
     sequences = [TrainSequence.of_tokens(text, prompt_length=1, number=number) for number, text in enumerate(texts)]
     micro_batches = pack_sequences(
@@ -126,12 +123,8 @@ def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
 class TrainerProbes:
     """Scores of a few texts of the first batch by the trainer, version after version.
 
-    Args:
-        trainer: Whose weights they are.
-        settings: How many texts, and of what length.
-        types: How an engine may hold the weights, as :func:`weight_types` says.
-        micro_batch_tokens: Tokens that go through the model at once.
-        to_int8: Returns a matrix as the embedded engine holds it in 8 bits.
+    ``types`` are how an engine may hold the weights (:func:`weight_types`); ``to_int8`` returns a matrix as the
+    embedded engine holds it in 8 bits.
     """
 
     def __init__(
@@ -192,10 +185,7 @@ def weight_types(checkpoint: Path, *, precision: str, is_embedded: bool) -> tupl
 
     Folders that servers read are in the checkpoint's type, and a server may have been started with a coarser one.
 
-    Args:
-        checkpoint: What the policy began as.
-        precision: The engine's.
-        is_embedded: Whether it is part of this process, and handed the trainer's own weights.
+    ``is_embedded`` says whether the engine is part of this process, and handed the trainer's own weights.
     """
     if is_embedded:
         return (_EMBEDDED[precision],)

@@ -53,12 +53,8 @@ def write_some(tensors: Mapping[str, Any], folder: Path, *, checkpoint: Path | N
 
     Without PyTorch, numpy arrays are written in the types that they have.
 
-    Args:
-        tensors: All numpy or all torch.
-        folder: Is there, and empty.
-        checkpoint: What the policy began as.
-        untied_head: Whether an output head that is the embeddings is written under its own name, too: vLLM keeps its
-            old one otherwise when it reloads.
+    Tensors are all numpy or all torch; the folder is empty. ``untied_head`` writes an output head that is the
+    embeddings under its own name, too: vLLM keeps its old one otherwise when it reloads.
 
     Raises:
         CheckpointError: If the checkpoint is not what it was.

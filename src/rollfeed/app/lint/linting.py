@@ -31,11 +31,8 @@ def lint(
 ) -> Report:
     """Check all samples at a path.
 
-    Args:
-        path: A run directory, the folder of a gateway, or files of slime, prime-rl or verl.
-        tokenizer: The folder of the policy's, where it is not the run's own.
-        model: A checkpoint with the weights that sampled it; by default the run's own, for what its version 0 sampled.
-        on_progress: Told of every sample.
+    ``tokenizer`` is a folder, where it is not the run's own; ``model`` a checkpoint with the weights that sampled, by
+    default the run's own, for what its version 0 sampled.
 
     Raises:
         ConfigError: If there are no samples, or they cannot be read.

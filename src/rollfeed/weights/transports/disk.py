@@ -20,10 +20,8 @@ _KEPT_FOLDERS = 2
 class DiskTransport:
     """Fits :class:`rollfeed.protocols.WeightTransport`: writes a checkpoint folder for every update.
 
-    Args:
-        folder: The user's; without one, folders are temporary, which is enough for servers on this machine.
-        checkpoint: What the policy began as; its configuration and tokenizer go with the weights.
-        untied_head: As for :func:`write_some`.
+    Without a folder of the user's, folders are temporary, which is enough for servers on this machine. Configuration
+    and tokenizer of ``checkpoint`` go with the weights.
     """
 
     def __init__(self, folder: Path | None = None, checkpoint: Path | None = None, untied_head: bool = False) -> None:

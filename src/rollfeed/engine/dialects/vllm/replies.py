@@ -77,12 +77,7 @@ _DECODER = msgspec.json.Decoder(_Piece)
 class VLLMAnswer:
     """Collects what one try has sampled so far.
 
-    Args:
-        prompt_ids: That the server has to have seen.
-        max_new_tokens: That were asked for.
-        exact: Refuse a reply without exact tokens and logprobs.
-        lacks: What no reply of this server has.
-        tokenizer: For the tokens of text that has none.
+    With ``exact`` a reply without exact tokens and logprobs is refused; ``lacks`` names what none of this server has.
     """
 
     def __init__(
