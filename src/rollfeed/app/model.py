@@ -88,7 +88,7 @@ def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()
     """
     if settings.needs_engine:
         return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=folders)
-    return IdleEngine(context_length=settings.engine.context_length, vocab_size=_vocab_size(model.checkpoint))
+    return IdleEngine(context_length=settings.engine.context_length, vocab_size=vocab_size_of(model.checkpoint))
 
 
 def build_engine(
@@ -108,7 +108,7 @@ def build_engine(
             dialect,
             context_length=settings.context_length,
             tokenizer=model.tokenizer,
-            vocab_size=_vocab_size(model.checkpoint),
+            vocab_size=vocab_size_of(model.checkpoint),
             transport=_transport(model, servers, dialect, folders=folders),
         )
     return _embedded_engine(model, settings, deterministic=deterministic)
@@ -127,7 +127,8 @@ def _transport(model: Model, servers: ServerSettings, dialect: Dialect, *, folde
     )
 
 
-def _vocab_size(checkpoint: Path) -> int:
+def vocab_size_of(checkpoint: Path) -> int:
+    """Return how many ids a checkpoint's model has, as far as it tells."""
     config = find_config(checkpoint) or {}
     sections = (section for section in (config, config.get("text_config")) if isinstance(section, dict))
     told = (section.get("vocab_size") for section in sections)

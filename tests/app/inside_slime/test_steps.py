@@ -53,7 +53,7 @@ def test_their_samples_are_filled_as_slime_fills_them(args: Namespace, source: S
         assert sample.loss_mask == [1] * 20
         assert sample.weight_versions == ["0"]
         assert sample.prefix_cache_info.total_prompt_tokens == len(sample.prompt)
-        assert len(sample.response) == 20
+        assert len(sample.response) == 40  # the server's text, of two characters a token
         assert sample.session_id
 
 

@@ -30,6 +30,12 @@ def encoded(content: Any) -> bytes:
     return json.dumps(content).encode()
 
 
+def test_the_servers_text_is_read_where_it_is_wanted(reply: Reply) -> None:
+    content = encoded(reply([4, 5, 2]))
+    assert decode_reply(content, max_new_tokens=9).text is None
+    assert decode_reply(content, max_new_tokens=9, with_text=True).text == "efc"
+
+
 @pytest.mark.parametrize("name", [name for name, each in CAPTURED.items() if "reply" in each])
 def test_captured_replies_give_the_values_that_json_gives(name: str) -> None:
     captured = CAPTURED[name]["reply"]

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 from rollfeed.app.inside_slime.slime_eval import evaluate
 from rollfeed.app.inside_slime.slime_job import SlimeJob, SlimeWork, read_job
 from rollfeed.app.inside_slime.slime_steps import make_step
-from rollfeed.app.model import build_engine, load_model
+from rollfeed.app.model import load_model, vocab_size_of
 from rollfeed.app.rewards import RewardServices, reward_hub
 from rollfeed.compat.slime_plugins.shared_run import SlimeRun, begin
 from rollfeed.compat.slime_plugins.supplied import PACKAGES, is_supplied, supply_names
 from rollfeed.config import PluginSettings
 from rollfeed.config.model import ModelSettings
 from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.dialects import SGLang
 from rollfeed.errors import ConfigError
 
 T = TypeVar("T")
@@ -93,8 +94,14 @@ class _Process:
             await self.close()
         checkpoint = job.args.hf_checkpoint
         model = load_model(checkpoint, ModelSettings(trust_remote_code=True), with_weights=False)
-        engine = build_engine(model, job.engine)
-        assert isinstance(engine, ServerEngine)
+        servers = job.engine.sglang
+        assert servers is not None
+        engine = ServerEngine(
+            SGLang(servers, with_text=True),  # as slime takes it
+            context_length=job.engine.context_length,
+            tokenizer=model.tokenizer,
+            vocab_size=vocab_size_of(model.checkpoint),
+        )
         services = RewardServices(job.config.reward, rm_types=[job.config.reward.rm_type])
         hub = reward_hub(job.config.reward, PluginSettings(), services, seed=job.config.seed)
         async with AsyncExitStack() as stack:

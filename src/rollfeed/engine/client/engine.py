@@ -294,7 +294,7 @@ class ServerEngine(Engine):
         else:
             token_ids = np.concatenate([np.empty(0, np.int32), *(part.token_ids for part in parts)])
             logprobs = np.concatenate([np.empty(0, np.float32), *(part.logprobs for part in parts)])
-        text = parts[0].text if parts else None
+        text = parts[0].text if len(parts) == 1 else None
         if text is None:
             text = await self._text(flight, token_ids)
         return Completion(

@@ -8,7 +8,8 @@ into arrays; nothing else is made of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,13 +51,21 @@ class _Meta(msgspec.Struct, gc=False):
 
 
 class _Body(msgspec.Struct, gc=False):
-    """Its text is not read: tokens have theirs from the tokenizer."""
+    """Its text is not read unless it is wanted: tokens have theirs from the tokenizer."""
 
     meta_info: _Meta
     output_ids: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+class _BodyWithText(_Body, gc=False):
+    text: str | None = None
+
+
+_DECODERS: Mapping[bool, msgspec.json.Decoder[Any]] = {
+    False: msgspec.json.Decoder(_Body),
+    True: msgspec.json.Decoder(_BodyWithText),
+}
+"""By whether the text is wanted."""
 _PACKER = msgspec.msgpack.Encoder()
 _PACKED_BYTES = 19
 """Of a list of two float64 in MessagePack: one for the list, and for each one of type and eight of value."""
@@ -65,9 +74,10 @@ _PACKED_BYTES = 19
 class SGLangAnswer:
     """A whole reply to ``/generate``."""
 
-    def __init__(self, *, max_new_tokens: int, with_mask: bool) -> None:
+    def __init__(self, *, max_new_tokens: int, with_mask: bool, with_text: bool = False) -> None:
         self._max_new_tokens = max_new_tokens
         self._with_mask = with_mask
+        self._with_text = with_text
         self._reply: Reply | None = None
 
     @property
@@ -79,7 +89,9 @@ class SGLangAnswer:
         return self._reply is not None
 
     def take(self, content: bytes | bytearray) -> None:
-        self._reply = decode_reply(content, max_new_tokens=self._max_new_tokens, with_mask=self._with_mask)
+        self._reply = decode_reply(
+            content, max_new_tokens=self._max_new_tokens, with_mask=self._with_mask, with_text=self._with_text
+        )
 
     def reply(self) -> Reply:
         if self._reply is None:
@@ -87,17 +99,19 @@ class SGLangAnswer:
         return self._reply
 
 
-def decode_reply(content: bytes | bytearray, *, max_new_tokens: int, with_mask: bool = False) -> Reply:
+def decode_reply(
+    content: bytes | bytearray, *, max_new_tokens: int, with_mask: bool = False, with_text: bool = False
+) -> Reply:
     """Return the arrays of a reply, which all that it says agrees with; their range is the client's to check.
 
     With ``with_mask`` the log-probabilities are those among what each token was drawn from; ``output_token_logprobs``
-    are of the whole vocabulary.
+    are of the whole vocabulary. With ``with_text`` the reply has the server's text.
 
     Raises:
         TryFailedError: If the bytes are no JSON, or the server says that it failed itself.
         EngineProtocolError: If they are, and break the contract.
     """
-    body = decoded(_DECODER, content, place="reply to /generate")
+    body: _Body = decoded(_DECODERS[with_text], content, place="reply to /generate")
     meta = body.meta_info
     finish_reason = _finish_reason(meta.finish_reason)
     if meta.output_token_logprobs is None:
@@ -115,7 +129,8 @@ def decode_reply(content: bytes | bytearray, *, max_new_tokens: int, with_mask: 
     mask = None
     if with_mask and len(token_ids):
         mask, logprobs = _sampling_mask(meta, token_ids)
-    return _reply(meta, finish_reason, token_ids, logprobs, mask)
+    reply = _reply(meta, finish_reason, token_ids, logprobs, mask)
+    return reply._replace(text=body.text) if isinstance(body, _BodyWithText) else reply
 
 
 def _sampling_mask(meta: _Meta, token_ids: NDArray[np.int32]) -> tuple[SamplingMask, NDArray[np.float32]]:

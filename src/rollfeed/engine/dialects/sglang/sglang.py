@@ -50,6 +50,10 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32":
 class SGLang:
     """Fits :class:`rollfeed.engine.client.Dialect`.
 
+    Args:
+        settings: Where the servers are, and how patient to be.
+        with_text: Whether the text of a response is the server's, and not the tokenizer's of all its tokens.
+
     Raises:
         ConfigError: If the variable that should hold the key does not.
     """
@@ -61,8 +65,9 @@ class SGLang:
     repeats_ids = True
     is_alone = False
 
-    def __init__(self, settings: SGLangSettings) -> None:
+    def __init__(self, settings: SGLangSettings, *, with_text: bool = False) -> None:
         self.settings = settings
+        self._with_text = with_text
         self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
         is_retracted = settings.weight_update is WeightUpdateMode.RETRACT
         self._holding = {"mode": "retract" if is_retracted else "in_place"}
@@ -103,7 +108,8 @@ class SGLang:
 
     def request(self, flight: Flight, worker: Worker) -> ServerRequest:
         del worker
-        answer = SGLangAnswer(max_new_tokens=flight.remaining_tokens, with_mask=flight.params.return_sampling_mask)
+        most, with_mask = flight.remaining_tokens, flight.params.return_sampling_mask
+        answer = SGLangAnswer(max_new_tokens=most, with_mask=with_mask, with_text=self._with_text)
         return ServerRequest(_PATH, _encoded(flight), answer)
 
     async def health(self, address: str, *, timeout_seconds: float) -> None:
