@@ -57,9 +57,17 @@ async def test_four_failures_in_a_row_are_passed_over(make_levels: MakeLevels) -
     assert levels.metrics() == {"environments/my/parity/raised": 8.0}
 
 
-@pytest.mark.parametrize(("kind", "count"), [("raised", 5), ("nothing", 5), ("timed_out", 3), ("died", 3)])
+@pytest.mark.parametrize(
+    ("kind", "count", "told"),
+    [
+        ("raised", 5, "5 problems in a row cannot be used"),
+        ("nothing", 5, "5 problems in a row cannot be used"),
+        ("timed_out", 3, "3 of 3 problems had to be killed"),
+        ("died", 3, "3 of 3 problems had to be killed"),
+    ],
+)
 async def test_a_level_that_fails_in_a_row_is_given_up_and_the_next_lower_one_is_drawn(
-    make_levels: MakeLevels, kind: str, count: int, caplog: pytest.LogCaptureFixture
+    make_levels: MakeLevels, kind: str, count: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     levels = make_levels(failing(3, range(100), TaskFailureKind(kind)))
     assert [place(await levels.draw(3))[0] for _ in range(20)] == [2] * 20
@@ -67,14 +75,17 @@ async def test_a_level_that_fails_in_a_row_is_given_up_and_the_next_lower_one_is
     assert place(await levels.draw(7))[0] == 2
     assert levels.metrics()["environments/my/parity/hardest"] == 2.0
     assert len(caplog.records) == 1
-    assert f"parity: goes on at level 2: level 3: {count} problems in a row" in caplog.text
+    assert f"parity: goes on at level 2: level 3: {told} (problem {count - 1}: as the script says)" in caplog.text
 
 
-async def test_timeouts_among_other_failures_count_only_in_a_row(make_levels: MakeLevels) -> None:
-    script = {(0, index): TaskFailureKind.TIMED_OUT for index in (0, 1, 4, 5, 8, 9)}
-    levels = make_levels(script)
-    for _ in range(20):
-        assert place(await levels.draw(0))[0] == 0
+@pytest.mark.parametrize(("indices", "is_given_up"), [((4, 60, 103), True), ((4, 60, 104), False)])
+async def test_a_level_is_given_up_where_three_of_a_hundred_problems_are_killed(
+    make_levels: MakeLevels, indices: tuple[int, ...], is_given_up: bool
+) -> None:
+    levels = make_levels({(1, index): TaskFailureKind.TIMED_OUT for index in indices})
+    for _ in range(120):
+        await levels.draw(1)
+    assert (levels.hardest == 0) is is_given_up
 
 
 async def test_an_environment_without_a_level_left_says_why(make_levels: MakeLevels) -> None:

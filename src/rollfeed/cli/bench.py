@@ -29,7 +29,7 @@ class _Bench(NamedTuple):
     help: str
     description: str
     example: str
-    numbers: Mapping[str, tuple[int | float, str, int]]
+    numbers: Mapping[str, tuple[int | float, str, int | float]]
     """Default, help and the least value of each option."""
     add_others: Callable[[argparse.ArgumentParser], None] = lambda parser: None
 
@@ -233,6 +233,24 @@ def _bench_gateway(arguments: argparse.Namespace, progress: Progress) -> dict[st
     return bench_gateway(workload, app.load_model(arguments.model, with_weights=False), progress=progress)
 
 
+def _add_environments_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--namespaces", nargs="+", default=["core", "rlve"], metavar="N", help="(default: core rlve)")
+    _add_several(parser, {"--levels": ([0, 4], "to measure")})
+
+
+def _bench_environments(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    from rollfeed.benchmarks.environments.making_rates import MakingWorkload, bench_environments
+
+    workload = MakingWorkload(
+        namespaces=tuple(arguments.namespaces),
+        levels=tuple(arguments.levels),
+        seconds=arguments.seconds,
+        draws=arguments.draws,
+        seed=arguments.seed,
+    )
+    return bench_environments(workload, progress=progress)
+
+
 def _bench_train(arguments: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     try:
         # Here, because it brings torch, which the command line does without.
@@ -349,6 +367,20 @@ _BENCHES = {
             "--seed": (0, "of what is sampled", 0),
         },
         add_others=_add_model,
+    ),
+    "environments": _Bench(
+        _bench_environments,
+        bench_lines.environments,
+        help="problems a second that workers make and verify",
+        description="Make and verify problems of each environment in workers, and draw from a mixture in which one "
+        "generator hangs. Takes a minute for the built-in ones, a quarter of an hour with RLVE-Gym's.",
+        example="--json > bench/environments.json",
+        numbers={
+            "--seconds": (1.0, "for each environment and level", 0.01),
+            "--draws": (2000, "from the mixture", 100),
+            "--seed": (0, "of the problems", 0),
+        },
+        add_others=_add_environments_options,
     ),
     "train": _Bench(
         _bench_train,

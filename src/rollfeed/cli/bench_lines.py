@@ -140,3 +140,20 @@ def gateway(result: dict[str, Any]) -> Iterator[str]:
         f"{samples['num_trained']} turns in {samples['num_samples']} samples: {len(samples['unsampled'])} not as "
         f"sampled, {len(samples['doubled'])} doubled, {len(samples['untrained'])} lost"
     )
+
+
+def environments(result: dict[str, Any]) -> Iterator[str]:
+    """Tell what ``bench environments`` has found."""
+    for namespace, found in result.items():
+        if isinstance(found, dict) and "tasks_per_message" in found:
+            yield (
+                f"{namespace}: {found['tasks_per_second_per_core']:.0f} tasks/s a core in the median, "
+                f"{found['tasks_per_message']:.1f} to a message; {len(found['slow'])} slow, "
+                f"{len(found['failed'])} with failures"
+            )
+    draws = result["draws_while_a_generator_hangs"]
+    yield (
+        f"{draws['draws']} draws beside a generator that hangs: {draws['p50_ms']:.2f} ms in the median, p99 "
+        f"{draws['p99_ms']:.2f} ms, longest {draws['longest_ms']:.0f} ms; the event loop is at most "
+        f"{draws['event_loop_late_ms']:.0f} ms late"
+    )

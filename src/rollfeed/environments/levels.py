@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollfeed.environments.grading import RM_TYPE
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
 """Problems in a row that cannot be made or used, after which a level is given up."""
-MAX_TIMEOUTS = 3
-"""The same for those among them that had to be killed: they cost a worker their deadline each."""
+MAX_KILLED, KILLED_OF = 3, 100
+"""The same for so many of that many that had to be killed: each costs a worker its deadline."""
 _MAX_PASSED_OVER = 1_000
 """Problems in a row that are of the other split, or known, before there counts as being no other."""
 _KNOWN_TIMES = 10
 """The same for a level that has many: so many times those that it was seen to have."""
-_SLOW = (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+_KILLED = (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
 
 
 class LevelFailedError(RollfeedError):
@@ -42,14 +42,18 @@ class _Level:
     """Of the next problem."""
     num_failures: int = 0
     """In a row, up to now."""
-    num_timeouts: int = 0
-    """Of these."""
+    killed: list[int] = field(default_factory=list)
+    """Indices of the last that had to be."""
+
+    @property
+    def has_too_many_killed(self) -> bool:
+        return len(self.killed) == MAX_KILLED and self.index - self.killed[0] <= KILLED_OF
 
 
 class EnvironmentLevels:
     """Makes prompts of the problems of one environment at its levels.
 
-    A level of which 5 problems in a row cannot be made or are over ``rollout_max_prompt_len``, or 3 of these had to be
+    A level of which 5 problems in a row cannot be made or are over ``rollout_max_prompt_len``, or 3 of 100 had to be
     killed, is given up: the next lower one is the hardest from then on.
 
     Args:
@@ -131,7 +135,7 @@ class EnvironmentLevels:
             LevelFailedError: If too many in a row cannot be used, and whenever it is asked again then.
         """
         at, num_passed_over, cause = self._levels.setdefault(level, _Level()), 0, "before"
-        while at.num_failures < self._max_failures and at.num_timeouts < MAX_TIMEOUTS:
+        while at.num_failures < self._max_failures and not at.has_too_many_killed:
             if num_passed_over >= max(_MAX_PASSED_OVER, _KNOWN_TIMES * len(seen or ())):
                 return None
             rule = await self._rule(level)
@@ -146,14 +150,16 @@ class EnvironmentLevels:
                     continue
             found = self._rendered(made, index) if isinstance(made, Task) else made
             if isinstance(found, Prompt):
-                at.num_failures = at.num_timeouts = 0
+                at.num_failures = 0
                 return found
             self.failures[found.kind] += 1
             at.num_failures += 1
-            at.num_timeouts += found.kind in _SLOW
+            if found.kind in _KILLED:
+                at.killed = [*at.killed, index][-MAX_KILLED:]
             cause = f"problem {index}: {found.cause}"
-        killed = f", {at.num_timeouts} of them killed," if at.num_timeouts else ""
-        raise LevelFailedError(f"{at.num_failures} problems in a row{killed} cannot be used ({cause})")
+        if at.has_too_many_killed:
+            raise LevelFailedError(f"{MAX_KILLED} of {at.index - at.killed[0]} problems had to be killed ({cause})")
+        raise LevelFailedError(f"{at.num_failures} problems in a row cannot be used ({cause})")
 
     def no_other(self) -> str:
         """Return what :meth:`find` has concluded where it found none, for people."""
@@ -195,7 +201,7 @@ class EnvironmentLevels:
         """Return the position at every level, and what was given up, as JSON values."""
         return {
             "levels": {
-                str(level): [at.index, at.num_failures, at.num_timeouts] for level, at in sorted(self._levels.items())
+                str(level): [at.index, at.num_failures, at.killed] for level, at in sorted(self._levels.items())
             },
             "hardest": self.hardest,
             "cause": self.cause,

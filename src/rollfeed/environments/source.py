@@ -172,7 +172,7 @@ class EnvironmentSource(PromptSource):
                     "go back to that, or start a new run"
                 )
         if "index" in state:  # of a version that knew one level
-            state = {**self._unused(), "levels": {str(self._level): [state["index"], 0, 0]}}
+            state = {**self._unused(), "levels": {str(self._level): [state["index"], 0, []]}}
         self._levels.load_state_dict(state)
 
     def _unused(self) -> dict[str, Any]:

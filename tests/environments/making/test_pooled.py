@@ -158,7 +158,7 @@ async def test_a_level_that_does_not_exist_is_refused(moody_maker: MakeMaker) ->
 async def test_facts_come_without_an_import_here(moody_maker: MakeMaker) -> None:
     async with WorkerPool(num_workers=1) as pool:
         (facts,) = await describe_environments([("moody.py:Moody", {})], workers=pool, folders=[HERE])
-        assert facts == EnvironmentFacts(environment_id="mine/moody", version=2, max_level=6)
+        assert facts == EnvironmentFacts.of(moody())
         with pytest.raises(PluginError, match=r"no file 'nothing.py'"):
             await describe_environments([("nothing.py:Moody", {})], workers=pool, folders=[HERE])
         with pytest.raises(PluginError, match=r"core/copy_txt.*did you mean core/copy_text"):

@@ -1,8 +1,8 @@
 """Problems made in workers, ahead of when they are asked for.
 
 Invariants: what is made depends on its index only, not on what a message carried or which worker it went to; at most
-one message is under way for what is next at a level; a problem that hangs costs its own deadline, and at most once more
-that of the message in which it came with others.
+one message is under way for what is next at a level; a problem that hangs costs its own deadline, and little more where
+it came with others.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _MAX_SIZE = 16
 """Problems of a message, and so about how many are made ahead at a level."""
 _MESSAGE_SECONDS = 0.05
 """After which a message begins no further problem."""
+_LATE_SECONDS = 2.0
+"""After which a message of several, which were quick so far, is given up and they are asked for one by one."""
 _IMPORT_SECONDS = 60.0
 """To import the packages of environments."""
 
@@ -69,7 +71,9 @@ class _Stream:
     pending: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """The message by the indices that it may bring."""
     size: int = 1
-    """Problems of the next message: doubled while they are quick, 1 again after one that hangs."""
+    """Problems of the next message: doubled while they are quick, 1 for a while after one that hangs."""
+    num_alone: int = 0
+    """Problems that are still to be asked for one by one."""
 
     def next_missing(self, index: int) -> int:
         while index in self.ready:
@@ -200,16 +204,21 @@ class PooledTaskMaker(TaskMaker):
     async def _bring(self, stream: _Stream, indices: Sequence[int]) -> None:
         """Have problems made; of several, some may be missing."""
         arguments = [self._parameters, stream.asked, list(indices), _MESSAGE_SECONDS]
-        path = maker_path(self.facts.environment_id)
+        path, deadline = maker_path(self.facts.environment_id), self._deadline_seconds
+        if len(indices) > 1:
+            deadline = min(deadline, _LATE_SECONDS)
         try:
             async with self._turns:
-                found = await self._workers.call(path, arguments, deadline_seconds=self._deadline_seconds)
+                found = await self._workers.call(path, arguments, deadline_seconds=deadline)
         except WorkerError as error:
-            stream.size = 1
+            stream.size, stream.num_alone = 1, _MAX_SIZE
             if len(indices) == 1:
                 stream.ready[indices[0]] = _failure(error)
             return
-        stream.size = min(2 * len(indices), _MAX_SIZE) if len(found) == len(indices) else len(found)
+        if stream.num_alone:
+            stream.num_alone -= 1
+        else:
+            stream.size = min(2 * len(indices), _MAX_SIZE) if len(found) == len(indices) else len(found)
         for index, each in zip(indices, found, strict=False):
             stream.ready[index] = _read(each)
 
