@@ -194,6 +194,7 @@ def _add_chaos_options(parser: argparse.ArgumentParser) -> None:
         parser,
         deterministic="the order of the prompts must be that of the unbroken run",
         agents="episodes with a tool that leaves traces, killed in their middle: nothing may be done twice",
+        environments="problems of environments whose difficulty adapts; levels must be those of the unbroken run",
     )
     add_path(parser, "--keep", "DIR", "an empty folder, to keep both runs in")
 
@@ -206,6 +207,7 @@ def _bench_chaos(arguments: argparse.Namespace, progress: Progress) -> dict[str,
         mode=arguments.mode,
         deterministic=arguments.deterministic,
         agents=arguments.agents,
+        environments=arguments.environments,
         seed=arguments.seed,
     )
     return bench_chaos(chaos, keep=arguments.keep, progress=progress)

@@ -95,6 +95,10 @@ def chaos(result: dict[str, Any]) -> Iterator[str]:
         f"{result['trained']} prompts trained and {result['dropped']} dropped in {result['steps']} steps; "
         f"kills: {kills}; {result['commits_hit']} inside a commit; {result['seconds']:.0f} s"
     )
+    if "levels" in result:
+        is_equal = "as" if result["levels_equal"] else "not as"
+        told = ", ".join(f"{name} {level}" for name, level in result["levels"].items())
+        yield f"levels {told}: {is_equal} in the unbroken run"
     yield from result["problems"]
     yield from filter(None, [result["error"]])
 

@@ -18,9 +18,10 @@ from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange
 from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
 from rollfeed.store.lock import is_held
+from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import StepRecord, read_steps
 from rollfeed.store.tables.parquet import read_batch, read_columns, read_groups, read_rows, read_timings
-from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, SampleStatus, TrainBatch
+from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, RunState, SampleStatus, TrainBatch
 from rollfeed.types.fields import fields_of, from_dict
 from rollfeed.types.text import step_range
 
@@ -182,6 +183,11 @@ class RunReader:
         """Return where every prompt drawn so far is, as of the last commit."""
         steps = self.steps()
         return steps[-1].ledger if steps else LedgerCounts()
+
+    def state(self, step: int) -> RunState:
+        """Return the state that a committed step left."""
+        self.step(step)
+        return StateFiles(self.path).read(next(entry for entry in self._journal.steps() if entry.step == step))
 
     def batch(self, step: int) -> TrainBatch:
         """Return the batch of a committed step, as it was delivered."""

@@ -40,6 +40,7 @@ def test_the_prompts_that_are_kept_fill_the_steps_exactly(tmp_path: Path) -> Non
         (Chaos(num_kills=0), "--kills must be at least 1"),
         (Chaos(num_kills=1, mode="slow"), "--mode slow"),
         (Chaos(num_kills=1, mode="async", deterministic=True), "--deterministic"),
+        (Chaos(num_kills=1, agents=True, environments=True), "leave out --environments"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(chaos: Chaos, told: str) -> None:
@@ -71,3 +72,13 @@ def test_agents_that_are_killed_in_mid_episode_do_nothing_twice(leaves_no_proces
     assert (result["lost"], result["duplicated"], result["effects"]["repeated"]) == (0, 0, 0)
     assert result["kills"]["episode"] == len(result["open_episodes_at_kills"]) == 3
     assert any(result["open_episodes_at_kills"])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["partial", "async"])
+def test_a_run_that_is_killed_learns_of_levels_what_lies_in_its_files(leaves_no_process: None, mode: str) -> None:
+    chaos = Chaos(num_kills=2, mode=mode, deterministic=mode == "partial", environments=True)
+    result = bench_chaos(chaos, progress=lambda line: None)
+    assert result["passed"], result
+    assert result["levels_equal"] or mode == "async"
+    assert max(result["levels"].values()) >= 2

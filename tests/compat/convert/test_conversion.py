@@ -217,3 +217,36 @@ def test_the_text_is_the_settings_with_where_each_comes_from() -> None:
 def test_the_page_has_the_tables_of_the_flags() -> None:
     page = DOCUMENT.read_text(encoding="utf-8")
     assert page == with_tables(page), "run: python -m rollfeed.compat.convert.flags_reference docs/from-slime.md"
+
+
+RLVE = "--rlve --environment-list Sorting core/add_numbers --disable-rollout-global-dataset"
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "expected"),
+    [
+        (RLVE, "prompts.adaptive.policy", "rlve"),
+        (RLVE, "prompts.adaptive.environment_list", ["rlve/Sorting", "core/add_numbers"]),
+        (RLVE, "prompts.adaptive.apply_chat_template", False),
+        (f"{RLVE} --initial-difficulty 2", "prompts.adaptive.initial_difficulty", 2),
+        (
+            f"{RLVE} --min-metric-to-increase-difficulty 0.5",
+            "prompts.adaptive.min_metric_to_increase_difficulty",
+            0.5,
+        ),
+        (
+            f"{RLVE} --custom-prompt-preprocessor TinyZero --answer-marker-type '<answer></answer>'",
+            "prompts.adaptive.custom_prompt_preprocessor",
+            "TinyZero",
+        ),
+        ("--rlve", "prompts.adaptive.policy", None),
+        ("--environment-list Sorting", "prompts.adaptive.environment_list", None),
+    ],
+)
+def test_environments_of_rlve_adapt_as_there(flags: str, key: str, expected: Any) -> None:
+    assert value(flags, key) == expected
+
+
+def test_a_style_that_does_not_go_with_the_template_is_refused_by_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"--custom-prompt-preprocessor TinyZero: .*apply_chat_template = false"):
+        converted(f"{RLVE} --apply-chat-template --custom-prompt-preprocessor TinyZero")

@@ -24,6 +24,7 @@ from random import Random
 from signal import SIGKILL
 from typing import Any
 
+from rollfeed.benchmarks.chaos.difficulty import learned, wrong_levels
 from rollfeed.benchmarks.chaos.effects import Effects, count_effects, num_open_episodes, read_calls
 from rollfeed.benchmarks.chaos.job import RUN, SETTINGS, UNBROKEN, UNBROKEN_AGENT, ChaosJob, make_job
 from rollfeed.benchmarks.chaos.processes import ChaosEngine, RunProcess, final_ledger
@@ -68,6 +69,8 @@ class Chaos:
     deterministic: bool = False
     agents: bool = False
     """Whether prompts are answered in several turns with a tool between them, and killed there."""
+    environments: bool = False
+    """Whether prompts are problems of environments whose difficulty adapts, and what is learned of it is compared."""
     seed: int = 0
 
 
@@ -105,6 +108,7 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
             seed=chaos.seed,
             addresses=addresses[:_NUM_ENGINES],
             agents=chaos.agents,
+            environments=chaos.environments,
         )
         # The two run beside each other, each with engines of its own.
         undisturbed = _start_unbroken(job, addresses[_NUM_ENGINES:], stack)
@@ -117,7 +121,23 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
         unbroken = recount(undisturbed.out, job, ledger=final_ledger(undisturbed.out))
         effects = count_effects(monkey.process.out, job)
         unbroken.problems += count_effects(undisturbed.out, job).problems
-    return _result(chaos, monkey, counts, unbroken, effects, error) | {"seconds": time.monotonic() - started}
+        levels = {} if error else _levels(monkey.process.out, undisturbed.out, job, counts)
+        if chaos.deterministic and levels and not levels["levels_equal"]:
+            counts.problems.append("the levels are not those of the unbroken run")
+    result = _result(chaos, monkey, counts, unbroken, effects, error)
+    return result | levels | {"seconds": time.monotonic() - started}
+
+
+def _levels(out: Path, unbroken_out: Path, job: ChaosJob, counts: Recount) -> dict[str, Any]:
+    """Return what the run has learned of levels, beside the unbroken one; what is wrong goes to the problems."""
+    state, unbroken = learned(out, job), learned(unbroken_out, job)
+    if not job.environments:
+        return {}
+    counts.problems += wrong_levels(state, out, num_surplus=final_ledger(out).get("surplus", 0))
+    return {
+        "levels": {name: each["difficulty"]["policy"]["level"] for name, each in state["environments"].items()},
+        "levels_equal": state == unbroken,
+    }
 
 
 def _result(
@@ -149,6 +169,7 @@ def _result(
         "mode": chaos.mode,
         "deterministic": chaos.deterministic,
         "agents": chaos.agents,
+        "environments": chaos.environments,
         "seed": chaos.seed,
     }
 
@@ -176,6 +197,8 @@ def _check(chaos: Chaos, keep: Path | None) -> None:
         raise ConfigError(f"--mode {chaos.mode}: must be one of {', '.join(MODES)}")
     if chaos.deterministic and chaos.mode == "async":
         raise ConfigError("--deterministic: asynchronous batches have no order to compare; use --mode sync or partial")
+    if chaos.agents and chaos.environments:
+        raise ConfigError("--agents answer prompts of a data set: leave out --environments")
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ConfigError(f"--keep {keep}: must be a new or an empty folder")
 

@@ -26,6 +26,36 @@ _STEPS_PER_KILL, _LEAST_STEPS = 5, 30
 _END = "<|end|>"
 _EFFECTS = "effects"
 
+_ENVIRONMENTS = """
+[prompts.adaptive]
+environment_list = ["core/add_numbers", "core/copy_text", "core/sort_numbers"]
+apply_chat_template = false
+
+[reward]
+override_environments = true
+"""
+_DATASET = """
+[[prompts.datasets]]
+path = "prompts.jsonl"
+label_key = "label"
+apply_chat_template = false
+"""
+
+_REWARD_OF_LEVELS = '''"""Levels up to 2 are mostly solved, harder ones hardly ever; equal rewards are dropped."""
+
+import time
+import zlib
+
+from rollfeed.types import Verdict
+
+
+def score(sample, prompt):
+    time.sleep(0.002)
+    if zlib.crc32(prompt.prompt_id.encode()) % 3:
+        return Verdict.graded(prompt.metadata["level"] <= 2)
+    return Verdict.graded(sample.index % 2 == 1)
+'''
+
 _REWARD = '''"""Every second response of a prompt is right, or all are: then a filter drops the prompt."""
 
 import time
@@ -76,12 +106,7 @@ checkpoint = {model}
 
 [prompts]
 num_epoch = {num_epochs}
-
-[[prompts.datasets]]
-path = "prompts.jsonl"
-label_key = "label"
-apply_chat_template = false
-
+{source}
 [rollout]
 mode = "{mode}"
 deterministic = {deterministic}
@@ -133,6 +158,8 @@ class ChaosJob:
     """Of prompts that the filter must drop."""
     agents: bool = False
     """Whether prompts are answered in several turns with a tool between them."""
+    environments: bool = False
+    """Whether prompts are problems of environments whose difficulty adapts: which ones is not known beforehand."""
 
 
 def effects_file(out: Path) -> Path:
@@ -149,6 +176,7 @@ def make_job(
     seed: int,
     addresses: Sequence[str],
     agents: bool = False,
+    environments: bool = False,
 ) -> ChaosJob:
     """Write everything that a run needs.
 
@@ -160,7 +188,7 @@ def make_job(
     labels = _labels(num_kept)
     rows = [{"prompt": f"Question {row} of {len(labels)}?", "label": label} for row, label in enumerate(labels)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "chaos_reward.py").write_text(_REWARD)
+    (folder / "chaos_reward.py").write_text(_REWARD_OF_LEVELS if environments else _REWARD)
     if agents:
         (folder / "chaos_agent.py").write_text(_agent())
     _write_tokenizer(folder / "model")
@@ -169,14 +197,16 @@ def make_job(
         num_steps=num_kept * _NUM_EPOCHS // _BATCH_SIZE,
         batch_size=_BATCH_SIZE,
         group_size=_GROUP_SIZE,
-        kept_ids=_prompt_ids(labels, "spread"),
-        dropped_ids=_prompt_ids(labels, "alike"),
+        kept_ids=frozenset() if environments else _prompt_ids(labels, "spread"),
+        dropped_ids=frozenset() if environments else _prompt_ids(labels, "alike"),
         agents=agents,
+        environments=environments,
     )
     settings = _SETTINGS.format(
         seed=seed,
         model=json.dumps(str(folder / "model")),
         num_epochs=_NUM_EPOCHS,
+        source=_ENVIRONMENTS if environments else _DATASET,
         mode=mode,
         deterministic=json.dumps(deterministic),
         num_steps=job.num_steps,

@@ -62,7 +62,7 @@ def recount(out: Path, job: ChaosJob, *, ledger: Mapping[str, float]) -> Recount
         groups = _groups(path, with_reason=True)
         for rows in groups:
             group_indices[rows[0]["group_index"]] += 1
-            if rows[0]["prompt_id"] not in job.dropped_ids:
+            if rows[0]["prompt_id"] not in job.dropped_ids and not job.environments:
                 problems.append(f"{path.name}: {rows[0]['prompt_id']} is dropped as {rows[0]['drop_reason']}")
         counts.dropped += [rows[0]["prompt_id"] for rows in groups]
     _compare(counts, job, group_indices, ledger)
@@ -78,6 +78,12 @@ def _compare(counts: Recount, job: ChaosJob, group_indices: Counter[int], ledger
     times = Counter([*counts.trained, *counts.dropped])
     all_ids = job.kept_ids | job.dropped_ids
     counts.lost = sorted(all_ids - times.keys())
+    if job.environments:
+        all_ids = frozenset(times)
+        # Every prompt that was drawn is in a file or waits.
+        waiting = int(sum(ledger.get(place, 0) for place in ("requeued", "in_flight", "surplus")))
+        missing = sorted(set(range(times.total() + waiting)) - group_indices.keys())
+        counts.lost = [f"group {index}" for index in missing[waiting:]]
     counts.duplicated = sorted((times - Counter(times.keys())).elements())
     problems = counts.problems
     problems += [f"{prompt_id}: not a prompt of the data set" for prompt_id in sorted(times.keys() - all_ids)]
@@ -85,7 +91,9 @@ def _compare(counts: Recount, job: ChaosJob, group_indices: Counter[int], ledger
     problems += [f"group index {index}: given {number} times" for index, number in group_indices.items() if number > 1]
     if counts.num_steps != job.num_steps:
         problems.append(f"{counts.num_steps} steps of {job.num_steps}")
-    found = {"trained": len(counts.trained), "dropped": len(counts.dropped), "drawn": times.total()}
+    found = {"trained": len(counts.trained), "dropped": len(counts.dropped)}
+    if not job.environments:
+        found["drawn"] = times.total()
     for place, number in found.items():
         if ledger.get(place) != number:
             problems.append(f"ledger: {place} is {ledger.get(place)} in the journal, {number} in the files")

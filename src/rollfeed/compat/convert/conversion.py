@@ -159,8 +159,8 @@ def _missing(flags: Flags) -> Iterator[str]:
 def _check(settings: Mapping[str, Setting], flags: Flags) -> None:
     """Refuse what no settings file may have, by the flag that it comes from."""
     tree = nested(settings)
-    has_prompts = tree.get("prompts", {}).get("datasets") or tree.get("plugins", {}).get("prompt_source")
-    if not has_prompts:
+    prompts = tree.get("prompts", {})
+    if not (prompts.get("datasets") or prompts.get("adaptive") or tree.get("plugins", {}).get("prompt_source")):
         tree["prompts"] = {**tree.get("prompts", {}), **_WITHOUT_PROMPTS}
     try:
         validate_settings(tree, where="")

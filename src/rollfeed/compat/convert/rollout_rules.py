@@ -32,12 +32,17 @@ _SERVER_KEYS: Mapping[str, str] = {
     "update-weight-disk-dir": "weights_folder",
 }
 
+_RLVE_KEYS = (
+    *("initial-difficulty", "difficulty-sliding-window-size", "min-metric-to-increase-difficulty"),
+    *("min-prompts-before-difficulty-check", "custom-prompt-preprocessor"),
+)
+
 
 def apply_rules(draft: Draft) -> None:
     """Decide all flags that the table does not carry over by themselves."""
     draft.put("seed", draft.value("rollout-seed"), "rollout-seed")
     draft.mode = _mode(draft)
-    for part in (_prompts, _scheduling, _plugins, _filters, _lengths, _rewards, _engine, set_evaluation):
+    for part in (_prompts, _environments, _scheduling, _plugins, _filters, _lengths, _rewards, _engine, set_evaluation):
         part(draft)
     if not draft.value("debug-rollout-only"):
         set_advantages(draft)
@@ -133,6 +138,23 @@ def _prompts(draft: Draft) -> None:
     elif draft.value("num-epoch") is not None:
         draft.put("prompts.num_epoch", draft.value("num-epoch"), "num-epoch")
         draft.settings["rollout.num_rollout"] = Setting(_ENDLESS, "the run ends with the data")
+
+
+def _environments(draft: Draft) -> None:
+    """Carry over RLVE's environments, whose names are those of RLVE-Gym."""
+    names = draft.value("environment-list")
+    if not draft.value("rlve") or not names:
+        for name in ("rlve", "environment-list", *_RLVE_KEYS):
+            if name in draft.flags:
+                draft.leave(name, "--rlve takes its problems from --environment-list: give both")
+        return
+    at = "prompts.adaptive."
+    draft.put(f"{at}policy", "rlve", "rlve")
+    draft.put(f"{at}environment_list", [name if "/" in name else f"rlve/{name}" for name in names], "environment-list")
+    for name in _RLVE_KEYS:
+        if name in draft.flags:
+            draft.put(f"{at}{name.replace('-', '_')}", draft.value(name), name)
+    draft.put(f"{at}apply_chat_template", draft.value("apply-chat-template"), "apply-chat-template")
 
 
 def _scheduling(draft: Draft) -> None:

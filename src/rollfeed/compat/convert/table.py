@@ -24,8 +24,6 @@ _TEXTS = MappingProxyType(
         "dumps": "every batch is in the run directory (docs/runs.md): rollfeed show and rollfeed lint read it",
         "replays": "a stored batch is read with rollfeed.store, not generated again",
         "tests": "a test or a measurement of slime's or miles's own processes",
-        "rlve": "RLVE's problems are environments here: [[prompts.environments]] with their ids and levels "
-        "(rollfeed env list)",
         "zero": "",
     }
 )
