@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source
+from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source, one_worker
 from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
 from rollfeed.app.sources import RowChecks, find_file
 from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings, PromptSettings
@@ -25,6 +25,7 @@ MakeRenderer: TypeAlias = Callable[..., ChatRenderer]
 """Makes what renders the prompts of a set, given its ``rollout_max_prompt_len``."""
 
 
+@one_worker()
 def load_sets(
     settings: EvalSettings,
     *,

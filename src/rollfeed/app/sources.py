@@ -11,7 +11,7 @@ from typing import Any
 from rollfeed import plugins
 from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.environments.adaptive import adaptive_source
-from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source
+from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source, one_worker
 from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
@@ -102,6 +102,7 @@ def _environment_sources(
     return sources
 
 
+@one_worker()
 def build_source(
     settings: Settings,
     tokenizer: Tokenizer,
@@ -342,6 +343,7 @@ def no_images_of(settings: EngineSettings, model: Model) -> str | None:
     return f"the model in {model.checkpoint} takes text only: remove image_key, or use another model"
 
 
+@one_worker()
 def overlaps(source: PromptSource, eval_sets: Iterable[EvalSet], settings: Settings) -> tuple[Overlap, ...]:
     """Return what each set has in common with a run's prompts; nothing for a source of the user's, which is not drawn.
 

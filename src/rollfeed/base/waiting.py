@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -46,16 +45,6 @@ def without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:
         return result
     coroutine.close()
     raise RuntimeError(f"{coroutine!r:.80} waits: await it")
-
-
-def in_own_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that waits, also where the caller is called by a loop, which stands still."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
 
 
 async def call_in_own_thread(function: Callable[[], T], *, name: str) -> tuple[T | None, BaseException | None]:

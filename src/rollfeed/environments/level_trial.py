@@ -201,7 +201,7 @@ class _Trial:
                 (right if is_right else wrong).append(float(verdict.reward))  # type: ignore[arg-type]
                 if is_right:
                     yes.add(text)
-                    if text in _NO_ANSWERS:
+                    if text in _NO_ANSWERS and each.answer != "":
                         self.broken("what is no answer is right", f": {text!r:.60}")
             for guess, text in blind.items():
                 num_right[guess] += text in yes

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rollfeed
+from rollfeed import app
 from rollfeed.app import open_rollouts
 from rollfeed.app.build import load_functions
 from rollfeed.app.sources import build_source
@@ -200,3 +201,36 @@ class Brittle:
     def verify(self, params, response):
         return Verdict(reward=1.0, correct=Correct.YES)
 """
+
+
+COUNTED = """
+from pathlib import Path
+with (Path(__file__).parent / "imports.txt").open("a") as file:
+    file.write("once\\n")
+class Counted:
+    version, summary, max_level = 1, "Counts its imports.", None
+    def make(self, level, random):
+        return f"{random.random()}?", {}, None
+    def verify(self, params, response): ...
+class One(Counted):
+    environment_id = "my/one"
+class Two(Counted):
+    environment_id = "my/two"
+"""
+
+
+@pytest.mark.parametrize("num_environments", [1, 2])
+def test_packages_are_imported_once_however_many_environments_are_checked_at_the_start(
+    tmp_path: Path, num_environments: int
+) -> None:
+    (tmp_path / "counted.py").write_text(COUNTED)
+    chosen = [{"id": f"counted.py:{name}"} for name in ("One", "Two")][:num_environments]
+    build_source(settings_of(*chosen), CharTokenizer(), folders=[tmp_path])
+    assert (tmp_path / "imports.txt").read_text() == "once\n"
+    evaluation = {"environments": [{**each, "num_prompts": 2} for each in chosen]}
+    settings = Settings.model_validate({"eval": evaluation})
+    prepared = app.prepare_evaluation(
+        settings.eval, config=settings, tokenizer=CharTokenizer(), context_length=4096, folders=[tmp_path]
+    )
+    assert [len(each.prompts) for each in prepared.sets] == [2] * num_environments
+    assert (tmp_path / "imports.txt").read_text() == "once\nonce\n"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rollfeed.base.waiting import in_own_loop, without_waiting
+from rollfeed.base.waiting import without_waiting
 from rollfeed.config.prompts import PromptSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.environments.making import (
@@ -23,6 +26,10 @@ from rollfeed.protocols import Task, Workers
 from rollfeed.workers import WorkerPool
 
 _T = TypeVar("_T")
+
+_worker: ContextVar[Callable[[Callable[[Workers], Coroutine[Any, Any, Any]]], Any] | None]
+_worker = ContextVar("worker", default=None)
+"""Does what needs workers, in a block of :func:`one_worker`."""
 
 
 class ChosenEnvironment(NamedTuple):
@@ -79,14 +86,41 @@ class MakingPlan:
         return [makers[place] for place in range(len(chosen))]
 
 
-def with_workers(work: Callable[[Workers], Awaitable[_T]]) -> _T:
+@contextmanager
+def one_worker() -> Iterator[None]:
+    """Have all that :func:`with_workers` does in a block done by one worker, which imports each package once."""
+    if _worker.get() is not None:
+        yield
+        return
+    pool, loop = WorkerPool(num_workers=1), asyncio.new_event_loop()  # another loop may stand still in this thread
+    thread = threading.Thread(target=loop.run_forever, name="one-worker", daemon=True)
+    thread.start()
+
+    async def end() -> None:
+        await pool.__aexit__()
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # where the block was interrupted
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        loop.stop()
+
+    token = _worker.set(lambda work: asyncio.run_coroutine_threadsafe(work(pool), loop).result())
+    try:
+        yield
+    finally:
+        _worker.reset(token)
+        asyncio.run_coroutine_threadsafe(end(), loop)
+        thread.join()
+        loop.close()
+
+
+def with_workers(work: Callable[[Workers], Coroutine[Any, Any, _T]]) -> _T:
     """Do what needs workers before a run has any, with one that ends with it; the calling thread waits."""
-
-    async def do() -> _T:
-        async with WorkerPool(num_workers=1) as pool:
-            return await work(pool)
-
-    return in_own_loop(do())
+    with one_worker():
+        do = _worker.get()
+        assert do is not None
+        result: _T = do(work)
+        return result
 
 
 def listed_environments() -> dict[str, EnvironmentFacts | ConfigError]:
