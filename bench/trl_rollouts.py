@@ -18,6 +18,7 @@ stand-ins here: the look-up of its speed, and the attention kernel.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shlex
@@ -99,7 +100,7 @@ def job_of(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         renderer=ChatRenderer(model.tokenizer, rollout_max_prompt_len=None),
         apply_chat_template=is_chat,
     )
-    prompts = source.take_different((workload.num_steps + NUM_WARMUP_STEPS) * workload.rollout_batch_size)
+    prompts = asyncio.run(source.draw_different((workload.num_steps + NUM_WARMUP_STEPS) * workload.rollout_batch_size))
     return {
         "checkpoint": str(model.checkpoint),
         "reward": "verifier" if is_chat else "variety",
@@ -338,7 +339,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="measured each way (default 10)")
     parser.add_argument("--prompts", type=int, default=2, help="of a step (default 2)")
     parser.add_argument("--samples", type=int, default=4, help="of a prompt (default 4)")
-    parser.add_argument("--tokens", type=int, default=256, help="new ones at most (default 256)")
+    parser.add_argument("--tokens", type=int, default=128, help="new ones at most (default 128)")
     parser.add_argument("--threads", type=int, default=2, help="both ways (default 2)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--asynchronous", action="store_true", help="the asynchronous trainer, with rollfeed alone")
