@@ -211,6 +211,8 @@ def test_arguments_of_trl_that_cannot_be_had(make: Any, chats: Rows, changed: di
         (RolloutConfig(seed=3), "seed: seed of TRL says it"),
         (RolloutConfig(rollout=RolloutSettings(n_samples_per_prompt=8)), "num_generations of TRL says it"),
         (RolloutConfig(sampling=SamplingSettings(rollout_top_k=5)), "rollout_top_k: top_k of TRL says it"),
+        (RolloutConfig(plugins=PluginSettings(prompt_source=dict)), "train_dataset of TRL says it"),
+        (RolloutConfig(plugins=PluginSettings(group_filters=[len])), r"plugins.group_filters has no effect: TRL wants"),
     ],
 )
 def test_settings_that_are_trls_to_say(make: Any, chats: Rows, config: RolloutConfig, told: str) -> None:

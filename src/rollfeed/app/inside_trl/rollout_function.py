@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from transformers import TrainerCallback
@@ -29,6 +30,15 @@ from rollfeed.protocols import RewrittenTurns, RunningGroup, Scorer, TurnJournal
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Group, Prompt, Rollout, Sample, TensorUpdate, Verdict
 from rollfeed.weights import Publisher
+
+_WITHOUT_EFFECT = (
+    "filters.dynamic_sampling",
+    "filters.over_sampling",
+    "plugins.group_filters",
+    "plugins.batch_filter",
+    "plugins.rollout",
+    "plugins.advantage",
+)
 
 
 class RolloutFunc:
@@ -101,7 +111,7 @@ class _Answers:
     """An engine for one trainer, and what is asked of it."""
 
     def __init__(self, trainer: Any, config: RolloutConfig, engine: EngineSettings | None, keys: ColumnKeys) -> None:
-        _check(trainer, engine)
+        _check(trainer, config, engine)
         self.trainer = weakref.ref(trainer)
         is_set = "rewritten_turns" in config.rollout.model_fields_set
         turns = config.rollout.rewritten_turns if is_set else RewrittenTurns.APPEND  # one sequence an answer
@@ -206,8 +216,10 @@ class _Answers:
         return found
 
 
-def _check(trainer: Any, engine: EngineSettings | None) -> None:
+def _check(trainer: Any, config: RolloutConfig, engine: EngineSettings | None) -> None:
     find_trl("trl", "GRPOTrainer")
+    if found := [key for key in _WITHOUT_EFFECT if attrgetter(key)(config)]:
+        raise ConfigError(f"{found[0]} has no effect: TRL wants every prompt answered, and weighs them: remove it")
     values_of(trainer, "args", "state", "model", "processing_class", "accelerator", "train_dataset", "eval_dataset")
     for name in ("tools", "environment_factories"):
         if getattr(trainer, name, None):

@@ -30,6 +30,7 @@ _SAMPLING = {
 """TRL's names by ours."""
 _OF_TRL = {
     "seed": "seed",
+    "plugins.prompt_source": "train_dataset",
     "rollout.mode": "the kind of trainer",
     "rollout.rollout_batch_size": "per_device_train_batch_size",
     "rollout.n_samples_per_prompt": "num_generations",
