@@ -11,7 +11,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from statistics import fmean
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
 from rollfeed.environments.making.maker import TaskFailureKind
-from rollfeed.environments.tasks import HasGuessRate, NoProblemError, stored
+from rollfeed.environments.tasks import HasGuessRate, NoProblemError, checked_problem, stored
 from rollfeed.environments.verifying import environment_in_worker, name_in_workers
 from rollfeed.faults import describe
-from rollfeed.protocols import Environment, EnvironmentStep, MultiTurnEnvironment
+from rollfeed.protocols import Environment, MultiTurnEnvironment
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Correct, Outcome, Verdict
 
@@ -46,7 +47,7 @@ class _Made(NamedTuple):
 
     @property
     def digest(self) -> str:
-        return blake2b(json.dumps(self, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return blake2b(json.dumps(self, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
 
 
 def level_path(environment_id: str) -> str:
@@ -74,56 +75,57 @@ def try_level(
         ``digests`` of the problems; ``unusable``, a kind and a cause, where the level has none; ``problems``, what is
         broken; ``warnings``, and numbers for people.
     """
-    trial = _Trial(environment, level)
+    trial, began = _Trial(environment, level), time.monotonic()
     made = trial.make(num_problems, seconds)
     found: dict[str, Any] = {"digests": [each.digest for each in made], "unusable": trial.unusable}
     if verifies and trial.unusable is None:
-        trial.make_again(made)
+        if time.monotonic() - began < 1.5 * seconds:  # else it would take too long; another process makes them as well
+            trial.make_again(made)
         found |= trial.verify(made, seconds)
         if isinstance(environment, MultiTurnEnvironment):
             trial.play(environment, made[0])
         found["mean_prompt_chars"] = round(fmean(len(each.question) for each in made), 1)
-    return found | {"problems": list(trial.problems), "warnings": list(trial.warnings)}
+    problems = [f"{what}{case}"[:300] for what, case in trial.broken.items()]
+    return found | {"problems": problems, "warnings": trial.warnings}
 
 
 class _Trial:
-    """One level under trial; a broken promise is noted once, with its first case."""
+    """One level under trial."""
 
     def __init__(self, environment: Environment, level: int) -> None:
         self.environment = environment
         self.level = level
-        self.problems: dict[str, None] = {}
-        self.warnings: dict[str, None] = {}
+        self.broken: dict[str, str] = {}
+        """What is promised and not so, with its first case."""
+        self.warnings: list[str] = []
         self.unusable: tuple[str, str] | None = None
-        self._said: set[str] = set()
+        self._indices = 0
         self._milliseconds: list[float] = []
 
-    def broken(self, what: str, case: str = "") -> None:
-        if what not in self._said:
-            self._said.add(what)
-            self.problems[f"{what}{case}"[:300]] = None
+    def _note(self, what: str, case: str = "") -> None:
+        self.broken.setdefault(what, case)
 
     def make(self, num_problems: int, seconds: float) -> list[_Made]:
-        made: list[_Made] = []
-        ends_at, num_failed, index = time.monotonic() + seconds, 0, 0
-        while len(made) < num_problems and (not made or time.monotonic() < ends_at):
+        """Make problems; each that cannot be made is noted."""
+        made, causes, num_in_a_row = list[_Made](), list[tuple[str, str]](), 0
+        ends_at = time.monotonic() + seconds
+        while len(made) < num_problems and num_in_a_row < _MAX_FAILURES and (not made or time.monotonic() < ends_at):
+            num_in_a_row += 1
             try:
-                made.append(self._problem(index))
+                made.append(self._problem(self._indices))
+                num_in_a_row = 0
+            except NoProblemError as error:
+                causes.append((TaskFailureKind.NOTHING, str(error)))
             except Exception as error:  # of another package perhaps
-                is_nothing = isinstance(error, NoProblemError)
-                cause = str(error) if is_nothing else describe(error)
-                num_failed += 1
-                self.warnings = {f"{index - len(made) + 1} problems cannot be made, the last: {cause}"[:300]: None}
-                if num_failed == _MAX_FAILURES:
-                    self.unusable = TaskFailureKind.NOTHING if is_nothing else TaskFailureKind.RAISED, cause
-                    break
-            else:
-                num_failed = 0
-            index += 1
+                causes.append((TaskFailureKind.RAISED, describe(error)))
+            self._indices += 1
         longest = max((len(each.question) for each in made), default=0)
-        if longest > MAX_PROMPT_CHARS:
+        if causes:
+            self.warnings.append(f"{len(causes)} problems cannot be made, the last: {causes[-1][1]}"[:300])
+        if num_in_a_row == _MAX_FAILURES:
+            self.unusable = causes[-1]
+        elif longest > MAX_PROMPT_CHARS:
             self.unusable = TaskFailureKind.TOO_LONG, f"a question has {longest:,} characters"
-        self._indices = index
         return made
 
     def _problem(self, index: int) -> _Made:
@@ -131,144 +133,136 @@ class _Trial:
         seed = derive_seed(0, "check", self.environment.environment_id, self.environment.version, self.level, index)
         found = self.environment.make(self.level, random.Random(seed))
         if _global_state() != before:
-            self.broken("make changes the global random state: draw from the Random that it is handed")
-        if not (isinstance(found, tuple | list) and len(found) == 3 and isinstance(found[0], str) and found[0].strip()):
-            raise NoProblemError(f"make returned {found!r:.80}; it must return question, params and answer")
-        return _Made(*found)
+            self._note("make changes the global random state: draw from the Random that it is handed")
+        return _Made(*checked_problem(found))
 
     def make_again(self, made: Sequence[_Made]) -> None:
         """Make the problems in another order and after other global seeds."""
-        again: dict[int, str] = {}
+        again: list[str] = []
         for index in reversed(range(self._indices)):
             random.seed(index)
             if (numpy := sys.modules.get("numpy")) is not None:
                 numpy.random.seed(index)
-            try:
-                again[index] = self._problem(index).digest
-            except Exception:
-                continue
-        if [again[index] for index in sorted(again)] != [each.digest for each in made]:
-            self.broken("the same seed makes another problem a second time")
+            with suppress(Exception):
+                again.append(self._problem(index).digest)
+        if again[::-1] != [each.digest for each in made]:
+            self._note("the same seed makes another problem a second time")
 
     def verdict(self, made: _Made, response: str) -> Verdict | None:
         """Return a verdict that is one; of one that is not, it is noted why."""
-        params = json.dumps(made.params, sort_keys=True)
-        before, started = _global_state(), time.thread_time()
+        digest, before, started = made.digest, _global_state(), time.thread_time()
         try:
             verdict = self.environment.verify(made.params, response)
         except Exception as error:
-            self.broken("verify raises", f" {describe(error)} for {response!r:.60}")
+            self._note("verify raises", f" {describe(error)} for {response!r:.60}")
             return None
         self._milliseconds.append(1000 * (time.thread_time() - started))
         if _global_state() != before:
-            self.broken("verify changes the global random state")
-        if json.dumps(made.params, sort_keys=True) != params:
-            self.broken("verify changes the params that it is given")
-        return verdict if self.is_sound(verdict, response) else None
+            self._note("verify changes the global random state")
+        if made.digest != digest:
+            self._note("verify changes the params that it is given")
+        return self._sound(verdict, response)
 
-    def is_sound(self, verdict: object, response: str) -> bool:
+    def _sound(self, verdict: object, response: str) -> Verdict | None:
         if not isinstance(verdict, Verdict):
-            self.broken("verify returns no Verdict", f", but {verdict!r:.60}")
+            self._note("verify returns no Verdict", f", but {verdict!r:.60}")
         elif verdict.outcome is not Outcome.OK:
-            self.broken("verify fails", f" for {response!r:.60}: {verdict.detail}")
+            self._note("verify fails", f" for {response!r:.60}: {verdict.detail}")
         elif not isinstance(verdict.reward, int | float) or not -1.0 <= verdict.reward <= 1.0:
-            self.broken("a reward is no number from -1 to 1", f": {verdict.reward!r:.60}")
+            self._note("a reward is no number from -1 to 1", f": {verdict.reward!r:.60}")
         elif verdict.correct is Correct.UNDEFINED:
-            self.broken("a verdict does not say whether the answer is right")
+            self._note("a verdict does not say whether the answer is right")
         else:
-            return True
-        return False
+            return verdict
+        return None
 
     def verify(self, made: Sequence[_Made], seconds: float) -> dict[str, Any]:
         """Try answers to each problem, until a time is over."""
-        readable, num_tried, ends_at = set(_FORMS), 0, time.monotonic() + seconds
+        ends_at, readable, num_tried = time.monotonic() + seconds, set(_FORMS), 0
         commonest = Counter(each.answer for each in made if each.answer is not None).most_common(1)
         guesses = [*_CONSTANTS, *(answer for answer, _ in commonest)]
-        num_right = dict.fromkeys(["the question", *guesses], 0)
-        right, wrong = list[float](), list[float]()
+        num_right: Counter[str] = Counter(dict.fromkeys(["the question", *guesses], 0))
         for each in made:
-            accepted = self._try_known_answer(each)
-            readable &= accepted
-            form = _FORMS[next((name for name in _FORMS if name in accepted), "plain")]
+            known = {} if each.answer is None else {name: form.format(each.answer) for name, form in _FORMS.items()}
+            verdicts = {text: self.verdict(each, text) for text in (*known.values(), each.question)}
+            accepted = [name for name, text in known.items() if _is_right(verdicts[text])]
+            readable &= set(accepted if known else _FORMS)
+            if known and not accepted and None not in verdicts.values():
+                self._note("its own answer is not accepted", f": {each.answer!r:.60} to {each.question[-60:]!r}")
+            self._store(each, verdicts)
+            form = _FORMS[accepted[0] if accepted else "plain"]
             blind = {"the question": each.question, **{guess: form.format(guess) for guess in guesses}}
-            known = () if each.answer is None else (form.format(each.answer),)
-            yes = set[str]()
-            for text in dict.fromkeys([*known, *_NO_ANSWERS, *blind.values()]):
-                verdict = self.verdict(each, text) if time.monotonic() < ends_at or text in known else None
-                if verdict is None:
-                    continue
-                is_right = verdict.correct is Correct.YES
-                (right if is_right else wrong).append(float(verdict.reward))  # type: ignore[arg-type]
-                if is_right:
-                    yes.add(text)
-                    if text in _NO_ANSWERS and each.answer != "":
-                        self.broken("what is no answer is right", f": {text!r:.60}")
-            for guess, text in blind.items():
-                num_right[guess] += text in yes
+            for text in (*_NO_ANSWERS, *blind.values()):
+                if text not in verdicts and time.monotonic() < ends_at:
+                    verdicts[text] = self.verdict(each, text)
+            num_right.update(guess for guess, text in blind.items() if _is_right(verdicts.get(text)))
+            self._compare(each, verdicts)
             num_tried += 1
             if time.monotonic() >= ends_at:
                 break
-        if right and max(wrong, default=-1.0) > min(right):
-            self.broken("a wrong answer is worth more than a right one")
         cost = round(fmean(self._milliseconds or [0.0]), 3)
         limit = MAX_VERIFY_MS / 10 if self.environment in BUILTIN_ENVIRONMENTS else MAX_VERIFY_MS
         if cost > limit:
-            self.broken(f"verify takes more than {limit:g} ms", f": {cost:g} ms")
+            self._note(f"verify takes more than {limit:g} ms", f": {cost:g} ms")
         reads = [name for name in _FORMS if name in readable and commonest]
         return {"reads": reads, "guessed": self._guessed(num_right, num_tried), "verify_ms": cost}
 
-    def _try_known_answer(self, made: _Made) -> set[str]:
-        """Return the forms in which a known answer is accepted; all where there is none."""
-        if made.answer is None:
-            return set(_FORMS)
-        verdicts = {name: self.verdict(made, form.format(made.answer)) for name, form in _FORMS.items()}
-        accepted = {name for name, found in verdicts.items() if found is not None and found.correct is Correct.YES}
-        if not accepted and None not in verdicts.values():
-            self.broken("its own answer is not accepted", f": {made.answer!r:.60} to {made.question[-60:]!r}")
+    def _store(self, made: _Made, verdicts: Mapping[str, Verdict | None]) -> None:
+        """Compare verdicts with those after the params were stored."""
         try:
             after = made._replace(params=stored(made.params))
         except (TypeError, ValueError) as error:
-            self.broken("params are no JSON", f": {describe(error)}")
-            return accepted
-        if {name: self.verdict(after, form.format(made.answer)) for name, form in _FORMS.items()} != verdicts:
-            self.broken("a verdict is another one after the params were stored as JSON")
-        return accepted
+            self._note("params are no JSON", f": {describe(error)}")
+            return
+        if any(self.verdict(after, text) != verdict for text, verdict in verdicts.items()):
+            self._note("a verdict is another one after the params were stored as JSON")
 
-    def _guessed(self, num_right: dict[str, int], num_problems: int) -> float:
+    def _compare(self, made: _Made, verdicts: Mapping[str, Verdict | None]) -> None:
+        """Compare the worth of answers, and find those that are none and right."""
+        rewards = dict[bool, list[Any]]({True: [], False: []})
+        for text, verdict in verdicts.items():
+            if verdict is not None:
+                rewards[_is_right(verdict)].append(verdict.reward)
+            if _is_right(verdict) and text in _NO_ANSWERS and made.answer != "":
+                self._note("what is no answer is right", f": {text!r:.60}")
+        if max(rewards[False], default=-1.0) > min(rewards[True], default=1.0):
+            self._note("a wrong answer is worth more than a right one")
+
+    def _guessed(self, num_right: Counter[str], num_problems: int) -> float:
         """Return the share of problems that the best blind answer solves."""
-        best = max(num_right, key=num_right.__getitem__)
-        share = num_right[best] / num_problems
+        ((best, count),) = num_right.most_common(1)
         if isinstance(self.environment, HasGuessRate):
             _, high = self.environment.guess_rate(self.level)
             slack = 4 * math.sqrt(num_problems * high * (1 - high)) + 3  # many environments and answers are tried
-            if num_right[best] > num_problems * high + slack:
-                self.broken(f"blind answers are right more often than in {high:.1%}", f": {best!r:.60} in {share:.0%}")
-        elif share > 0.5 and num_problems > 1:
-            self.warnings[f"{best!r:.60} is the answer to {share:.0%} of the problems"] = None
-        return round(share, 3)
+            if count > num_problems * high + slack:
+                told = f": {best!r:.60} in {count / num_problems:.0%}"
+                self._note(f"blind answers are right more often than in {high:.1%}", told)
+        elif count > 0.5 * num_problems > 0.5:
+            self.warnings.append(f"{best!r:.60} is the answer to {count / num_problems:.0%} of the problems")
+        return round(count / num_problems, 3)
 
     def play(self, environment: MultiTurnEnvironment, made: _Made) -> None:
         """Play episodes of nonsense: they are the same twice, end, and are not right."""
         try:
             for turn in ("", "?!", "0"):
-                state = environment.start(made.params)
-                for _ in range(_MAX_TURNS):
+                state, num_turns, verdict = environment.start(made.params), 0, None
+                while verdict is None and num_turns < _MAX_TURNS:
                     step, again = (environment.step(stored(dict(state)), turn) for _ in range(2))
                     if step != again:
-                        self.broken("the same turn in the same state is answered otherwise a second time")
-                    if step.verdict is not None:
-                        break
-                    state = step.state
-                self._end(environment, step, state)
+                        self._note("the same turn in the same state is answered otherwise a second time")
+                    num_turns, verdict = num_turns + 1, step.verdict
+                    state = step.state if verdict is None else state
+                if verdict is None:
+                    self.warnings.append(f"episodes of {turn!r} go on after {_MAX_TURNS:,} turns")
+                for each in (environment.give_up(state), *(() if verdict is None else (verdict,))):
+                    if _is_right(self._sound(each, "an episode")):
+                        self._note("an episode of nonsense is right")
         except Exception as error:
-            self.broken("an episode raises", f" {describe(error)}")
+            self._note("an episode raises", f" {describe(error)}")
 
-    def _end(self, environment: MultiTurnEnvironment, step: EnvironmentStep, state: Any) -> None:
-        if step.verdict is None:
-            self.warnings[f"an episode of nonsense goes on after {_MAX_TURNS:,} turns"] = None
-        for verdict in (environment.give_up(state), *([] if step.verdict is None else [step.verdict])):
-            if self.is_sound(verdict, "an episode") and verdict.correct is Correct.YES:
-                self.broken("an episode of nonsense is right")
+
+def _is_right(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.correct is Correct.YES
 
 
 def _global_state() -> tuple[Any, ...]:

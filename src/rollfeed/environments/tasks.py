@@ -108,7 +108,7 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
     check_level(environment, level)
     seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
     made_by = environment.for_split(split) if isinstance(environment, HasSplits) else environment
-    question, params, answer = _problem(made_by.make(level, Random(seed)))
+    question, params, answer = checked_problem(made_by.make(level, Random(seed)))
     params = stored(params)
     return Task(
         environment=environment.environment_id,
@@ -122,7 +122,8 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
     )
 
 
-def _problem(made: Any) -> tuple[str, dict[str, Any], str | None]:
+def checked_problem(made: Any) -> tuple[str, dict[str, Any], str | None]:
+    """Return what ``make`` returned. Raises NoProblemError if it is no question, params and answer."""
     match made:
         case (str(question), dict(params), None | str() as answer) if question.strip():
             return question, params, answer

@@ -42,7 +42,7 @@ QUARANTINED = {
 WARNED = {
     "Shrinks": "prompts of level 1 are less than half as long as those of a lower one",
     "RaisesNowAndThen": "problems cannot be made, the last: ValueError: not this one",
-    "Talks": "an episode of nonsense goes on after 1,000 turns",
+    "Talks": "go on after 1,000 turns",
 }
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.environments.level_trial import level_path
-from rollfeed.environments.making import EnvironmentFacts, describe_environments
-from rollfeed.errors import PluginError, WorkerCallError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from rollfeed.environments.making import EnvironmentFacts, describe_environments, worker_failure
+from rollfeed.errors import PluginError, WorkerError
 from rollfeed.workers import WorkerPool
 
 _DEFAULT_LEVELS = (0, 1, 2, 4, 8)
@@ -142,7 +142,10 @@ class _Trial:
 
         tried, made = await asyncio.gather(call(self.workers[0], True), call(self.workers[1], False))
         if isinstance(made, WorkerError):
-            return _unusable(level, made)
+            failure = worker_failure(made)
+            return LevelReport(
+                level=level, outcome=Conformance.QUARANTINED, reasons=(f"{failure.kind}: {failure.cause}",)
+            )
         if isinstance(tried, WorkerError):
             return LevelReport(level=level, outcome=Conformance.FAILED, reasons=(f"when it is tried: {tried}",))
         if tried["unusable"] is not None:
@@ -165,9 +168,3 @@ def _levels_of(facts: EnvironmentFacts, levels: Sequence[int] | None) -> list[in
     hardest = facts.max_level
     chosen = levels or (*_DEFAULT_LEVELS, *(() if hardest is None else (hardest,)))
     return sorted({level for level in chosen if hardest is None or level <= hardest})
-
-
-def _unusable(level: int, error: WorkerError) -> LevelReport:
-    kinds = {WorkerTimeoutError: "timed_out", WorkerDiedError: "died", WorkerCallError: "raised"}
-    reason = f"{kinds.get(type(error), 'raised')}: {error}"
-    return LevelReport(level=level, outcome=Conformance.QUARANTINED, reasons=(reason,))

@@ -7,7 +7,7 @@ from rollfeed.environments.making.maker import (
     TaskFailureKind,
     TaskMaker,
 )
-from rollfeed.environments.making.pooled import PooledTaskMaker, describe_environments
+from rollfeed.environments.making.pooled import PooledTaskMaker, describe_environments, worker_failure
 
 __all__ = [
     "EnvironmentFacts",
@@ -17,4 +17,5 @@ __all__ = [
     "TaskFailureKind",
     "TaskMaker",
     "describe_environments",
+    "worker_failure",
 ]

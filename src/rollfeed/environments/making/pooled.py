@@ -213,7 +213,7 @@ class PooledTaskMaker(TaskMaker):
         except WorkerError as error:
             stream.size, stream.num_alone = 1, _MAX_SIZE
             if len(indices) == 1:
-                stream.ready[indices[0]] = _failure(error)
+                stream.ready[indices[0]] = worker_failure(error)
             return
         if stream.num_alone:
             stream.num_alone -= 1
@@ -229,7 +229,8 @@ def _read(found: Mapping[str, Any]) -> _Made:
     return TaskFailedError(TaskFailureKind(found["kind"]), found["cause"])
 
 
-def _failure(error: WorkerError) -> TaskFailedError:
+def worker_failure(error: WorkerError) -> TaskFailedError:
+    """Return what an error of a worker says of the problem that it was to make."""
     kinds = {
         WorkerTimeoutError: TaskFailureKind.TIMED_OUT,
         WorkerDiedError: TaskFailureKind.DIED,
