@@ -13,7 +13,7 @@ from rollfeed.environments.difficulty import DifficultyManager
 from rollfeed.environments.difficulty.band import BandPolicy
 from rollfeed.environments.difficulty.rlve import FixedPolicy, RlvePolicy
 from rollfeed.environments.levels import EnvironmentLevels
-from rollfeed.environments.making import InlineTaskMaker, TaskFailedError, TaskFailureKind
+from rollfeed.environments.making import TaskFailedError, TaskFailureKind, TaskMaker
 from rollfeed.errors import ConfigError, SourceFailedError
 from rollfeed.protocols import DifficultyPolicy, PromptRenderer, Task
 from rollfeed.testing import check_prompt_source, make_group
@@ -22,7 +22,7 @@ from rollfeed.types import Correct, Group, Prompt, Verdict
 MakeSource = Callable[..., AdaptiveSource]
 
 
-class Breaking(InlineTaskMaker):
+class Breaking(TaskMaker):
     """Fails at some levels; remembers what it was told to prepare."""
 
     def __init__(self, environment: Any, broken: Sequence[int], *, seed: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollfeed.environments.levels import EnvironmentLevels
-from rollfeed.environments.making import InlineTaskMaker, TaskFailedError, TaskFailureKind
+from rollfeed.environments.making import TaskFailedError, TaskFailureKind, TaskMaker
 from rollfeed.errors import SourceFailedError
 from rollfeed.protocols import PromptRenderer, Task
 from rollfeed.types import Prompt
@@ -16,7 +16,7 @@ from rollfeed.types import Prompt
 MakeLevels = Callable[..., EnvironmentLevels]
 
 
-class Scripted(InlineTaskMaker):
+class Scripted(TaskMaker):
     """Fails at the problems that a script names, by level and index."""
 
     def __init__(self, environment: Any, script: dict[tuple[int, int], TaskFailureKind]) -> None:

@@ -144,6 +144,7 @@ class RewardServices:
             environments=self.environments,
             sandboxes=self.sandboxes,
             workers=self.workers,
+            step_timeout_seconds=self._deadline_seconds,
             journal=journal or TurnJournal(),
             tools=self.toolbox,
             rewritten_turns=config.rollout.rewritten_turns,

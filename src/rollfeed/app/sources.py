@@ -37,7 +37,7 @@ from rollfeed.environments import (
     rlve_problem,
 )
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
-from rollfeed.environments.making import InlineTaskMaker
+from rollfeed.environments.making import PooledTaskMaker
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
@@ -78,7 +78,7 @@ def environment_source(environment_id: str, *, level: int, seed: int, tokenizer:
         partial(ChatRenderer, tokenizer, rollout_max_prompt_len=None),
         seed=seed,
     )
-    if isinstance(source.maker, InlineTaskMaker):
+    if not isinstance(source.maker, PooledTaskMaker):
         return source
     return MixtureSource([(source.name, 1.0, source)], seed=seed, resources=[workers])
 

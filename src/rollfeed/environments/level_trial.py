@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
 from rollfeed.environments.making.maker import TaskFailureKind
+from rollfeed.environments.registry import name_in_workers
 from rollfeed.environments.tasks import HasGuessRate, NoProblemError, checked_problem, stored
-from rollfeed.environments.verifying import environment_in_worker, name_in_workers
+from rollfeed.environments.verifying import environment_in_worker
 from rollfeed.faults import describe
 from rollfeed.protocols import Environment, MultiTurnEnvironment
 from rollfeed.seeds import derive_seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
@@ -33,8 +34,16 @@ class PathEntry(NamedTuple):
         return import_object(self.value, key="environment", folders=[Path(folder) for folder in self.folders])
 
 
+BY_PATH = "by-path-"
+"""Begins names of environments in workers that are found by their paths."""
 named_by_path: dict[str, PathEntry] = {}
 """Environments that were named by their paths in this process, by id, for whoever verifies their problems later."""
+
+
+def name_in_workers(environment_id: str) -> str:
+    """Return what workers find an environment by: a name without the dots that would reach into a module."""
+    entry = named_by_path.get(environment_id)
+    return environment_id if entry is None else f"{BY_PATH}{json.dumps(entry).encode().hex()}"
 
 
 def installed_entry_points() -> Iterable[EntryPoint]:
@@ -77,6 +86,12 @@ class EnvironmentRegistry:
     def is_own(self, environment_id: str) -> bool:
         """Whether an environment is one of those that the registry was made with."""
         return environment_id in self._own
+
+    def steps_path(self, environment_id: str) -> str | None:
+        """Return the function path of an environment's methods in workers; None for those that are called here."""
+        if self.is_own(environment_id) or environment_id not in self:
+            return None
+        return f"rollfeed.environments.episodes_in_workers:{name_in_workers(environment_id)}"
 
     def ids(self) -> tuple[str, ...]:
         """Return all ids, sorted; nothing is imported."""

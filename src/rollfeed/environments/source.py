@@ -7,7 +7,7 @@ from typing import Any
 
 from rollfeed.base.waiting import without_waiting
 from rollfeed.environments.levels import MAX_FAILURES, EnvironmentLevels, LevelFailedError
-from rollfeed.environments.making import InlineTaskMaker, TaskFailureKind, TaskMaker
+from rollfeed.environments.making import TaskFailureKind, TaskMaker
 from rollfeed.environments.tasks import TRAIN, check_level
 from rollfeed.errors import ConfigError, RunFailedError, SourceFailedError
 from rollfeed.protocols import Environment, PromptRenderer, PromptSource
@@ -52,7 +52,7 @@ class EnvironmentSource(PromptSource):
         if isinstance(environment, TaskMaker):
             self.maker = environment
         else:
-            self.maker = InlineTaskMaker(environment, run_seed=seed)
+            self.maker = TaskMaker(environment, run_seed=seed)
         check_level(self.maker.facts, level)
         self.name = f"{self.maker.facts.environment_id}@{level}"
         self._level = level

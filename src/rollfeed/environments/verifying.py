@@ -12,14 +12,12 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from rollfeed.environments.registry import EnvironmentRegistry, PathEntry, named_by_path
+from rollfeed.environments.registry import BY_PATH, EnvironmentRegistry, PathEntry, name_in_workers, named_by_path
 from rollfeed.environments.tasks import check_level, stored
 from rollfeed.errors import RewardError
 from rollfeed.faults import describe
 from rollfeed.protocols import Environment
 from rollfeed.types import Verdict
-
-_BY_PATH = "by-path-"
 
 installed_registry = cache(EnvironmentRegistry)
 """Return the environments that are installed here, the same at every call."""
@@ -30,21 +28,15 @@ def verifier_path(environment_id: str) -> str:
     return f"{__name__}:{name_in_workers(environment_id)}"
 
 
-def name_in_workers(environment_id: str) -> str:
-    """Return what :func:`environment_in_worker` finds an environment by: a name of a path, without dots."""
-    entry = named_by_path.get(environment_id)
-    return environment_id if entry is None else f"{_BY_PATH}{json.dumps(entry).encode().hex()}"
-
-
 def environment_in_worker(name: str) -> Environment:
-    """Return the environment of a :func:`name_in_workers`.
+    """Return the environment of a :func:`rollfeed.environments.registry.name_in_workers`.
 
     Raises:
         AttributeError: If the name is none, as those that Python itself asks modules for.
         ConfigError: If there is no such environment; or PluginError.
     """
-    if name.startswith(_BY_PATH):
-        environment_id, value, folders = json.loads(bytes.fromhex(name.removeprefix(_BY_PATH)))
+    if name.startswith(BY_PATH):
+        environment_id, value, folders = json.loads(bytes.fromhex(name.removeprefix(BY_PATH)))
         named_by_path[environment_id] = PathEntry(environment_id, value, tuple(folders))
         name = environment_id
     if "/" not in name:

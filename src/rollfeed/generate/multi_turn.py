@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from rollfeed.conversations import Conversation
-from rollfeed.errors import PluginError, RewardError
+from rollfeed.errors import PluginError, RewardError, WorkerError
 from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
@@ -63,7 +65,7 @@ class _Play:
         episode, limit = self._episode, None
         if not episode.builder.remaining_budget:
             sample = episode.builder.build(SampleStatus.TRUNCATED, response="")
-            return self._judged([sample], self._given_up(), ended_by=self._scarce())
+            return self._judged([sample], await self._given_up(), ended_by=self._scarce())
         while True:
             begun = len(episode.builder.token_ids)
             turn = await episode.sample()
@@ -82,7 +84,7 @@ class _Play:
             elif self._game is None:
                 return self._judged(episode.end(turn), None, ended_by=limit)
             elif limit is None:
-                step = self._game.step(turn.text)
+                step = await self._game.step(turn.text)
                 if step.verdict is not None:
                     return self._judged(episode.end(turn), step.verdict, ended_by=None)
                 messages = step.messages
@@ -90,10 +92,10 @@ class _Play:
             if limit is None and not episode.follow(self._conversation.follow_up(said, messages, forms=forms)):
                 limit = self._scarce()
             if limit is not None:
-                return self._judged(episode.end(turn), self._given_up(), ended_by=limit)
+                return self._judged(episode.end(turn), await self._given_up(), ended_by=limit)
 
-    def _given_up(self) -> Verdict | None:
-        return None if self._game is None else self._game.give_up()
+    async def _given_up(self) -> Verdict | None:
+        return None if self._game is None else await self._game.give_up()
 
     def _reached(self) -> str | None:
         """Return the limit that lets no further turn be sampled."""
@@ -127,26 +129,41 @@ class _Game:
     """An environment that answers back, and the state that its episode is in."""
 
     def __init__(self, metadata: Mapping[str, Any], services: Services) -> None:
-        environment = services.environments.get(metadata["environment"])
-        if not isinstance(environment, MultiTurnEnvironment):
-            raise PluginError(f"environment {environment.environment_id}: it has no start, step and give_up")
-        self._environment = environment
-        self._state = self._asked("start", metadata["params"], Mapping)
+        self._name: str = metadata["environment"]
+        self._params = metadata["params"]
+        self._state: Mapping[str, Any] | None = None
+        self._services = services
+        self._path = services.environments.steps_path(self._name)
+        self._environment = services.environments.get(self._name) if self._path is None else None
+        if self._path is None and not isinstance(self._environment, MultiTurnEnvironment):
+            raise PluginError(f"environment {self._name}: it has no start, step and give_up")
 
-    def step(self, text: str) -> EnvironmentStep:
-        step: EnvironmentStep = self._asked("step", self._state, EnvironmentStep, text)
+    async def step(self, text: str) -> EnvironmentStep:
+        step: EnvironmentStep = await self._asked("step", EnvironmentStep, await self._begun(), text)
         if step.verdict is None:
             self._state = step.state
         return step
 
-    def give_up(self) -> Verdict:
-        verdict: Verdict = self._asked("give_up", self._state, Verdict)
+    async def give_up(self) -> Verdict:
+        verdict: Verdict = await self._asked("give_up", Verdict, await self._begun())
         return verdict
 
-    def _asked(self, method: str, state: Mapping[str, Any], kind: type[Any], *arguments: str) -> Any:
-        where = f"environment {self._environment.environment_id}: {method}"
+    async def _begun(self) -> Mapping[str, Any]:
+        if self._state is None:
+            self._state = await self._asked("start", Mapping, self._params)
+        return self._state
+
+    async def _asked(self, method: str, kind: type[Any], *arguments: Any) -> Any:
+        where = f"environment {self._name}: {method}"
         try:
-            given = getattr(self._environment, method)(state, *arguments)
+            if self._path is None:
+                given = getattr(self._environment, method)(*arguments)
+            else:
+                deadline = self._services.step_timeout_seconds
+                given = await self._services.workers.call(self._path, [method, *arguments], deadline_seconds=deadline)
+                given = given if kind is Mapping else msgspec.convert(given, kind)
+        except WorkerError as error:
+            raise RewardError(f"{where}: {error}") from error
         except Exception as error:
             raise RewardError(f"{where} raised {describe(error)}") from error
         if not isinstance(given, kind):

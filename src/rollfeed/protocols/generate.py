@@ -42,6 +42,9 @@ class Environments(Protocol):
     def get(self, environment_id: str) -> Environment:
         """Return an environment. Raises ConfigError if there is none of that id."""
 
+    def steps_path(self, environment_id: str) -> str | None:
+        """Return the function path of an environment's methods in workers; None for those that are called here."""
+
 
 class _NotThere:
     """Stands for a service that a run has not been given; says so when it is used."""
@@ -100,6 +103,8 @@ class Services:
     """Where programs of the policy run."""
     workers: Workers = _NO_WORKERS
     """Processes that can be killed, for functions that may hang."""
+    step_timeout_seconds: float = 5.0
+    """For a step of an environment that workers take."""
     journal: TurnJournal = field(default_factory=TurnJournal)
     """What answerings of several turns have done; see :class:`rollfeed.generate.Episode`."""
     tools: Toolbox | None = None

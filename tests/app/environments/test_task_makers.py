@@ -78,6 +78,36 @@ async def test_problems_are_made_and_verified_in_workers_only() -> None:
     assert set(rewards) == {0.0}
 
 
+async def test_episodes_are_gone_through_in_workers() -> None:
+    commits: list[StepCommit] = []
+    async with open_run(settings_of({"id": "moody.py:Talk"}), commits) as rollouts:
+        batch = await rollouts.generate_batch()
+    assert {sample.reward for sample in batch.samples} == {0.25}
+    assert {sample.metadata["num_turns"] for sample in batch.samples} == {2}
+
+
+@pytest.mark.parametrize(
+    ("level", "cause"),
+    [
+        (HANGS, "mine/talk: step: no result within 1 s"),
+        (RAISES, "mine/talk: step: OSError: no dice"),
+        (NOTHING, "step raised ValidationError"),
+    ],
+)
+async def test_a_step_that_misbehaves_fails_its_rollout(level: int, cause: str) -> None:
+    settings = settings_of({"id": "moody.py:Talk", "level": level})
+    workers = settings.reward.workers.model_copy(update={"timeout_seconds": 1.0})
+    settings = settings.model_copy(
+        update={
+            "reward": settings.reward.model_copy(update={"workers": workers}),
+            "rollout": settings.rollout.model_copy(update={"max_draws_per_batch": 1, "rollout_batch_size": 1}),
+        }
+    )
+    async with open_run(settings, []) as rollouts:
+        with pytest.raises(RunFailedError, match=cause):
+            await rollouts.generate_batch()
+
+
 async def test_a_run_that_is_killed_and_resumed_trains_on_the_same_problems() -> None:
     unbroken: list[StepCommit] = []
     broken: list[StepCommit] = []

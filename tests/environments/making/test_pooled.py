@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollfeed.base.importing import import_object
-from rollfeed.environments.making import EnvironmentFacts, InlineTaskMaker, TaskFailedError, describe_environments
+from rollfeed.environments.making import EnvironmentFacts, TaskFailedError, TaskMaker, describe_environments
 from rollfeed.environments.tasks import make_task
 from rollfeed.errors import ConfigError, PluginError
 from rollfeed.protocols import Task
@@ -29,7 +29,7 @@ async def made(maker: Any, level: int, count: int, first: int = 0) -> list[Task]
 
 @pytest.mark.parametrize("num_workers", [1, 4])
 async def test_the_same_thousand_tasks_with_any_number_of_workers(moody_maker: MakeMaker, num_workers: int) -> None:
-    inline = await made(InlineTaskMaker(moody(), run_seed=5), 0, 1000)
+    inline = await made(TaskMaker(moody(), run_seed=5), 0, 1000)
     async with WorkerPool(num_workers=num_workers) as pool, await moody_maker(pool) as maker:
         assert await made(maker, 0, 1000) == inline
         assert pool.counts.calls < 150  # messages carry several
@@ -37,11 +37,11 @@ async def test_the_same_thousand_tasks_with_any_number_of_workers(moody_maker: M
 
 async def test_problems_of_slow_generators_are_the_same_too(moody_maker: MakeMaker) -> None:
     async with WorkerPool(num_workers=2) as pool, await moody_maker(pool) as maker:
-        assert await made(maker, SLOW, 12) == await made(InlineTaskMaker(moody(), run_seed=5), SLOW, 12)
+        assert await made(maker, SLOW, 12) == await made(TaskMaker(moody(), run_seed=5), SLOW, 12)
 
 
 async def test_a_run_that_goes_on_in_the_middle_gets_the_same_tasks(moody_maker: MakeMaker) -> None:
-    inline = await made(InlineTaskMaker(moody(), run_seed=5), 0, 40)
+    inline = await made(TaskMaker(moody(), run_seed=5), 0, 40)
     async with WorkerPool(num_workers=1) as pool:
         for stop in (1, 7, 23):
             async with await moody_maker(pool) as first:
@@ -52,7 +52,7 @@ async def test_a_run_that_goes_on_in_the_middle_gets_the_same_tasks(moody_maker:
 
 async def test_parameters_reach_the_worker(moody_maker: MakeMaker) -> None:
     async with WorkerPool(num_workers=1) as pool, await moody_maker(pool, highest=3) as maker:
-        assert await made(maker, 0, 9) == await made(InlineTaskMaker(moody(highest=3), run_seed=5), 0, 9)
+        assert await made(maker, 0, 9) == await made(TaskMaker(moody(highest=3), run_seed=5), 0, 9)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_a_cancelled_draw_loses_nothing(moody_maker: MakeMaker) -> None:
         drawing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await drawing
-        assert await made(maker, SLOW, 3) == await made(InlineTaskMaker(moody(), run_seed=5), SLOW, 3)
+        assert await made(maker, SLOW, 3) == await made(TaskMaker(moody(), run_seed=5), SLOW, 3)
         assert pool.counts.died == 0
 
 
@@ -139,7 +139,7 @@ async def test_the_rule_of_what_is_held_out_is_the_one_of_this_process(moody_mak
     async with WorkerPool(num_workers=1) as pool:
         for parameters in ({}, {"highest": 0}, {"highest": 2}):
             async with await moody_maker(pool, **parameters) as maker:
-                inline = InlineTaskMaker(moody(**parameters), run_seed=5)
+                inline = TaskMaker(moody(**parameters), run_seed=5)
                 assert await maker.held_out_rule(0) == await inline.held_out_rule(0)
 
 

@@ -16,7 +16,6 @@ from rollfeed.config.prompts import PromptSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
 from rollfeed.environments.making import (
     EnvironmentFacts,
-    InlineTaskMaker,
     PooledTaskMaker,
     TaskMaker,
     describe_environments,
@@ -65,7 +64,7 @@ class MakingPlan:
         for place, each in enumerate(chosen):
             if registry.is_own(each.environment_id):
                 environment = with_parameters(registry.get(each.environment_id), each.parameters)
-                makers[place] = InlineTaskMaker(environment, run_seed=seed)
+                makers[place] = TaskMaker(environment, run_seed=seed)
             elif ":" not in each.environment_id and each.environment_id not in registry:
                 registry.get(each.environment_id)  # raises
         others = [place for place in range(len(chosen)) if place not in makers]

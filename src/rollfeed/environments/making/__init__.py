@@ -2,7 +2,6 @@
 
 from rollfeed.environments.making.maker import (
     EnvironmentFacts,
-    InlineTaskMaker,
     TaskFailedError,
     TaskFailureKind,
     TaskMaker,
@@ -11,7 +10,6 @@ from rollfeed.environments.making.pooled import PooledTaskMaker, describe_enviro
 
 __all__ = [
     "EnvironmentFacts",
-    "InlineTaskMaker",
     "PooledTaskMaker",
     "TaskFailedError",
     "TaskFailureKind",

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from rollfeed.environments.making.maker import EnvironmentFacts, TaskFailedError, make_or_fail
-from rollfeed.environments.registry import EnvironmentRegistry, named_by_path
+from rollfeed.environments.registry import EnvironmentRegistry, name_in_workers, named_by_path
 from rollfeed.environments.tasks import with_parameters
-from rollfeed.environments.verifying import environment_in_worker, name_in_workers
+from rollfeed.environments.verifying import environment_in_worker
 from rollfeed.protocols import Environment
 
 DESCRIBE = f"{__name__}.describe"

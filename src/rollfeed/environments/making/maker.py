@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
 
 from rollfeed.environments.tasks import (
     TRAIN,
@@ -73,15 +72,17 @@ class EnvironmentFacts:
         )
 
 
-@runtime_checkable
-class TaskMaker(Protocol):
-    """Makes the problems of one environment.
+class TaskMaker:
+    """Makes the problems of one environment at once, in this process, which is for those that are trusted to be quick.
 
     Problem ``index`` depends on (run seed, split, environment with its parameters, version, level, index) only,
     whatever was made before, in which order and by how many workers.
     """
 
-    facts: EnvironmentFacts
+    def __init__(self, environment: Environment, *, run_seed: int) -> None:
+        self.facts = EnvironmentFacts.of(environment)
+        self._environment = environment
+        self._run_seed = run_seed
 
     async def make(self, *, level: int, index: int, split: str = TRAIN) -> Task:
         """Return problem ``index`` of a level; whether it is of the split is not asked.
@@ -90,42 +91,21 @@ class TaskMaker(Protocol):
             TaskFailedError: If it cannot be made.
             ConfigError: If there is no such level, or no worker can be started.
         """
+        return make_or_fail(self._environment, level=level, index=index, run_seed=self._run_seed, split=split)
 
     def prefetch(self, *, level: int, index: int, split: str = TRAIN) -> None:
-        """Have a few problems made from ``index`` on, as they will be asked for next."""
+        """Have a few problems made from ``index`` on, as they will be asked for next, where that takes time."""
 
     async def held_out_rule(self, level: int) -> HeldOutRule | None:
         """Return what is held out of training at a level; see :func:`rollfeed.environments.tasks.held_out_rule`.
 
         Raises:
-            TaskFailedError: If no problem of the level can be made in time.
+            TaskFailedError: If its first problems cannot be made in time.
         """
-
-    async def close(self) -> None:
-        """End what is under way."""
-
-
-class InlineTaskMaker(TaskMaker):
-    """Makes problems at once in this process: for environments that are trusted to be quick."""
-
-    def __init__(self, environment: Environment, *, run_seed: int) -> None:
-        self.facts = EnvironmentFacts.of(environment)
-        self._environment = environment
-        self._run_seed = run_seed
-
-    async def make(self, *, level: int, index: int, split: str = TRAIN) -> Task:
-        """As :meth:`TaskMaker.make`; it never waits."""
-        return make_or_fail(self._environment, level=level, index=index, run_seed=self._run_seed, split=split)
-
-    def prefetch(self, *, level: int, index: int, split: str = TRAIN) -> None:
-        """Do nothing: making takes no time."""
-
-    async def held_out_rule(self, level: int) -> HeldOutRule | None:
-        """As :meth:`TaskMaker.held_out_rule`; it never waits."""
         return held_out_rule(self._environment, level)
 
     async def close(self) -> None:
-        """Do nothing: nothing is under way."""
+        """End what is under way."""
 
 
 def make_or_fail(environment: Environment, *, level: int, index: int, run_seed: int, split: str) -> Task:

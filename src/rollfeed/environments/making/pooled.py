@@ -52,8 +52,10 @@ async def describe_environments(
     arguments = [[list(each) for each in chosen], [str(folder.resolve()) for folder in folders]]
     try:
         found = await workers.call(DESCRIBE, arguments, deadline_seconds=_IMPORT_SECONDS)
-    except WorkerError as error:
+    except WorkerCallError as error:
         raise PluginError(str(error)) from error
+    except WorkerError as error:
+        raise PluginError(f"importing {', '.join(name for name, _ in chosen):.300}: {error}") from error
     for each in found:
         if each["entry"] is not None:
             entry = PathEntry(*each["entry"])
