@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
 
+from rollfeed.app.inside_slime.slime_groups import SlimeGroup, SlimeMember
 from rollfeed.compat.slime_plugins.names.forms import DynamicFilterOutput, GenerateFnInput, GenerateFnOutput
+from rollfeed.compat.slime_plugins.names.slime_sample import SlimeSample
 from rollfeed.compat.slime_rollout import generate_rollout
 from rollfeed.errors import RunFailedError
 
@@ -55,6 +57,18 @@ def test_their_samples_are_filled_as_slime_fills_them(args: Namespace, source: S
         assert sample.prefix_cache_info.total_prompt_tokens == len(sample.prompt)
         assert len(sample.response) == 40  # the server's text, of two characters a token
         assert sample.session_id
+
+
+def test_a_prompt_that_fills_the_context_is_answered_with_nothing(args: Namespace, source: Source) -> None:
+    args.rollout_max_context_len = 30
+    args.rollout_batch_size = args.over_sampling_batch_size = 1
+    group = source.get_samples(1)[0]
+    for sample in group:
+        sample.prompt = "x" * 30
+    source.buffer.append(group)
+    for sample in flat(generate_rollout(args, 0, source)):
+        assert (sample.tokens, sample.response_length, sample.rollout_log_probs) == ([ord("x") - 32] * 30, 0, [])
+        assert sample.status.value == "truncated"
 
 
 def test_without_partial_rollout_what_is_left_is_answered_anew_in_the_next_step(
@@ -169,11 +183,19 @@ def test_what_raises_is_tried_again_from_the_sample_as_it_was_drawn(
     args: Namespace, source: Source, function: Any
 ) -> None:
     args.custom_generate_function_path, args.over_sampling_batch_size = path_of(function), 3
-    # All first tries fail.
-    with pytest.raises(RunFailedError, match=r"--custom-generate-function-path.*the tool is away"):
-        generate_rollout(arguments_of_many(args), 0, source)
     output = generate_rollout(args, 0, source)
     assert [sample.tokens for sample in flat(output)] == [[7]] * 3 * SIZE
+    assert output.metrics["rollout/groups_failed"] == 0.0
+
+
+def test_a_step_that_fails_says_why_and_gives_its_prompts_to_the_next(args: Namespace, source: Source) -> None:
+    args.custom_generate_function_path = path_of(fails_once)
+    with pytest.raises(RunFailedError, match=r"--custom-generate-function-path.*the tool is away"):
+        generate_rollout(arguments_of_many(args), 0, source)
+    args.over_sampling_batch_size = 3
+    output = generate_rollout(args, 1, source)
+    assert [group[0].group_index for group in output.samples] == [0, 1, 2]
+    assert source.num_drawn == 20
 
 
 def arguments_of_many(args: Namespace) -> Namespace:
@@ -198,6 +220,22 @@ def test_a_function_that_does_not_end_is_cancelled_and_its_sample_is_as_it_was(a
     output = generate_rollout(args, 1, source)
     assert [group[0].group_index for group in output.samples] == [1, 3, 5]
     assert all(sample.response_length == 20 for sample in flat(output))
+
+
+async def one_by_one(args: Namespace, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    CALLS.append(sample.index)
+    await asyncio.sleep(0.02)
+    sample.tokens, sample.response, sample.response_length, sample.rollout_log_probs = [1, 2], "b", 1, [-1.0]
+    sample.status = type(sample).Status.COMPLETED
+    return sample
+
+
+def test_what_waits_for_its_turn_when_the_batch_is_full_is_not_begun(args: Namespace, source: Source) -> None:
+    args.custom_generate_function_path, args.over_sampling_batch_size = path_of(one_by_one), 20
+    args.sglang_server_concurrency = args.rollout_num_gpus = 1
+    generate_rollout(args, 0, source)
+    assert list(range(len(CALLS))) == CALLS
+    assert len(CALLS) <= 8
 
 
 async def own_judge(args: Namespace, sample: Any) -> dict[str, float]:
@@ -233,6 +271,33 @@ def test_a_reward_that_is_none_ends_the_run_and_not_as_0(args: Namespace, source
         generate_rollout(arguments_of_many(args), 0, source)
 
 
+async def not_a_number_at_first(args: Namespace, sample: Any) -> dict[str, float]:
+    CALLS.append(sample.index)
+    return {"odd": float("nan") if CALLS.count(sample.index) == 1 else 2.0}
+
+
+def test_a_reward_is_asked_for_again(args: Namespace, source: Source) -> None:
+    args.custom_rm_path, args.over_sampling_batch_size = path_of(not_a_number_at_first), 3
+    assert [sample.reward for sample in flat(generate_rollout(args, 0, source))] == [{"odd": 2.0}] * 6
+
+
+def test_a_group_that_is_given_back_has_what_can_be_gone_on_with() -> None:
+    aborted, forked, untouched, half_made = members = [
+        SlimeMember(SlimeSample(index=number, prompt="p", tokens=[1])) for number in range(4)
+    ]
+    for member in (aborted, forked, half_made):
+        sample = member.begin()
+        sample.tokens = [1, 2]
+        sample.response, sample.response_length, sample.rollout_log_probs = "b", 1, [-1.0]
+    aborted.made, forked.made = aborted.sample, [forked.sample, SlimeSample()]
+    given = SlimeGroup(members).begun(rollout_id=5)
+    assert [sample.tokens for sample in given] == [[1, 2], [1], [1], [1]]
+    assert [sample.metadata for sample in given] == [{"start_rollout_id": 5}, {}, {}, {}]
+    aborted.sample.response_length = 0
+    assert SlimeGroup(members).begun(rollout_id=6)[0].metadata == {"start_rollout_id": 5}
+    assert untouched.sample is given[2]
+
+
 def test_mask_offpolicy_leaves_only_the_new_tokens_of_a_resumed_sample(args: Namespace, source: Source) -> None:
     args.partial_rollout = args.mask_offpolicy_in_partial_rollout = True
     group = source.get_samples(1)[0]
@@ -264,6 +329,13 @@ def test_an_evaluation_has_the_sampling_and_the_judge_of_its_set(
     assert result.data["a"]["rewards"] == [sample.reward for sample in result.data["a"]["samples"]]
     assert {"eval/a", "eval/a-truncated_ratio", "eval/a-pass@1", "eval/a-pass@2"} <= result.metrics.keys()
     assert source.num_drawn == 0
+
+
+def test_an_evaluation_whose_answers_fail_says_the_first_cause(args: Namespace, source: Source, tmp_path: Path) -> None:
+    args.eval_datasets = [eval_set(tmp_path / "a.jsonl", n_samples_per_eval_prompt=20)]
+    args.custom_generate_function_path = path_of(fails_once)
+    with pytest.raises(RunFailedError, match="the tool is away"):
+        generate_rollout(args, 0, source, evaluation=True)
 
 
 @pytest.mark.parametrize(

@@ -43,16 +43,7 @@ _ENDED = ("completed", "truncated")
 
 
 class SlimeAnswering(Scorer):
-    """Stands where a run has its generate function, its scorer and its filter.
-
-    Args:
-        work: What calls work with.
-        job: The call's.
-        groups: That are answered.
-        gate: The way to the engine.
-        rollout_id: The step.
-        evaluation: Whether answers measure the policy.
-    """
+    """Stands where a run has its generate function, its scorer and its filter, for the groups of one call."""
 
     def __init__(
         self,
@@ -97,6 +88,7 @@ class SlimeAnswering(Scorer):
         ids = np.asarray(sample.tokens, np.int32) if sample.tokens else request.prompt.token_ids
         before, params = sample.response_length, request.params
         budget = min(params.max_new_tokens - before, request.max_context_length - len(ids))
+        sample.tokens, sample.rollout_log_probs = sample.tokens or ids.tolist(), sample.rollout_log_probs or []
         if budget <= 0:
             sample.status = type(sample).Status("truncated")
             return
@@ -105,9 +97,9 @@ class SlimeAnswering(Scorer):
         name = f"{'eval' if self._about['evaluation'] else 'step'}{self._about['rollout_id']}-rollout{request.index}"
         completion = await services.endpoint.generate(ids, params, request_id=name)
         new = completion.token_ids.tolist()
-        sample.tokens = [*(sample.tokens or ids.tolist()), *new]
+        sample.tokens = [*sample.tokens, *new]
         sample.response_length = before + len(new)
-        sample.rollout_log_probs = [*(sample.rollout_log_probs or ()), *completion.logprobs.tolist()]
+        sample.rollout_log_probs = [*sample.rollout_log_probs, *completion.logprobs.tolist()]
         if sample.loss_mask is not None or hasattr(sample, "append_response_tokens"):  # older slimes leave it None
             sample.loss_mask = [*([1] * before if sample.loss_mask is None else sample.loss_mask), *[1] * len(new)]
         sample.response = completion.text

@@ -16,7 +16,7 @@ from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of
 from rollfeed.app.inside_slime.slime_steps import group_runner
 from rollfeed.config import RolloutMode
 from rollfeed.errors import ConfigError, RunFailedError
-from rollfeed.pipeline.groups import EngineGate
+from rollfeed.pipeline.groups import EngineGate, FailureBudget
 from rollfeed.protocols import RunningGroup
 from rollfeed.types import Group, SamplingParams
 
@@ -47,7 +47,10 @@ async def evaluate(work: SlimeWork, job: SlimeJob, rollout_id: int) -> Any:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_evaluate_set(work, job, each, rollout_id)) for each in sets]
     except* Exception as errors:
-        raise errors.exceptions[0] from None
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
     data = {each.name: task.result() for each, task in zip(sets, running, strict=True)}
     metrics: dict[str, float] = {}
     for each in sets:
@@ -64,7 +67,8 @@ async def _evaluate_set(work: SlimeWork, job: SlimeJob, asked: Any, rollout_id: 
     groups = SlimeGroups(None, [], size=size, tokenizer=work.tokenizer, is_single_turn=GENERATE not in job.functions)
     gate = EngineGate(work.engine, max_requests_in_flight=settings.max_requests_in_flight)
     answering = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id, evaluation=True)
-    runner = group_runner(work, config, answering, gate, params=_params(job, asked))
+    failures = FailureBudget(settings)
+    runner = group_runner(work, config, answering, gate, failures, params=_params(job, asked))
 
     def answer(number: int, samples: list[Any]) -> RunningGroup:
         group = Group(number, groups.enter(samples))
@@ -73,6 +77,7 @@ async def _evaluate_set(work: SlimeWork, job: SlimeJob, asked: Any, rollout_id: 
     async with asyncio.TaskGroup() as tasks:
         entered = [answer(number, samples) for number, samples in enumerate(asked_samples)]
         answered = [tasks.create_task(runner.run(each, step=0)) for each in entered]
+    failures.report()
     ended = [task.result() for task in answered]
     done = [leaf for each in ended if each.is_finished for leaf in leaves(groups.drawn[each.group_index].made)]
     if not done:

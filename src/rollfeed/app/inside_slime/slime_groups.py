@@ -85,12 +85,8 @@ class SlimeGroup:
 class SlimeGroups(PromptSource):
     """The groups of a step, by the number that the step gives each: that of its turn.
 
-    Args:
-        get_samples: The data source's; None for groups that are there.
-        waiting: Groups that go first; those that are drawn are taken out.
-        size: Samples of a group.
-        tokenizer: The policy's.
-        is_single_turn: Whether prompts are answered here, and must be text.
+    Those of ``waiting`` go first, and are taken out; ``get_samples`` is the data source's. Where ``is_single_turn``,
+    prompts are answered here and must be text.
     """
 
     def __init__(

@@ -64,14 +64,14 @@ async def _make_batch(
     """Return where all groups of a step went, and how many went where."""
     settings, ledger = job.config.rollout, Ledger(LedgerCounts(), requeued=[], surplus=[])
     gate = EngineGate(work.engine, max_requests_in_flight=settings.max_requests_in_flight)
-    answering = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id)
+    answering, failures = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id), FailureBudget(settings)
     buffer = Buffer(fifo, n_samples_per_prompt=settings.n_samples_per_prompt, max_bytes=1)
     context = StepContext(
         step=rollout_id,
         rollout_batch_size=settings.rollout_batch_size,
         supply=PromptSupply(groups, ledger=ledger, buffer=buffer, placement=Placement(), state=None),
         ledger=ledger,
-        runner=group_runner(work, job.config, answering, gate, params=job.config.sampling.params),
+        runner=group_runner(work, job.config, answering, gate, failures, params=job.config.sampling.params),
         in_flight=InFlight(),
         gate=gate,
         group_filter=answering.decide,
@@ -86,6 +86,7 @@ async def _make_batch(
             endings = await scheduler(context)
     finally:
         await context.close()
+        failures.report()
     context.take(ending.group for ending in endings)
     endings += [Requeued(running.rest(), "unfinished") for running in context.running.values()]
     for ending in endings:
@@ -94,7 +95,13 @@ async def _make_batch(
 
 
 def group_runner(
-    work: SlimeWork, config: RolloutConfig, answering: SlimeAnswering, gate: EngineGate, *, params: SamplingParams
+    work: SlimeWork,
+    config: RolloutConfig,
+    answering: SlimeAnswering,
+    gate: EngineGate,
+    failures: FailureBudget,
+    *,
+    params: SamplingParams,
 ) -> GroupRunner:
     """Return what answers groups."""
     plan = GroupPlan(
@@ -106,7 +113,7 @@ def group_runner(
         services=work.services.for_generating(gate, work.tokenizer, config=config),
         scorer=answering,
     )
-    return GroupRunner(plan, gate=gate, failures=FailureBudget(config.rollout), observer=Observers())
+    return GroupRunner(plan, gate=gate, failures=failures, observer=Observers())
 
 
 def _numbers(job: SlimeJob, samples: Sequence[Any]) -> dict[str, float]:
