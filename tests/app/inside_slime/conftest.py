@@ -12,7 +12,7 @@ from rollfeed.benchmarks.client import save_tokenizer
 from rollfeed.testing.fake_sglang import start_fake_sglang
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def router() -> Iterator[str]:
     with asyncio.Runner() as runner:
         entered = start_fake_sglang(mode="zero", router="old", num_workers=2)
