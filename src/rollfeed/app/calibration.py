@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollfeed.app.evaluation import evaluate, prepare_evaluation
+from rollfeed.app.environments.task_makers import one_worker
+from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_evaluation
 from rollfeed.app.model import Model, build_engine
 from rollfeed.config import EngineSettings, EvalEnvironmentSettings, EvalSettings, RolloutConfig, SamplingSettings
+from rollfeed.errors import ConfigError
 from rollfeed.evaluation import Calibration, EvalProgress, LevelResult
 from rollfeed.protocols import Engine, PromptPreprocessor
 
@@ -32,40 +35,61 @@ async def calibrate_environments(
 
     The problems are of the split ``probe``, apart from those that are trained and evaluated on.
 
-    Each level has ``num_samples`` problems. The engine is started and ended here; by default it is the one that
-    ``engine_settings`` describe, and ``sampling`` is as in training. ``parameters`` are of all environments.
+    Each level has ``num_samples`` problems; of several environments, levels that cannot be asked are left out and told.
+    The engine is started and ended here; by default it is the one that ``engine_settings`` describe, and ``sampling``
+    is as in training. ``parameters`` are of all environments.
 
     Raises:
         ConfigError: If there is no such environment, level or parameter; nothing has been started.
         RollfeedError: If the engine or too many gradings fail.
     """
+    engine = engine or build_engine(model, engine_settings)
+    config = RolloutConfig(sampling=sampling or SamplingSettings())
     settings = EvalSettings(
         seed=seed,
         num_prompts=num_samples,
         n_samples_per_prompt=1,
         apply_chat_template=apply_chat_template,
         custom_prompt_preprocessor=preprocessor,
-        environments=tuple(
-            EvalEnvironmentSettings(id=environment_id, level=level, parameters=dict(parameters or {}), split="probe")
-            for environment_id, chosen in levels.items()
-            for level in sorted(chosen)
-        ),
     )
-    engine = engine or build_engine(model, engine_settings)
-    config = RolloutConfig(sampling=sampling or SamplingSettings())
-    prepared = prepare_evaluation(
-        settings, config=config, tokenizer=model.tokenizer, context_length=engine.context_length, folders=folders
-    )
+
+    def prepare(environment_id: str, level: int) -> PreparedEvaluation:
+        keys = {"id": environment_id, "level": level, "parameters": dict(parameters or {}), "split": "probe"}
+        of_level = settings.model_copy(update={"environments": (EvalEnvironmentSettings.model_validate(keys),)})
+        context_length = engine.context_length
+        return prepare_evaluation(
+            of_level, config=config, tokenizer=model.tokenizer, context_length=context_length, folders=folders
+        )
+
+    prepared, unusable = _prepared(levels, prepare)
+    together = replace(next(iter(prepared.values())), sets=tuple(each.sets[0] for each in prepared.values()))
     async with engine:
-        result = await evaluate(prepared, engine=engine, on_progress=on_progress)
-    found = list(zip(settings.environments, result.sets, strict=True))
+        result = await evaluate(together, engine=engine, on_progress=on_progress)
+    found = dict(zip(prepared, result.sets, strict=True))
     return tuple(
         Calibration(
-            environment_id=environment_id,
-            levels=tuple(
-                LevelResult(level=each.level, found=numbers) for each, numbers in found if each.id == environment_id
-            ),
+            environment_id=name,
+            levels=tuple(LevelResult(level=level, found=each) for (of, level), each in found.items() if of == name),
+            unusable={level: str(error) for (of, level), error in unusable.items() if of == name},
             seconds=result.seconds,
         )
-        for environment_id in levels
+        for name in levels
     )
+
+
+def _prepared(
+    levels: Mapping[str, Sequence[int]], prepare: Callable[[str, int], PreparedEvaluation]
+) -> tuple[dict[tuple[str, int], PreparedEvaluation], dict[tuple[str, int], ConfigError]]:
+    """Return what is prepared of each level, and the errors of those that cannot be."""
+    prepared: dict[tuple[str, int], PreparedEvaluation] = {}
+    unusable: dict[tuple[str, int], ConfigError] = {}
+    with one_worker():
+        for environment_id, chosen in levels.items():
+            for level in sorted(chosen):
+                try:
+                    prepared[environment_id, level] = prepare(environment_id, level)
+                except ConfigError as error:
+                    unusable[environment_id, level] = error
+    if unusable and (len(levels) == 1 or not prepared):
+        raise next(iter(unusable.values()))
+    return prepared, unusable

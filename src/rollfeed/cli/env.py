@@ -292,6 +292,7 @@ def _record(arguments: argparse.Namespace, parameters: dict[str, Any], found: Se
                     }
                     for each in calibration.levels
                 ],
+                "unusable": {str(level): cause for level, cause in calibration.unusable.items()},
                 "recommended": calibration.recommended,
             }
             for calibration in found
@@ -311,6 +312,8 @@ def _print_calibration(calibration: Calibration, max_response_len: int) -> None:
             f"{each.level:5}  {accuracy:25}  {found.reward_mean:7.3f}  {found.format_ok_ratio:12.1%}  "
             f"{found.truncated_ratio:9.1%}"
         )
+    for level, cause in calibration.unusable.items():
+        print(f"{level:5}  {cause}")
     for each in calibration.levels:
         if each.is_cut_short:
             ended = each.accuracy_of_ended

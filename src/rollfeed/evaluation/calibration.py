@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rollfeed.evaluation.results import SetResult
 from rollfeed.types import SampleStatus
@@ -50,6 +51,8 @@ class Calibration:
     environment_id: str
     levels: tuple[LevelResult, ...]
     seconds: float
+    unusable: Mapping[int, str] = field(default_factory=dict)
+    """Levels that could not be asked, with the cause."""
 
     @property
     def recommended(self) -> int | None:
