@@ -1,12 +1,15 @@
 """Sources learn from every scored group, once, and what they have learned is committed with their position."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from rollfeed.errors import RunFailedError
-from rollfeed.testing import Fault, ListSource, ScriptedEngine
-from rollfeed.types import Drop, Group, Keep, StepCommit
+from rollfeed.prompts import AdaptiveDatasetSource, LoadedPrompts
+from rollfeed.protocols import Scorer
+from rollfeed.testing import Fault, ListSource, ScriptedEngine, make_prompt
+from rollfeed.types import Drop, Group, Keep, Prompt, Rollout, StepCommit, Verdict
 
 
 class Learning(ListSource):
@@ -107,3 +110,53 @@ async def test_a_source_that_fails_to_learn_ends_the_run_with_its_name(make_roll
     async with make_rollouts(ScriptedEngine(), source=Broken(["a"], repeat=True)) as rollouts:
         with pytest.raises(RunFailedError, match=r"plugins.prompt_source .*learn.*nothing learned"):
             await rollouts.generate_batch()
+
+
+class JudgingScorer(Scorer):
+    """Has rows of three kinds: never, sometimes and always solved."""
+
+    async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+        kind = int(prompt.prompt_id.split("/")[1].split("@")[0]) % 3
+        return [Verdict.graded(kind == 2 or (kind == 1 and each.rollout_id % 2 == 0)) for each in rollouts]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_after_a_kill_an_adaptive_data_set_goes_on_as_it_would_have(make_rollouts, mode) -> None:
+    prompts = [make_prompt(f"{number} =", prompt_id=f"rows/{number}", source="rows") for number in range(30)]
+
+    def make_source() -> AdaptiveDatasetSource:
+        loaded = LoadedPrompts(name="rows", prompts=prompts)
+        return AdaptiveDatasetSource(loaded, group_size=2, seed=0, rollout_shuffle=True)
+
+    async def run(steps: range, state=None) -> list[StepCommit]:
+        commits: list[StepCommit] = []
+        async with make_rollouts(
+            ScriptedEngine(random_order=3),
+            source=make_source(),
+            mode=mode,
+            scorer=JudgingScorer(),
+            state=state,
+            commit=commits.append,
+        ) as rollouts:
+            for step in steps:
+                await rollouts.generate_batch()
+                await rollouts.update_weights({}, policy_version=step + 1)
+        return commits
+
+    whole = await run(range(24))
+    metrics = whole[-1].batch.metrics
+    assert metrics["datasets/rows/num_passed_over"] > 20
+    assert metrics["datasets/rows/num_known"] == 30
+    for killed_after in (0, 7, 20):
+        state = whole[killed_after].state
+        source = make_source()
+        source.load_state_dict(state.source)
+        assert source.state_dict() == state.source
+        again = await run(range(killed_after + 1, killed_after + 3), state)
+        before, after = (
+            {group.group_index: group.prompt.prompt_id for commit in commits[:2] for group in commit.batch.groups}
+            for commits in (whole[killed_after + 1 :], again)
+        )
+        same = before.keys() & after.keys()
+        assert len(same) > 3
+        assert {index: before[index] for index in same} == {index: after[index] for index in same}

@@ -80,6 +80,13 @@ def test_a_filter_may_make_fewer_of_them(tiny_checkpoint: Path, tmp_path: Path) 
     assert made.data_limit == limit(9, 1, 2, is_sure=False)
 
 
+def test_rows_that_are_passed_over_may_make_fewer_of_them(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    dataset = {"path": "a.jsonl", "label_key": "label", "adaptive": True}
+    assert prepared(tiny_checkpoint, tmp_path, prompts={"datasets": [dataset]}).data_limit == limit(
+        9, 1, 2, is_sure=False
+    )
+
+
 @pytest.mark.parametrize("endless", [{"num_epoch": None}, {"environments": [{"id": "core/copy_text"}]}])
 def test_what_does_not_end_has_no_limit(tiny_checkpoint: Path, tmp_path: Path, endless: dict[str, object]) -> None:
     made = prepared(tiny_checkpoint, tmp_path, prompts=endless)

@@ -42,7 +42,16 @@ from rollfeed.errors import ConfigError, suggestion
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
 from rollfeed.model_files import find_config
-from rollfeed.prompts import ChatRenderer, ColumnKeys, DatasetSource, Learn, MixtureSource, RowCheck, load_prompts
+from rollfeed.prompts import (
+    AdaptiveDatasetSource,
+    ChatRenderer,
+    ColumnKeys,
+    DatasetSource,
+    Learn,
+    MixtureSource,
+    RowCheck,
+    load_prompts,
+)
 from rollfeed.protocols import (
     MULTI_TURN,
     AnswerMarker,
@@ -141,10 +150,10 @@ def build_source(
     is_sft = settings.rollout.mode is RolloutMode.SFT
     learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
     for dataset in settings.prompts.datasets:
-        if is_sft and any(asking(dataset).values()):
+        if is_sft and (dataset.adaptive or any(asking(dataset).values())):
             raise ConfigError(
                 f"prompts.datasets: {dataset.path}: what is learned as it stands is not asked: remove "
-                "custom_prompt_preprocessor and answer_marker_type"
+                "custom_prompt_preprocessor, answer_marker_type and adaptive"
             )
         renderer = make_renderer(**asking(dataset))
         read = _dataset_source(
@@ -198,7 +207,12 @@ def _dataset_source(
         else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled, marker=asked_marker(dataset)),
         learn=learn,
     )
-    return DatasetSource(
+    make_source = (
+        partial(AdaptiveDatasetSource, group_size=settings.rollout.n_samples_per_prompt)
+        if dataset.adaptive
+        else DatasetSource
+    )
+    return make_source(
         loaded,
         seed=settings.seed,
         rollout_shuffle=settings.prompts.rollout_shuffle,

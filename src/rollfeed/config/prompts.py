@@ -78,6 +78,8 @@ class DatasetSettings(AskingSettings):
     """Column with tool definitions for the chat template."""
     image_key: Key | None = None
     """Column with image paths or URLs."""
+    adaptive: bool = False
+    """Ask rows that were always or never solved less often, until that is forgotten; see docs/adaptive.md."""
 
 
 class EnvironmentSettings(AskingSettings):

@@ -86,4 +86,5 @@ def _may_drop(settings: Settings) -> bool:
     rollout, plugins = settings.rollout, settings.plugins
     is_dropped_by_age = rollout.max_staleness is not None and rollout.staleness_policy is StalenessPolicy.DROP
     is_filtered = bool(plugins.group_filters or settings.filters.dynamic_sampling)
-    return is_filtered or plugins.rollout is not None or is_dropped_by_age
+    is_adaptive = any(dataset.adaptive for dataset in settings.prompts.datasets)
+    return is_filtered or plugins.rollout is not None or is_dropped_by_age or is_adaptive

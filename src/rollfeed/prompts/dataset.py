@@ -197,8 +197,10 @@ class DatasetSource(PromptSource):
         """Return the next ``count`` prompts, over the epoch's end where needed; fewer only after the last epoch."""
         drawn: list[Prompt] = []
         while len(drawn) < count and (self._num_epoch is None or self._epoch < self._num_epoch):
-            prompt = self.prompts[self._order[self._cursor]]
-            drawn.append(replace(prompt, prompt_id=f"{prompt.prompt_id}@e{self._epoch}"))
+            index = self._order[self._cursor]
+            if self._asks(index):
+                prompt = self.prompts[index]
+                drawn.append(replace(prompt, prompt_id=f"{prompt.prompt_id}@e{self._epoch}"))
             if self._cursor + 1 < len(self.prompts):
                 self._cursor += 1
             else:
@@ -223,6 +225,10 @@ class DatasetSource(PromptSource):
                     f"{also if key == 'content_digest' else ''}restore the file and the settings, or start a new run"
                 )
         self._go_to(state["epoch"], state["cursor"])
+
+    def _asks(self, index: int) -> bool:
+        """Whether the row whose turn it is is asked in this epoch."""
+        return True
 
     def _go_to(self, epoch: int, cursor: int) -> None:
         self._epoch, self._cursor = epoch, cursor

@@ -1,18 +1,19 @@
 """The state that each step leaves for the next one: a file a step, so that a run can go back to any of them.
 
-A file holds the draws and groups that no earlier file of the run holds, compressed; then an index that
-names all of the state's, those in earlier files included; then the index's size. So a group that waits
-for many steps is written once, and a state needs no files but its own and earlier ones.
+A file holds the draws, the groups and the long texts of the prompt source's state that no earlier file of the run
+holds, compressed; then an index that names all of the state's, those in earlier files included; then the index's size.
+So what stays the same for many steps is written once, and a state needs no files but its own and earlier ones.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -21,11 +22,14 @@ from rollfeed.base.atomic import replace_file
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.codec import decode, encode
 from rollfeed.store.journal import StepEntry
+from rollfeed.store.json_text import to_json
 from rollfeed.store.layout import STATES, step_file
 from rollfeed.types import Group, RunState
 
 _TRAILER_BYTES = 8
 _DIGEST_BYTES = 16
+_LONG_CHARS = 4096
+_DEEPEST = 16  # within a source's state that texts are looked for
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
 
@@ -38,12 +42,25 @@ class _Piece(msgspec.Struct, array_like=True, frozen=True):
     digest: bytes
 
 
+class _Text(msgspec.Struct, array_like=True, frozen=True):
+    path: list[str | int]
+    """Keys and places that lead to it."""
+    piece: _Piece
+    """As JSON."""
+
+
 class _Index(msgspec.Struct, array_like=True, frozen=True):
     state: bytes
-    """Without the draws and groups."""
+    """Without the draws, groups and texts."""
     requeued: list[_Piece]
     surplus: list[_Piece]
     in_flight: list[_Piece]
+    texts: list[_Text] = []
+    """Long ones of the source's state."""
+
+    @property
+    def pieces(self) -> list[_Piece]:
+        return [*self.requeued, *self.surplus, *self.in_flight, *(text.piece for text in self.texts)]
 
 
 class StateFiles:
@@ -71,8 +88,7 @@ class StateFiles:
         def write(file: IO[bytes]) -> None:
             nonlocal written
 
-            def piece_of(record: Group) -> _Piece:
-                encoded = encode(record)
+            def piece_of(encoded: bytes) -> _Piece:
                 digest = _digest(encoded)
                 piece = named.get(digest) or known.get(digest)
                 if piece is None:
@@ -82,12 +98,17 @@ class StateFiles:
                 named[digest] = piece
                 return piece
 
+            texts: dict[tuple[str | int, ...], str] = {}
+            source = _without_long_texts(state.source, (), texts.__setitem__)
             index = msgspec.msgpack.encode(
                 _Index(
-                    state=encode(replace(state, requeued=(), surplus=(), in_flight=())),
-                    requeued=list(map(piece_of, state.requeued)),
-                    surplus=list(map(piece_of, state.surplus)),
-                    in_flight=list(map(piece_of, state.in_flight)),
+                    state=encode(replace(state, source=source, requeued=(), surplus=(), in_flight=())),
+                    requeued=[piece_of(encode(group)) for group in state.requeued],
+                    surplus=[piece_of(encode(group)) for group in state.surplus],
+                    in_flight=[piece_of(encode(group)) for group in state.in_flight],
+                    texts=[
+                        _Text(list(path), piece_of(to_json(text, "a text").encode())) for path, text in texts.items()
+                    ],
                 )
             )
             file.write(index)
@@ -109,16 +130,21 @@ class StateFiles:
             index = _read_index(path, entry)
             state = replace(
                 decode(RunState, index.state),
-                requeued=self._read_pieces(index.requeued),
-                surplus=self._read_pieces(index.surplus),
-                in_flight=self._read_pieces(index.in_flight),
+                requeued=self._read_groups(index.requeued),
+                surplus=self._read_groups(index.surplus),
+                in_flight=self._read_groups(index.in_flight),
             )
+            for text in index.texts:
+                place: Any = state.source
+                for key in text.path[:-1]:
+                    place = place[key]
+                place[text.path[-1]] = json.loads(self._read_piece(text.piece))
         except (OSError, ValueError, MemoryError, msgspec.MsgspecError) as error:
             raise _unreadable(path, error) from error
-        self._known = {piece.digest: piece for piece in (*index.requeued, *index.surplus, *index.in_flight)}
+        self._known = {piece.digest: piece for piece in index.pieces}
         return state
 
-    def _read_pieces(self, pieces: Sequence[_Piece]) -> tuple[Group, ...]:
+    def _read_groups(self, pieces: Sequence[_Piece]) -> tuple[Group, ...]:
         return tuple(decode(Group, self._read_piece(piece)) for piece in pieces)
 
     def _read_piece(self, piece: _Piece) -> bytes:
@@ -133,6 +159,22 @@ class StateFiles:
         if _digest(encoded) != piece.digest:
             raise _unreadable(path, ValueError(f"wrong checksum at byte {piece.offset}"))
         return encoded
+
+
+def _without_long_texts(
+    value: Any, path: tuple[str | int, ...], take: Callable[[tuple[str | int, ...], str], None]
+) -> Any:
+    """Return JSON values with nothing in place of long texts, which ``take`` gets with where they are."""
+    if isinstance(value, str) and len(value) > _LONG_CHARS:
+        take(path, value)
+        return None
+    if len(path) == _DEEPEST:
+        return value
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):  # JSON makes texts of other keys
+        return {key: _without_long_texts(each, (*path, key), take) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_long_texts(each, (*path, place), take) for place, each in enumerate(value)]
+    return value
 
 
 def _read_index(path: Path, entry: StepEntry) -> _Index:

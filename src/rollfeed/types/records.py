@@ -306,6 +306,11 @@ class Group:
         """Response tokens of all rollouts."""
         return sum(rollout.response_tokens for rollout in self.rollouts)
 
+    def judged(self) -> list[bool]:
+        """Return whether they are right of those scored rollouts whose verdicts say so."""
+        verdicts = [each.verdict for each in self.rollouts if each.verdict is not None and each.is_scored]
+        return [each.correct is Correct.YES for each in verdicts if each.correct is not Correct.UNDEFINED]
+
     @property
     def oldest_trained_version(self) -> int | None:
         """The oldest policy version of a token with weight; None where there is none."""

@@ -157,12 +157,13 @@ async def test_marks_that_the_grader_does_not_read_are_refused(
         await drawn(tokenizer, tmp_path, keys, rm_type)
 
 
-def test_what_is_learned_as_it_stands_is_not_asked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", [BOXED, {"adaptive": True}])
+def test_what_is_learned_as_it_stands_is_not_asked(tokenizer: Tokenizer, tmp_path: Path, keys: dict[str, Any]) -> None:
     tree = {
-        "prompts": {"datasets": [{"path": "a.jsonl", **BOXED}]},
+        "prompts": {"datasets": [{"path": "a.jsonl", **keys}]},
         "rollout": {"mode": "sft", "n_samples_per_prompt": 1},
     }
-    with pytest.raises(ConfigError, match="remove custom_prompt_preprocessor and answer_marker_type"):
+    with pytest.raises(ConfigError, match="remove custom_prompt_preprocessor, answer_marker_type and adaptive"):
         build_source(settings_of(tree), tokenizer, folders=[tmp_path])
 
 

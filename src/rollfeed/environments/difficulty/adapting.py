@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from rollfeed.protocols import DifficultyPolicy, LevelOutcome
-from rollfeed.types import Correct, Group, SampleStatus
+from rollfeed.types import Group, SampleStatus
 
 _NEWEST = 0.05
 """Weight of the newest group in the share of groups with spread."""
@@ -57,8 +57,7 @@ class AdaptingEnvironment:
 
     def observe(self, group: Group, level: int) -> bool:
         """Learn of a scored group; return whether any verdict said if a rollout is right."""
-        verdicts = [rollout.verdict for rollout in group.rollouts if rollout.is_scored and rollout.verdict]
-        judged = [each.correct is Correct.YES for each in verdicts if each.correct is not Correct.UNDEFINED]
+        judged = group.judged()
         if not judged:
             return False
         outcome = LevelOutcome(level=level, num_judged=len(judged), num_correct=sum(judged))
