@@ -69,6 +69,11 @@ def test_walk_is_told_where_it_is_and_what_is_open() -> None:
     assert (last.verdict.correct, last.verdict.reward) == (Correct.YES, 1.0 - 0.5 * (6 - 4) / 6)
 
 
+def test_move_into_a_wall_is_spent_and_ends_the_turn() -> None:
+    (step,) = play(GridWalk(), GRID, ["right, down, down"])
+    assert (step.state["square"], step.state["num_moves"]) == ([0, 0], 1)
+
+
 def test_longer_ways_and_ways_that_do_not_arrive_earn_less() -> None:
     def reward(turns: Sequence[str]) -> float:
         verdict = play(GridWalk(), GRID, turns)[-1].verdict

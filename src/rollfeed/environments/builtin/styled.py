@@ -73,7 +73,7 @@ class Styled:
         """Return the part of a response that is the answer; empty where there is none."""
         if params["style"] == "compact":
             return without_end_token(response).partition("\n")[0].strip()
-        answer = find_answer(response.rpartition(self.instruction)[2], fallback=Mark.LAST_LINE)
+        answer = find_answer(response, fallback=Mark.LAST_LINE)
         return "" if answer is None else answer.text
 
     def _claimed(self, params: Mapping[str, Any], response: str) -> Fraction | None:
