@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollfeed.errors import PromptsEndedError, RunFailedError
+from rollfeed.errors import PromptsEndedError, RunFailedError, SourceFailedError
+from rollfeed.prompts import MixtureSource
 from rollfeed.testing import ListSource, ScriptedEngine
-from rollfeed.types import Drop, Ending, FilterDecision, Keep, Sample, Trained
+from rollfeed.types import Drop, Ending, FilterDecision, Keep, Prompt, Sample, Trained
 
 
 def texts(count: int) -> list[str]:
@@ -105,4 +106,59 @@ async def test_a_short_batch_of_a_source_that_goes_on_is_an_error(make_rollouts)
     async with make_rollouts(ScriptedEngine(), rollout_fn=short) as rollouts:
         with pytest.raises(RunFailedError) as failed:
             await rollouts.generate_batch()
+    assert not isinstance(failed.value, PromptsEndedError)
+
+
+class Gated(ListSource):
+    """A source that waits before its fourth prompt, as for a worker."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__(texts)
+        self.num_draws = 0
+        self.waits, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def draw(self, count: int) -> list[Prompt]:
+        self.num_draws += 1
+        if self.num_draws == 4:
+            self.waits.set()
+            await self.opened.wait()
+        return await super().draw(count)
+
+
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+async def test_a_step_that_is_cancelled_while_it_draws_loses_no_prompt(make_rollouts, mode: str) -> None:
+    gated = Gated(texts(12))
+    source = MixtureSource([("gated", 1.0, gated)], seed=0)
+    async with make_rollouts(ScriptedEngine(), source=source, mode=mode) as rollouts:
+        making = asyncio.create_task(rollouts.generate_batch())
+        await gated.waits.wait()
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
+        gated.opened.set()
+        made, _ = await batches_until_the_end(rollouts)
+        counts = rollouts.ledger
+    assert sorted(index for batch in made for index in batch) == list(range(12))
+    assert counts.balanced
+
+
+class Failing(ListSource):
+    """A source that can make no more when its texts are used up."""
+
+    async def draw(self, count: int) -> list[Prompt]:
+        if not (prompts := await super().draw(count)):
+            raise SourceFailedError("the generator is broken")
+        return prompts
+
+
+@pytest.mark.parametrize("mode", ["sync", "partial", "async"])
+async def test_a_source_that_fails_ends_the_run_with_its_cause_when_its_prompts_are_used(
+    make_rollouts, mode: str
+) -> None:
+    made = []
+    async with make_rollouts(ScriptedEngine(random_order=3), source=Failing(texts(14)), mode=mode) as rollouts:
+        for _ in range(3):
+            made += (await rollouts.generate_batch()).groups
+        with pytest.raises(RunFailedError, match="the generator is broken: step 3 has 2 of 4 groups") as failed:
+            await rollouts.generate_batch()
+    assert len({group.group_index for group in made}) == 12
     assert not isinstance(failed.value, PromptsEndedError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ _SEES = ("vision", "visual", "image", "img")
 """Parts of the names in a model's configuration, one of which every model that takes images has."""
 _MAX_PROBLEMS = 2_000
 """Of an environment that are made for the comparison; data sets are compared whole."""
+_MAX_SECONDS = 30.0
+"""For these."""
 
 
 def environment_source(environment_id: str, *, level: int, seed: int, tokenizer: Tokenizer) -> PromptSource:
@@ -358,13 +360,13 @@ def no_images_of(settings: EngineSettings, model: Model) -> str | None:
 
 
 @one_worker()
-def overlaps(source: PromptSource, eval_sets: Iterable[EvalSet], settings: Settings) -> tuple[Overlap, ...]:
+def overlaps(source: PromptSource, eval_sets: Sequence[EvalSet], settings: Settings) -> tuple[Overlap, ...]:
     """Return what each set has in common with a run's prompts; nothing for a source of the user's, which is not drawn.
 
     Raises:
         RunFailedError: If problems of an environment cannot be made.
     """
-    if not isinstance(source, MixtureSource):
+    if not eval_sets or not isinstance(source, MixtureSource):
         return ()
     return find_overlaps(_training_prompts(source, settings), eval_sets, question_of=_question)
 
@@ -380,4 +382,4 @@ def _training_prompts(source: MixtureSource, settings: Settings) -> Iterator[Pro
         if isinstance(each, DatasetSource):
             yield from each.prompts
         elif isinstance(each, EnvironmentSource):
-            yield from ask_source(each, partial(each.first, min(num_drawn, _MAX_PROBLEMS)))
+            yield from ask_source(each, partial(each.first, min(num_drawn, _MAX_PROBLEMS), seconds=_MAX_SECONDS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -133,16 +135,18 @@ class EnvironmentSource(PromptSource):
             raise RunFailedError(f"environment {self.name}: {error}") from error
         return prompts
 
-    async def first(self, count: int) -> list[Prompt]:
-        """Return the first ``count`` prompts, wherever the source is now; it stays there.
+    async def first(self, count: int, *, seconds: float = math.inf) -> list[Prompt]:
+        """Return the first ``count`` prompts, fewer where they take longer, wherever the source is now; it stays there.
 
         Raises:
             SourceFailedError: As :meth:`draw`.
         """
-        before = self._levels.state_dict()
+        before, ends_at, prompts = self._levels.state_dict(), time.monotonic() + seconds, list[Prompt]()
         self._levels.load_state_dict(self._unused())
         try:
-            return await self.draw(count)
+            while len(prompts) < count and time.monotonic() < ends_at:
+                prompts += await self.draw(1)
+            return prompts
         finally:
             self._levels.load_state_dict(before)
 

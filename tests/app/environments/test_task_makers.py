@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import rollfeed
 from rollfeed import app
 from rollfeed.app import open_rollouts
 from rollfeed.app.build import load_functions
+from rollfeed.app.environments.task_makers import ask_source
 from rollfeed.app.sources import build_source
 from rollfeed.config import Settings
 from rollfeed.environments.registry import named_by_path
@@ -150,6 +152,11 @@ async def test_a_source_without_a_run_has_a_worker_of_its_own(leaves_no_process:
     assert len({prompt.text for prompt in prompts}) == 20
     again = rollfeed.environment_source("core/copy_text", level=0, seed=0, tokenizer=CharTokenizer())
     assert len(await again.draw(2)) == 2
+
+
+def test_the_first_problems_are_those_of_a_time_at_most() -> None:
+    (source,) = settings_source(settings_of(moody(SLOW))).sources  # type: ignore[attr-defined]
+    assert 0 < len(ask_source(source, partial(source.first, 10_000, seconds=0.1))) < 1_000
 
 
 async def test_the_event_loop_of_the_caller_is_no_hindrance() -> None:
