@@ -110,7 +110,7 @@ async def test_a_short_batch_of_a_source_that_goes_on_is_an_error(make_rollouts)
 
 
 class Gated(ListSource):
-    """A source that waits before its fourth prompt, as for a worker."""
+    """A source that waits before its fourth and fifth draw, as for a worker."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         super().__init__(texts)
@@ -119,7 +119,7 @@ class Gated(ListSource):
 
     async def draw(self, count: int) -> list[Prompt]:
         self.num_draws += 1
-        if self.num_draws == 4:
+        if self.num_draws in (4, 5):
             self.waits.set()
             await self.opened.wait()
         return await super().draw(count)
@@ -130,10 +130,12 @@ async def test_a_step_that_is_cancelled_while_it_draws_loses_no_prompt(make_roll
     gated = Gated(texts(12))
     source = MixtureSource([("gated", 1.0, gated)], seed=0)
     async with make_rollouts(ScriptedEngine(), source=source, mode=mode) as rollouts:
-        making = asyncio.create_task(rollouts.generate_batch())
-        await gated.waits.wait()
-        making.cancel()
-        await asyncio.gather(making, return_exceptions=True)
+        for _ in range(2):  # the second time what was drawn before comes from the buffer
+            making = asyncio.create_task(rollouts.generate_batch())
+            await gated.waits.wait()
+            gated.waits.clear()
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
         gated.opened.set()
         made, _ = await batches_until_the_end(rollouts)
         counts = rollouts.ledger

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, SourceFailedError
 from rollfeed.prompts import MixtureSource
 from rollfeed.protocols import PromptSource
 from rollfeed.types import Prompt
@@ -116,3 +116,37 @@ def test_weight_that_is_no_share_is_refused(weight: float) -> None:
 def test_two_sources_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two prompt sources are called 'a'"):
         MixtureSource([("a", 1.0, Counting("a")), ("a", 1.0, Counting("a"))], seed=0)
+
+
+class Failing(Counting):
+    """A source that cannot go on where it would end."""
+
+    async def draw(self, count: int) -> list[Prompt]:
+        if not (prompts := await super().draw(count)):
+            raise SourceFailedError(f"{self._name} is broken")
+        return prompts
+
+
+async def test_a_source_that_fails_is_left_out_and_said_when_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    source = MixtureSource([("a", 1.0, Failing("a", 2)), ("b", 1.0, Counting("b", 9))], seed=0)
+    drawn = await ids_in_draws(source, [5, 20])
+    assert sorted(drawn) == sorted([f"a/{n}" for n in range(2)] + [f"b/{n}" for n in range(9)])
+    assert [record.message for record in caplog.records] == ["prompt source a is left out from now on: a is broken"]
+    for _ in range(2):
+        with pytest.raises(SourceFailedError, match="no prompt source is left: a is broken"):
+            await source.draw(1)
+
+
+async def test_sources_and_resources_are_entered_and_left_in_order() -> None:
+    told: list[str] = []
+
+    class Opened(Counting):
+        async def __aenter__(self) -> None:
+            told.append(f"enter {self._name}")
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            told.append(f"leave {self._name}")
+
+    async with MixtureSource([("a", 1.0, Opened("a")), ("b", 1.0, Counting("b"))], seed=0, resources=[Opened("pool")]):
+        told.append("run")
+    assert told == ["enter pool", "enter a", "run", "leave a", "leave pool"]

@@ -108,11 +108,19 @@ async def test_the_event_loop_goes_on_while_a_generator_hangs(moody_maker: MakeM
 
 async def test_what_is_next_is_made_ahead(moody_maker: MakeMaker) -> None:
     async with WorkerPool(num_workers=1) as pool, await moody_maker(pool) as maker:
-        await made(maker, 0, 8)
-        while pool.num_running:  # noqa: ASYNC110 - the pool tells nobody
-            await asyncio.sleep(0.01)
-        with pytest.raises(StopIteration):  # it does not wait
-            maker.make(level=0, index=8).send(None)
+        await maker.make(level=0, index=0)
+        for index in range(1, 40):
+            await until_idle(pool)
+            with pytest.raises(StopIteration):  # it does not wait
+                maker.make(level=0, index=index).send(None)
+
+
+async def until_idle(pool: WorkerPool) -> None:
+    """Return when the worker does nothing, and who waited for it has been told."""
+    num_idle = 0
+    while num_idle < 5:
+        await asyncio.sleep(0.001)
+        num_idle = 0 if pool.num_running else num_idle + 1
 
 
 async def test_a_cancelled_draw_loses_nothing(moody_maker: MakeMaker) -> None:
