@@ -54,11 +54,7 @@ def register_check(actions: Parsers) -> None:
 
 
 def chosen_ids(patterns: Sequence[str]) -> list[str]:
-    """Return the environments that are meant, each once; paths as they are.
-
-    Raises:
-        ConfigError: If there is none of an id or a pattern.
-    """
+    """Return the environments that are meant, each once; paths as they are. Raises ConfigError if there is none."""
     registry, chosen = EnvironmentRegistry(), list[str]()
     for pattern in patterns:
         found = [each for each in registry.ids() if fnmatchcase(each, pattern)]
@@ -69,11 +65,7 @@ def chosen_ids(patterns: Sequence[str]) -> list[str]:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Try environments, and report.
-
-    Raises:
-        ConfigError: If none is chosen, or one is not there.
-    """
+    """Try environments, and report. Raises ConfigError if none is chosen, or one is not there."""
     if bool(arguments.ids) is arguments.all:
         raise ConfigError("name the environments to check, or give --all")
     for option, value in (

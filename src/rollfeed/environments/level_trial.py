@@ -65,12 +65,8 @@ def try_level(
 ) -> dict[str, Any]:
     """Make problems of a level and try what environments promise on them.
 
-    Args:
-        environment: In a process where global random states may be changed.
-        level: That it has.
-        num_problems: One is tried at least.
-        seconds: Of making problems, and of trying answers to them: what comes after is left out.
-        verifies: Whether to try anything but making them.
+    It changes global random states. Problems that are not made, and answers that are not tried, within ``seconds`` are
+    left out; without ``verifies`` problems are made only.
 
     Returns:
         ``digests`` of the problems; ``unusable``, a kind and a cause, where the level has none; ``problems``, what is

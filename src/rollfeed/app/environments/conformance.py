@@ -72,17 +72,8 @@ async def check_environments(
 ) -> list[EnvironmentReport]:
     """Try environments, each level in two processes that are killed at its deadline, and return reports in order.
 
-    Args:
-        environment_ids: Ids or import paths.
-        levels: Those of these that an environment has; by default 0, 1, 2, 4, 8 and the hardest.
-        num_problems: Of a level.
-        deadline_seconds: Of a level.
-        num_workers: Environments at once.
-        folders: Searched for those that are named by paths.
-        on_report: Told of each environment as it is done.
-
-    Raises:
-        ConfigError: If no worker can be started.
+    Tried are those of the ``levels`` that an environment has, by default 0, 1, 2, 4, 8 and the hardest, with
+    ``num_problems`` each; ``num_workers`` environments are tried at once. Raises ConfigError if no worker starts.
     """
     reports = [EnvironmentReport(environment_id=each) for each in environment_ids]
     waiting = iter(reports)

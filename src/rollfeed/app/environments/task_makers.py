@@ -144,12 +144,7 @@ def listed_environments() -> dict[str, EnvironmentFacts | ConfigError]:
 def sample_tasks(
     chosen: ChosenEnvironment, plan: MakingPlan, *, level: int, indices: Sequence[int], seed: int
 ) -> list[Task]:
-    """Return problems of an environment; the calling thread waits.
-
-    Raises:
-        ConfigError: If there is no such environment, parameter or level.
-        TaskFailedError: If one cannot be made.
-    """
+    """Return problems of an environment. Raises TaskFailedError if one cannot be made; the calling thread waits."""
     (maker,) = plan.make([chosen], seed=seed)
 
     async def make() -> list[Task]:

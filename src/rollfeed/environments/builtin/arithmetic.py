@@ -28,11 +28,7 @@ def plain(text: str) -> str:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """Return the value of an expression, and the numbers in it.
-
-    Raises:
-        ValueError: If it is not whole numbers with ``+ - * /`` and brackets, or divides by zero.
-    """
+    """Return the value of an expression, and the numbers in it. Raises ValueError if it has none, as by 1 / 0."""
     if len(expression) > _MAX_CHARS or not _ALLOWED.fullmatch(expression):
         raise ValueError("it is too long, or has other signs than those of arithmetic")
     numbers: list[int] = []

@@ -38,11 +38,7 @@ class GridWalk:
         return 0.0, 0.15
 
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
-        """Draw walls, and two squares that are ``2 + level // 2`` moves apart or more.
-
-        Raises:
-            ValueError: If 200 grids had no such squares.
-        """
+        """Draw walls, and squares ``2 + level // 2`` moves apart or more. Raises ValueError if 200 grids have none."""
         size = 3 + level // 2
         squares = [(row, column) for row in range(size) for column in range(size)]
         for _ in range(_MAX_TRIES):

@@ -29,14 +29,9 @@ class Drawn(NamedTuple):
 
 
 class Styled:
-    """An environment with one parameter, its style.
+    """An environment with one parameter, its style. Raises ConfigError if there is no such style.
 
-    Args:
-        style: ``chat`` asks in sentences; ``compact`` in few characters, and the answer is the first line of the
-            response as it is.
-
-    Raises:
-        ConfigError: If there is no such style.
+    ``chat`` asks in sentences; ``compact`` in few characters, and the answer is the response's first line as it is.
     """
 
     environment_id: str
@@ -49,11 +44,7 @@ class Styled:
         self._style = style
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Self:
-        """Return the environment with another style.
-
-        Raises:
-            ConfigError: If there is no such parameter, or no such style.
-        """
+        """Return the environment with another style. Raises ConfigError if there is no such parameter or style."""
         if unknown := sorted(parameters.keys() - {"style"}):
             raise ConfigError(f"environment {self.environment_id}: parameters.{unknown[0]}: there is only style")
         return type(self)(**parameters)
