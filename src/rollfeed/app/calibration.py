@@ -13,7 +13,7 @@ from rollfeed.app.model import Model, build_engine
 from rollfeed.config import EngineSettings, EvalEnvironmentSettings, EvalSettings, RolloutConfig, SamplingSettings
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import Calibration, EvalProgress, LevelResult
-from rollfeed.protocols import Engine, PromptPreprocessor
+from rollfeed.protocols import AnswerMarker, Engine, PromptPreprocessor
 
 
 async def calibrate_environments(
@@ -26,6 +26,7 @@ async def calibrate_environments(
     parameters: Mapping[str, Any] | None = None,
     apply_chat_template: bool = True,
     preprocessor: PromptPreprocessor | None = None,
+    marker: AnswerMarker | None = None,
     engine_settings: EngineSettings | None = None,
     engine: Engine | None = None,
     folders: Sequence[Path] = (),
@@ -51,15 +52,14 @@ async def calibrate_environments(
         n_samples_per_prompt=1,
         apply_chat_template=apply_chat_template,
         custom_prompt_preprocessor=preprocessor,
+        answer_marker_type=marker,
     )
 
     def prepare(environment_id: str, level: int) -> PreparedEvaluation:
         keys = {"id": environment_id, "level": level, "parameters": dict(parameters or {}), "split": "probe"}
         of_level = settings.model_copy(update={"environments": (EvalEnvironmentSettings.model_validate(keys),)})
-        context_length = engine.context_length
-        return prepare_evaluation(
-            of_level, config=config, tokenizer=model.tokenizer, context_length=context_length, folders=folders
-        )
+        length, tokenizer = engine.context_length, model.tokenizer
+        return prepare_evaluation(of_level, config=config, tokenizer=tokenizer, context_length=length, folders=folders)
 
     prepared, unusable = _prepared(levels, prepare)
     together = replace(next(iter(prepared.values())), sets=tuple(each.sets[0] for each in prepared.values()))

@@ -26,7 +26,7 @@ from rollfeed.environments.making import EnvironmentFacts
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import Calibration
 from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import PromptPreprocessor
+from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
 _DEFAULT_LEVELS = 6
 _CALIBRATE = """each problem is answered once, sampled as in training with sampling.rollout_skip_special_tokens = true;
@@ -78,6 +78,12 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
         help=f"ask as custom_prompt_preprocessor does: {', '.join(PromptPreprocessor)}",
     )
     parser.add_argument(
+        "--answer-marker",
+        metavar="M",
+        type=AnswerMarker,
+        help=f"ask for answers as answer_marker_type does: {', '.join(AnswerMarker)}",
+    )
+    parser.add_argument(
         "--model", metavar="M", default=DEFAULT_MODEL, help="name, folder or GGUF file (default: the built-in model)"
     )
     parser.add_argument(
@@ -123,7 +129,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         return 0
     width = max(map(len, environments))
     for name, each in environments.items():
-        if isinstance(each, ConfigError):
+        if isinstance(each, ConfigError | str):
             print(f"{name:{width}}  {each}")
             continue
         levels = "0 up" if each.max_level is None else f"0-{each.max_level}"
@@ -132,9 +138,9 @@ def run_list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _row(name: str, found: EnvironmentFacts | ConfigError) -> dict[str, Any]:
-    if isinstance(found, ConfigError):
-        return {"id": name, "error": str(found)}
+def _row(name: str, found: EnvironmentFacts | ConfigError | str) -> dict[str, Any]:
+    if isinstance(found, ConfigError | str):
+        return {"id": name, "summary" if isinstance(found, str) else "error": str(found)}
     return {
         "id": name,
         "version": found.version,
@@ -162,15 +168,16 @@ def run_sample(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     shown = [task.question for task in tasks]
-    if (style := arguments.style) is not None:
+    style, marker = arguments.style, arguments.answer_marker
+    if style is not None or marker is not None:
         tokenizer = app.load_model(arguments.model, with_weights=False).tokenizer
-        renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None, preprocessor=style)
+        renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None, preprocessor=style, marker=marker)
         is_chat = style is PromptPreprocessor.CHAT
         shown = [renderer.render(each, apply_chat_template=is_chat).text for each in shown]
     for task, text in zip(tasks, shown, strict=True):
         if arguments.json:
             about = {key: value for key, value in msgspec.to_builtins(task).items() if key != "hidden"}
-            prompt = {} if style is None else {"prompt": text}
+            prompt = {} if style is None and marker is None else {"prompt": text}
             print(json.dumps({"id": about.pop("environment"), **about, **prompt}, ensure_ascii=False))
             continue
         print(f"{task.environment} level {task.level} seed {task.seed}\n\n{text}\n")
@@ -210,6 +217,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
             parameters=parameters,
             apply_chat_template=not (arguments.no_chat_template or arguments.style is PromptPreprocessor.TINY_ZERO),
             preprocessor=arguments.style,
+            marker=arguments.answer_marker,
             engine_settings=engine_settings,
             folders=[Path.cwd()],
             on_progress=progress,

@@ -10,15 +10,13 @@ their verifiers make of the parameters is not known.
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from rollfeed.environments.adapters import known_names
 from rollfeed.environments.registry import EnvironmentRegistry
 from rollfeed.environments.verifying import verifier_path, verify_problem
 from rollfeed.errors import ConfigError, RewardError, suggestion
@@ -37,8 +35,7 @@ _NO_PARAMETER = (
     "or config.seed with problem_difficulty for environments of rollfeed"
 )
 _GYM_NAMESPACE = "rlve/"
-_GYM_ENTRY = re.compile(r"""^ +["'](\w+)["'] *: *\w+""", re.MULTILINE)
-_GYM_VERIFIER = "rollfeed.environments.rlve_gym.verify"
+_GYM_VERIFIER = "rollfeed.environments.adapters.rlve_gym.verify"
 _ANY_RESPONSE = "?"
 
 
@@ -115,7 +112,7 @@ def rlve_problem(registry: EnvironmentRegistry, metadata: Mapping[str, Any]) -> 
     call = _rlve_call(registry, metadata)
     if isinstance(call, str) or not call.is_of_gym:
         return _problem(registry, call)
-    name, names = call.problem["environment"], _gym_names()
+    name, names = call.problem["environment"], known_names("rlve")
     if not names or name in names:
         return None
     nearest = suggestion(name, names, otherwise="it has others, such as Sorting")
@@ -149,7 +146,7 @@ def _rlve_call(registry: EnvironmentRegistry, metadata: Mapping[str, Any]) -> _C
     name, config = metadata.get("environment"), metadata.get("config")
     if not isinstance(name, str) or not name:
         return f"the prompt's metadata has environment = {name!r:.80}; rm_type rlve needs an environment's id"
-    if name in registry:
+    if name in registry and not name.startswith(_GYM_NAMESPACE):
         problem = _registered_problem(metadata)
         return _NO_PARAMETER if problem is None else _Call(name, problem)
     gym_name = name.removeprefix(_GYM_NAMESPACE)
@@ -176,13 +173,3 @@ def _registered_problem(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     if given is None and type(level) is int and type(seed) is int:
         return {"version": version, "level": level, "seed": seed}
     return None
-
-
-@cache
-def _gym_names() -> frozenset[str]:
-    """Return what RLVE-Gym calls its environments, read from its source: its import takes seconds."""
-    found = importlib.util.find_spec("Gym")
-    folders = [] if found is None else list(found.submodule_search_locations or [])
-    sources = [Path(folder, "environments", "__init__.py") for folder in folders]
-    texts = [source.read_text(encoding="utf-8") for source in sources if source.is_file()]
-    return frozenset(name for text in texts for name in _GYM_ENTRY.findall(text))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed.base.importing import import_object
+from rollfeed.environments.adapters import AdapterEntry, adapted_entries, adapted_entry, not_installed
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
 from rollfeed.errors import ConfigError, PluginError, in_one_line, suggestion
 from rollfeed.protocols import Environment
@@ -46,9 +47,9 @@ def name_in_workers(environment_id: str) -> str:
     return environment_id if entry is None else f"{BY_PATH}{json.dumps(entry).encode().hex()}"
 
 
-def installed_entry_points() -> Iterable[EntryPoint]:
-    """Return the entry points of the packages installed here; nothing is imported."""
-    return entry_points(group=ENTRY_POINT_GROUP)
+def installed_entry_points() -> Iterable[EntryPoint | AdapterEntry]:
+    """Return the entry points of the packages installed here, and what adapters have; nothing is imported."""
+    return (*entry_points(group=ENTRY_POINT_GROUP), *adapted_entries())
 
 
 class EnvironmentRegistry:
@@ -69,19 +70,19 @@ class EnvironmentRegistry:
         self,
         environments: Iterable[Environment] = BUILTIN_ENVIRONMENTS,
         *,
-        find_entry_points: Callable[[], Iterable[EntryPoint]] = installed_entry_points,
+        find_entry_points: Callable[[], Iterable[EntryPoint | AdapterEntry]] = installed_entry_points,
         folders: Iterable[Path] = (),
     ) -> None:
         self._environments: dict[str, Environment] = {}
         self._find_entry_points = find_entry_points
         self._folders = tuple(str(folder.resolve()) for folder in folders)
-        self._entry_points: dict[str, EntryPoint] | None = None
+        self._entry_points: dict[str, EntryPoint | AdapterEntry] | None = None
         for environment in environments:
             self._add(environment)
         self._own = frozenset(self._environments)
 
     def __contains__(self, environment_id: str) -> bool:
-        return environment_id in self._environments or environment_id in self._available()
+        return environment_id in self._environments or self._entry(environment_id) is not None
 
     def is_own(self, environment_id: str) -> bool:
         """Whether an environment is one of those that the registry was made with."""
@@ -95,7 +96,7 @@ class EnvironmentRegistry:
 
     def ids(self) -> tuple[str, ...]:
         """Return all ids, sorted; nothing is imported."""
-        return tuple(sorted({*self._environments, *self._available()}))
+        return tuple(sorted({*self._environments, *self._available(), *named_by_path}))
 
     def get(self, environment_id: str) -> Environment:
         """Return an environment.
@@ -114,8 +115,8 @@ class EnvironmentRegistry:
                 raise ConfigError(f"environment {environment_id!r}: its id {entry.name!r} is taken: give it another")
             named_by_path[entry.name] = entry
             environment_id = entry.name
-        if environment_id not in self._environments and environment_id in self._available():
-            self._load(self._available()[environment_id])
+        if environment_id not in self._environments and (found := self._entry(environment_id)) is not None:
+            self._load(found)
         if environment_id not in self._environments:
             raise ConfigError(f"environment {environment_id!r}: there is none; {self._suggestion(environment_id)}")
         return self._environments[environment_id]
@@ -131,12 +132,20 @@ class EnvironmentRegistry:
             raise ConfigError(f"environment {name!r} is registered already: give one of the two another id")
         self._environments[name] = environment
 
-    def _available(self) -> dict[str, EntryPoint | PathEntry]:
+    def adapted(self) -> dict[str, str]:
+        """Return the ids of packages that are adapted, and a line about each; nothing is imported."""
+        return {name: entry.summary for name, entry in self._available().items() if isinstance(entry, AdapterEntry)}
+
+    def _available(self) -> dict[str, EntryPoint | AdapterEntry]:
         if self._entry_points is None:
             self._entry_points = {point.name: point for point in self._find_entry_points()}
-        return {**self._entry_points, **named_by_path}
+        return self._entry_points
 
-    def _load(self, point: EntryPoint | PathEntry) -> None:
+    def _entry(self, environment_id: str) -> EntryPoint | PathEntry | AdapterEntry | None:
+        by_name = self._available().get(environment_id)
+        return named_by_path.get(environment_id) or by_name or adapted_entry(environment_id)
+
+    def _load(self, point: EntryPoint | PathEntry | AdapterEntry) -> None:
         where = f"environment {point.name!r} (entry point {point.value!r})"
         try:
             environment = _made(point.load())
@@ -151,6 +160,8 @@ class EnvironmentRegistry:
         self._add(environment)
 
     def _suggestion(self, environment_id: str) -> str:
+        if lacking := not_installed(environment_id):
+            return lacking
         ids = self.ids()
         by_name = [known for known in ids if known.partition("/")[2] == environment_id]
         return suggestion(environment_id, by_name or ids)

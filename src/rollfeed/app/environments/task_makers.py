@@ -122,21 +122,24 @@ def with_workers(work: Callable[[Workers], Coroutine[Any, Any, _T]]) -> _T:
         return result
 
 
-def listed_environments() -> dict[str, EnvironmentFacts | ConfigError]:
-    """Return the facts of all installed environments by id; of one that its package does not give, the error."""
+def listed_environments() -> dict[str, EnvironmentFacts | ConfigError | str]:
+    """Return the facts of all installed environments by id; of one that its package does not give, the error.
+
+    Of those that adapters have, which take seconds to import, it is their summaries.
+    """
     registry = EnvironmentRegistry()
     own = {each: EnvironmentFacts.of(registry.get(each)) for each in registry.ids() if registry.is_own(each)}
-    found: dict[str, EnvironmentFacts | ConfigError] = {**own}
+    found: dict[str, EnvironmentFacts | ConfigError | str] = {**registry.adapted(), **own}
 
     async def describe_others(workers: Workers) -> None:
         for each in registry.ids():
-            if each not in own:
+            if each not in found:
                 try:
                     (found[each],) = await describe_environments([(each, {})], workers=workers)
                 except PluginError as error:
                     found[each] = error
 
-    if len(own) < len(registry.ids()):
+    if len(found) < len(registry.ids()):
         with_workers(describe_others)
     return dict(sorted(found.items()))
 

@@ -34,6 +34,11 @@ def check_asking(
     form = settings.custom_prompt_preprocessor
     if form is PromptPreprocessor.TINY_ZERO and facts.is_multi_turn:
         raise ConfigError(f"environment {chosen.id}: takes several turns, and {form.value} has one: remove it")
+    if facts.needs_marker and asked_marker(settings) is None:
+        raise ConfigError(
+            f"environment {chosen.id}: reads answers between marks only, and nothing asks for them: set "
+            f"answer_marker_type = {AnswerMarker.TAGS.value!r}, or {AnswerMarker.BOXED.value!r}"
+        )
     if chosen.parameters.get("style") == "compact" and any(asking(settings).values()):
         raise ConfigError(
             f"environment {chosen.id}: style = 'compact' says all itself: remove custom_prompt_preprocessor and "

@@ -57,6 +57,8 @@ class EnvironmentFacts:
     summary: str = ""
     guess_rate: tuple[float, float] | None = None
     """At level 0, where it declares any."""
+    needs_marker: bool = False
+    """Whether it reads answers between marks only, for which its questions do not ask."""
 
     @classmethod
     def of(cls, environment: Environment) -> EnvironmentFacts:
@@ -69,6 +71,7 @@ class EnvironmentFacts:
             has_splits=isinstance(environment, HasSplits),
             summary=environment.summary,
             guess_rate=environment.guess_rate(0) if isinstance(environment, HasGuessRate) else None,
+            needs_marker=bool(getattr(environment, "needs_marker", False)),
         )
 
 

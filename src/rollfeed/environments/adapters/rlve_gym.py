@@ -1,19 +1,30 @@
-"""Verifiers of RLVE-Gym's environments, for workers.
+"""Environments of RLVE-Gym, and their verifiers for rows of data sets, in workers.
 
 Importing this module imports all 400 environments, which takes seconds; workers give it time of its own. Needs the
 package rlve-gym.
+
+RLVE-Gym seeds the random states of the process that it is in, and makes problems in threads that go on after their
+time. Here they are made without a thread, as a worker can be killed, and random states are as before when that is done.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from rollfeed.answers import Mark, find_answer
+from rollfeed.environments.adapters.formulas import is_formula
 from rollfeed.errors import PluginError, RewardError, suggestion
 from rollfeed.types import Correct, Verdict
 
@@ -29,6 +40,10 @@ _FROM_JSON: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "QuadMagicItems": lambda it: {"gold_answer": [tuple(counts) for counts in it["gold_answer"]]},
 }
 """Parameters whose tuples and integer keys JSON has lost, without which a right answer is taken for a wrong one."""
+_SYMBOLIC = ("Differentiate", "Integral")
+"""They hand answers to sympy."""
+_MISTAKEN = ("PolyaModel",)
+"""Their own reference answers are not right."""
 
 
 def _import_environments() -> Mapping[str, Any]:
@@ -64,6 +79,8 @@ def verify(problem: Mapping[str, Any], response: str) -> Verdict:
         raise RewardError(f"environment {name!r:.80}: RLVE-Gym has none of that name; {_suggestion(name)}")
     answer = find_answer(response)
     marked = answer.text if answer is not None and answer.mark in (Mark.BOXED, Mark.TAG) else None
+    if marked is not None and name in _SYMBOLIC and not is_formula(marked):
+        marked = None
     try:
         environment = _ENVIRONMENTS[name](answer_markers=_MARKERS)
         parameter = dict(config["parameter"])
@@ -86,3 +103,67 @@ def verify(problem: Mapping[str, Any], response: str) -> Verdict:
 
 def _suggestion(name: str) -> str:
     return suggestion(name, _ENVIRONMENTS, otherwise=f"it has {len(_ENVIRONMENTS)}, such as Sorting")
+
+
+class RlveEnvironment:
+    """An environment of RLVE-Gym; a level is one update of its parameters more, and there is always a harder one.
+
+    The reward is RLVE-Gym's, from [-1, 1] to [0, 1]: 0 for an answer that cannot be read, a half for one that is wrong
+    where nothing is shaped. RLVE-Gym's own number is in the verdict's detail. Answers have to be marked.
+
+    Args:
+        name: RLVE-Gym's.
+    """
+
+    max_level: int | None = None
+    needs_marker: bool = True
+
+    def __init__(self, name: str) -> None:
+        self.environment_id = f"rlve/{name}"
+        self.version = int(version("rlve-gym").replace(".", "0"))
+        self.summary = f"{name}, of RLVE-Gym"
+        self._name = name
+        self._controller = importlib.import_module("Gym.parameter_controllers").identifier2controller[name]()
+        self._parameters = [deepcopy(self._controller.get_parameter_list())]
+
+    def make(self, level: int, random: random.Random) -> tuple[str, dict[str, Any], str | None]:
+        """Make a problem from one of the parameters of the level, under a seed of RLVE-Gym's kind."""
+        while len(self._parameters) <= level:
+            self._controller.update()
+            self._parameters.append(deepcopy(self._controller.get_parameter_list()))
+        environment = _ENVIRONMENTS[self._name](answer_markers=_MARKERS)
+        environment.parameter = deepcopy(random.choice(self._parameters[level]))
+        environment.seed = random.getrandbits(32)
+        with _own_random_state(environment.seed):
+            environment._generate()
+            if environment.parameter is None:
+                raise ValueError("RLVE-Gym found no problem with this seed")
+            question = environment.prompt_generator()
+        reference = None if self._name in _MISTAKEN else environment.parameter.get("reference_answer")
+        answer = str(reference) if isinstance(reference, str | int | float) else None
+        return question, environment.get_config(), answer
+
+    def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
+        """Return RLVE-Gym's verdict on a marked answer."""
+        with _own_random_state(0):
+            verdict = verify({"environment": self._name, "config": params}, response)
+        assert isinstance(verdict.reward, float)
+        return replace(verdict, reward=(verdict.reward + 1.0) / 2.0, detail=f"RLVE-Gym: {verdict.reward:g}")
+
+
+def environment(name: str) -> RlveEnvironment:
+    """Return the environment of a name. Raises KeyError if there is none."""
+    return RlveEnvironment(name)
+
+
+@contextmanager
+def _own_random_state(seed: int) -> Iterator[None]:
+    """Give a block the global random states that a seed gives, and put back those from before."""
+    before, before_of_numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(before_of_numpy)
