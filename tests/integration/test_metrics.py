@@ -46,8 +46,8 @@ kl_coefficient = {kl}
 correction = "truncate"
 dual_clip = 3.0
 """
-ELSEWHERE = ("engine/", "eval/", "rollout/turns_mean", "rollout/tool_calls_")
-"""Of engines that are servers, of trackers, and of episodes."""
+ELSEWHERE = ("engine/", "eval/", "rollout/turns_mean", "rollout/tool_calls_", "rollout/problem_generation_seed")
+"""Of engines that are servers, of trackers, of episodes, and of environments that adapt."""
 
 
 def written_by(folder: Path) -> set[str]:

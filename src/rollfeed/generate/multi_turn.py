@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rollfeed.conversations import Conversation
-from rollfeed.errors import PluginError, RewardError, WorkerError
+from rollfeed.errors import PluginError, RewardError, WorkerCallError, WorkerError
 from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
@@ -162,6 +162,8 @@ class _Game:
                 deadline = self._services.step_timeout_seconds
                 given = await self._services.workers.call(self._path, [method, *arguments], deadline_seconds=deadline)
                 given = given if kind is Mapping else msgspec.convert(given, kind)
+        except WorkerCallError as error:
+            raise RewardError(str(error)) from error
         except WorkerError as error:
             raise RewardError(f"{where}: {error}") from error
         except Exception as error:

@@ -92,8 +92,8 @@ async def test_episodes_are_gone_through_in_workers() -> None:
     ("level", "cause"),
     [
         (HANGS, "mine/talk: step: no result within 1 s"),
-        (RAISES, "mine/talk: step: OSError: no dice"),
-        (NOTHING, "step raised ValidationError"),
+        (RAISES, "environment mine/talk: step raised OSError: no dice"),
+        (NOTHING, "environment mine/talk: step returned None; that must be of EnvironmentStep"),
     ],
 )
 async def test_a_step_that_misbehaves_fails_its_rollout(level: int, cause: str) -> None:
