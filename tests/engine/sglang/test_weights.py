@@ -267,3 +267,17 @@ async def test_servers_that_rest_are_left_alone_and_woken_at_the_version_that_so
         engine.weights.rest()
         with pytest.raises(EngineUnavailableError, match="none of 3 servers tells its version"):
             await engine.weights.wake()
+
+
+async def test_a_server_that_came_back_while_it_rested_is_woken_too(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(1) as servers, engine_at(*servers, probes_until_dead=1, max_tries=1) as engine:
+        await servers[0].kill()
+        await until(lambda: engine.metrics()["live_workers"] == 0)
+        engine.weights.rest()
+        await servers[0].start()
+        servers[0].version = "5"
+        await engine.weights.wake()
+        completion = await engine.generate(PROMPT, SamplingParams(max_new_tokens=3), request_id="r")
+        assert [span.policy_version for span in completion.version_spans] == [5]

@@ -116,23 +116,26 @@ class ServerWeights:
     async def wake(self) -> None:
         """Take over the newest version that a server has by now; those that lag behind are taken out.
 
+        A server that was out and has it now is soon looked at, and has requests then.
+
         Raises:
             EngineUnavailableError: If no server says its version.
         """
         async with self._lock:
-            workers = self._pool.live
+            workers = self._pool.workers
             asked = (self._dialect.version(worker.address) for worker in workers)
             told = await asyncio.gather(*asked, return_exceptions=True)
             versions = [each for each in told if isinstance(each, int)]
             if not versions:
-                problem = next((each for each in told if isinstance(each, BaseException)), "none is live")
-                raise EngineUnavailableError(f"none of {len(self._pool.workers)} servers tells its version: {problem}")
+                problem = told[0] if told else "the router lists none"
+                raise EngineUnavailableError(f"none of {len(workers)} servers tells its version: {problem}")
             if max(versions) != self.current_version:
                 self.current_version, self._published = max(versions), None
             for worker, version in zip(workers, told, strict=True):
                 if version != self.current_version:
-                    worker.suspected.set()
                     await self._pool.take_out(worker, f"it serves version {version}, {self.current_version} is current")
+                if not worker.is_live:
+                    worker.suspected.set()
             self.is_resting = False
 
     async def readmit(self, worker: Worker) -> None:
