@@ -4,6 +4,7 @@ from argparse import Namespace
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollfeed.compat.slime_plugins.names.slime_sample import Sample
@@ -77,12 +78,25 @@ def test_a_dictionary_has_the_status_as_text_and_shares_the_lists() -> None:
     assert record["tokens"] is sample.tokens
 
 
-def test_the_mask_begins_when_a_token_is_not_trained_on() -> None:
+def test_the_mask_begins_with_the_first_token_and_counts_those_before_as_sampled() -> None:
     sample = Sample(tokens=[1])
+    sample.append_response_tokens(None, tokens=[], log_probs=[])
+    assert (sample.loss_mask, sample.rollout_log_probs) == (None, [])
     sample.append_response_tokens(None, tokens=[2, 3], log_probs=[-1.0, -2.0])
-    assert sample.loss_mask is None
+    assert sample.loss_mask == [1, 1]
     sample.append_response_tokens(None, tokens=[4], trainable=False)
     assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 1, 0], [-1.0, -2.0, 0.0])
+    older = Sample(tokens=[1, 2], response_length=1, rollout_log_probs=[-1.0])
+    older.append_response_tokens(None, tokens=[3], log_probs=[-2.0])
+    assert older.loss_mask == [1, 1]
+
+
+def test_arrays_are_taken_as_lists_and_nothing_as_no_tokens() -> None:
+    sample = Sample()
+    sample.append_response_tokens(tokens=np.array([2, 3]), log_probs=np.array([-1.0, -2.0]))
+    sample.append_response_tokens(text="end")
+    assert (sample.tokens, sample.rollout_log_probs, sample.response) == ([2, 3], [-1.0, -2.0], "end")
+    assert type(sample.tokens[0]) is int
 
 
 def test_tokens_of_a_tool_fill_up_logprobs_that_are_missing() -> None:

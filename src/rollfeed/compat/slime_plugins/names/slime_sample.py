@@ -5,7 +5,7 @@ Facts of slime's ``utils/types.py``. Axes: R response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Self
@@ -151,10 +151,10 @@ class SlimeSample:
 
     def append_response_tokens(
         self,
-        args: Any,
+        args: Any = None,
         *,
-        tokens: list[int],
-        log_probs: list[float] | None = None,
+        tokens: Sequence[int] | None = None,
+        log_probs: Sequence[float] | None = None,
         trainable: bool = True,
         meta_info: dict[str, Any] | None = None,
         text: str | None = None,
@@ -165,19 +165,21 @@ class SlimeSample:
         Raises:
             ValueError: If sampled tokens come without logprobs or others with some, or lengths do not fit.
         """
-        if trainable is (log_probs is None):
+        tokens = list(map(int, () if tokens is None else tokens))
+        if tokens and trainable is (log_probs is None):
             told = "sampled tokens need log_probs" if trainable else "tokens that are not trainable have no log_probs"
             raise ValueError(f"append_response_tokens: {told}")
         if log_probs is not None and len(log_probs) != len(tokens):
             raise ValueError(f"append_response_tokens: {len(log_probs)} log_probs for {len(tokens)} tokens")
-        if trainable and self.rollout_log_probs is None and self.response_length:
+        if trainable and log_probs is not None and self.rollout_log_probs is None and self.response_length:
             raise ValueError("append_response_tokens: the response so far has no rollout_log_probs to go on from")
         known = self.rollout_log_probs if self.rollout_log_probs is not None else [0.0] * self.response_length
-        if self.loss_mask is not None or not trainable:
+        if tokens:
             mask = self.loss_mask if self.loss_mask is not None else [1] * self.response_length
             self.loss_mask = [*mask, *[int(trainable)] * len(tokens)]
         self.tokens = [*self.tokens, *tokens]
-        self.rollout_log_probs = [*known, *(log_probs if log_probs is not None else [0.0] * len(tokens))]
+        if tokens or log_probs is not None:
+            self.rollout_log_probs = [*known, *map(float, [0.0] * len(tokens) if log_probs is None else log_probs)]
         self.response_length += len(tokens)
         self.response += text or ""
         self._check_lengths()
