@@ -140,10 +140,10 @@ def _definition(function: object) -> str | None:
 
 
 def _unwrapped(function: Any) -> Any:
-    """Return the function of partials and methods, and the class of other objects."""
+    """Return the function of partials, methods and what stands for one, and the class of other objects."""
     while isinstance(function, partial):
         function = function.func
-    function = inspect.unwrap(function) if callable(function) else function
+    function = inspect.unwrap(function)
     return function if hasattr(function, "__qualname__") else type(function)
 
 

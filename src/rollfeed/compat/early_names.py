@@ -260,6 +260,7 @@ class _EarlySource(PromptSource):
 
     def __init__(self, buffer: Any, tokenizer: Tokenizer | None) -> None:
         self._buffer, self._tokenizer, self._num_drawn = buffer, tokenizer, 0
+        self.__wrapped__ = buffer
 
     async def draw(self, count: int) -> Sequence[Prompt]:
         """Return the next prompts; without a tokenizer they have no tokens."""

@@ -96,8 +96,9 @@ async def test_the_function_for_all_samples_sees_kept_and_dropped_groups_and_the
     text = (
         "from slime.utils.types import Sample\n"
         "class Source:\n"
-        "    def __init__(self, args): self.args, self.count, self.seen = args, 0, []\n"
+        "    def __init__(self, args): self.args, self.count, self.seen, self.asked = args, 0, [], []\n"
         "    def get_samples(self, num_samples):\n"
+        "        self.asked.append(num_samples)\n"
         "        self.count += num_samples\n"
         "        return [[Sample(prompt=f'p{self.count - n}') for _ in range(self.args.n_samples_per_prompt)]\n"
         "                for n in range(num_samples)]\n"
@@ -117,3 +118,4 @@ async def test_the_function_for_all_samples_sees_kept_and_dropped_groups_and_the
     assert kept < seen.keys()
     assert {index for index, differs in seen.items() if differs} >= kept
     assert len(source._source.seen) == len(seen)
+    assert max(source._source.asked) > 1  # as many as are needed, at once

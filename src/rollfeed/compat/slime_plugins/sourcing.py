@@ -40,6 +40,7 @@ class SlimeSource(PromptSource):
 
     def __init__(self, factory: Any, run: SlimeRun, tokenizer: Tokenizer) -> None:
         self._run, self._tokenizer, self._factory, self._num_drawn = run, tokenizer, factory, 0
+        self.__wrapped__ = factory
         run.tokenizer = tokenizer
         self._folder = Path(tempfile.mkdtemp(prefix="slime-source-"))
         vars(run.args).update(save=str(self._folder), load=str(self._folder))
