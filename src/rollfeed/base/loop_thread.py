@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines in a loop that goes on between the calls; the thread ends with the process at the latest."""
+    """Runs coroutines in a loop that goes on between the calls; the thread ends with the process at the latest.
 
-    def __init__(self, name: str) -> None:
+    Where ``first``, which it runs at once, raises, there is none.
+    """
+
+    def __init__(self, name: str, first: Coroutine[Any, Any, Any] | None = None) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start work, and return what will hold its result."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            if first is not None:
+                self.call(first)
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what work returns; an interrupt, such as Ctrl-C, cancels it."""
-        result = self.start(work)
+        result = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return result.result()
         finally:

@@ -94,6 +94,44 @@ def test_answers_come_from_the_weights_that_the_trainer_has_now(make: Any, chats
     assert worst(trainer, after) < 1e-4
 
 
+class Adapted:
+    """What a model with an adapter has, as far as it is used."""
+
+    prefix, is_merged, can_merge = "lora_", False, True
+
+    def __init__(self, model: Any) -> None:
+        self._weight = next(model.parameters())
+        model.prefix, model.merge_adapter, model.unmerge_adapter = self.prefix, self.merge, self.unmerge
+
+    def merge(self) -> None:
+        self.is_merged = True
+        self._add(0.5)
+        if not self.can_merge:
+            raise MemoryError("in the middle")
+
+    def unmerge(self) -> None:
+        self.is_merged = False
+        self._add(-0.5)
+
+    def _add(self, value: float) -> None:
+        import torch
+
+        with torch.no_grad():
+            self._weight += value
+
+
+def test_an_adapter_is_merged_once_a_step_and_never_left_so(make: Any, chats: Rows) -> None:
+    rollouts, trainer = make()
+    adapted = Adapted(trainer.model)
+    for _ in range(2):
+        rollouts(asked(chats), trainer)
+    assert rollouts._answers._version == 1
+    adapted.can_merge, trainer.state.global_step = False, 1
+    with pytest.raises(MemoryError):
+        rollouts(asked(chats), trainer)
+    assert not adapted.is_merged
+
+
 def test_seeds_are_of_the_step_and_evaluations_change_nothing(make: Any, chats: Rows) -> None:
     found = []
     for evaluates in (False, True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from rollfeed.compat.trl import AsyncRollouts, RolloutFunc
 from rollfeed.config import EngineSettings
 from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.server import ServedModel, Service, serve
+from rollfeed.errors import EngineUnavailableError
 from rollfeed.prompts import load_tokenizer
 
 
@@ -92,3 +94,22 @@ def test_the_asynchronous_trainer_gives_a_server_its_weights(
             change(model)
     finally:
         rollouts.destroy()
+
+
+def test_servers_that_are_not_there_leave_no_thread(tiny_checkpoint: Path, chats: Rows) -> None:
+    away = {"workers": ["http://127.0.0.1:1"], "startup_timeout_seconds": 0.2}
+    engine = EngineSettings.model_validate({"context_length": 128, "sglang": away})
+    args = SimpleNamespace(**{**GRPO, **ASYNC})
+    rollouts = AsyncRollouts(
+        tiny_checkpoint, args=args, train_dataset=chats, reward_funcs=no_reward, engine=engine, label_key="label"
+    )
+    with pytest.raises(EngineUnavailableError, match="not there within startup_timeout_seconds"):
+        rollouts.init_weight_transfer()
+    rollouts.destroy()
+    with pytest.raises(EngineUnavailableError, match="not there within startup_timeout_seconds"):
+        RolloutFunc(engine=engine)([chats[0]["prompt"]] * 3, Trainer(tiny_checkpoint, chats))
+    assert "rollfeed-trl" not in {thread.name for thread in threading.enumerate()}
+
+
+def no_reward(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)

@@ -10,7 +10,6 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +95,12 @@ class AsyncRollouts:
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self._is_empty = asyncio.Event()
         self._loop: LoopThread | None = None
-        self._making: Future[None] | None = None
+        self._making: asyncio.Task[None] | None = None
         self._version = self._ahead = 0
         self._seen = time.monotonic()
 
     def init_weight_transfer(self) -> None:
-        self._loop = LoopThread("rollfeed-trl")
-        self._loop.call(self._rollouts.__aenter__())
+        self._loop = LoopThread("rollfeed-trl", self._rollouts.__aenter__())
 
     def pause(self) -> None:
         """Do nothing: the engine holds its requests, or goes on with them, as it takes the weights."""
@@ -119,7 +117,7 @@ class AsyncRollouts:
         if self._loop is None:
             raise ConfigError("AsyncRollouts is the rollout_worker alone: give it as weight_transfer, too")
         self._saw()
-        self._making = self._loop.start(self._make_batches())
+        self._loop.call(self._begin())
 
     def update_model_version(self, model_version: int) -> None:
         """Take the trainer's number for the weights that came last."""
@@ -142,9 +140,7 @@ class AsyncRollouts:
         loop, self._loop = self._loop, None
         if loop is not None:
             try:
-                if self._making is not None:
-                    self._making.cancel()
-                loop.call(self._rollouts.__aexit__())
+                loop.call(self._end())
             finally:
                 loop.close()
 
@@ -157,6 +153,15 @@ class AsyncRollouts:
     def _emptied(self) -> None:
         if (loop := self._loop) is not None:
             loop.loop.call_soon_threadsafe(self._is_empty.set)
+
+    async def _begin(self) -> None:
+        self._making = asyncio.create_task(self._make_batches())
+
+    async def _end(self) -> None:
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.gather(self._making, return_exceptions=True)
+        await self._rollouts.__aexit__()
 
     async def _make_batches(self) -> None:
         while True:

@@ -142,8 +142,7 @@ class _Answers:
         self._state: object = None
         self._version = self._step = 0
         self._num_asked: dict[bool, int] = {}
-        self._loop = LoopThread("rollfeed-trl")
-        self._loop.call(self._enter())
+        self._loop = LoopThread("rollfeed-trl", self._enter())
 
     def to(self, asked: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         is_training, step, args = trainer.model.training, trainer.state.global_step, trainer.args
@@ -155,13 +154,12 @@ class _Answers:
         groups = [Group(first + number, self._table[each]) for number, each in enumerate(_once(asked, num_answers))]
         self._num_asked[is_training] = first + len(groups)
         # Fused optimizers leave no trace in the versions of parameters, and others may change them within a step.
-        state = step, sum(parameter._version for parameter in trainer.model.parameters())
-        if state != self._state:
+        if (step, self._trained.state) != self._state:
             self._version += 1
             self._loop.call(
                 self._publisher.publish(TensorUpdate(self._trained.tensors(), policy_version=self._version))
             )
-            self._state = state
+            self._state = step, self._trained.state  # merging an adapter changes it
         seed = derive_seed(self._config.seed, "trl", is_training, trainer.accelerator.process_index)
         return self._as_trl(self._loop.call(self._answer(groups, seed=seed, num_answers=num_answers)))
 

@@ -47,6 +47,11 @@ class TrainedModel:
         self.model = Model(checkpoint=folder, tokenizer=load_tokenizer(folder, chat_template_kwargs=arguments))
         """What engines are built for."""
 
+    @property
+    def state(self) -> int:
+        """A number that is another one after every change of its parameters, but for those of fused optimizers."""
+        return sum(parameter._version for parameter in self._model.parameters())
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by the names of a checkpoint, those of an adapter added to what they adapt.
 
@@ -54,8 +59,8 @@ class TrainedModel:
         """
         if not hasattr(self._model, "merge_adapter"):
             return _by_checkpoint(self._model)
-        self._model.merge_adapter()
         try:
+            self._model.merge_adapter()
             return {name: tensor.clone() for name, tensor in _by_checkpoint(self._model, self._model.prefix).items()}
         finally:
             self._model.unmerge_adapter()
