@@ -20,10 +20,12 @@ class Source:
 
     def __init__(self) -> None:
         self.num_drawn = 0
+        self.asked: list[int] = []
         self.buffer: list[list[Any]] = []
         self.returned: list[list[Any]] = []
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
+        self.asked.append(num_samples)
         groups, self.buffer = self.buffer[:num_samples], self.buffer[num_samples:]
         while len(groups) < num_samples:
             number, self.num_drawn = self.num_drawn, self.num_drawn + 1

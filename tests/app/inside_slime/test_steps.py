@@ -298,6 +298,61 @@ def test_a_group_that_is_given_back_has_what_can_be_gone_on_with() -> None:
     assert untouched.sample is given[2]
 
 
+def test_samples_of_a_group_may_have_prompts_of_their_own(args: Namespace, source: Source) -> None:
+    group = source.get_samples(1)[0]
+    group[1].prompt = "another one"
+    source.buffer.append(group)
+    for sample in generate_rollout(args, 0, source).samples[0]:
+        assert sample.tokens[: len(sample.prompt)] == [ord(each) - 32 for each in sample.prompt]
+        assert len(sample.tokens) == len(sample.prompt) + 20
+
+
+def test_what_was_drawn_with_a_group_that_is_wrong_comes_again(args: Namespace, source: Source) -> None:
+    groups = source.get_samples(4)
+    source.buffer += [groups[0], groups[1][:1], *groups[2:]]
+    with pytest.raises(RunFailedError, match="a group of 1"):
+        generate_rollout(args, 0, source)
+    assert [group[0].group_index for group in generate_rollout(args, 1, source).samples] == [0, 2, 3]
+
+
+class Full(Source):
+    is_full = True
+
+    def add_samples(self, groups: list[list[Any]]) -> None:
+        if self.is_full:
+            raise OSError("the disk is full")
+        super().add_samples(groups)
+
+
+def test_a_step_whose_rest_is_not_taken_back_is_made_again(args: Namespace) -> None:
+    args.partial_rollout, source = True, Full()
+    with pytest.raises(OSError, match="the disk is full"):
+        generate_rollout(args, 0, source)
+    source.is_full = False
+    output = generate_rollout(args, 0, source)
+    assert [group[0].group_index for group in output.samples] == [0, 1, 2]
+    assert source.num_drawn == 6
+    assert len(source.returned) == 3
+
+
+def test_a_function_that_draws_keeps_what_waits(args: Namespace, source: Source) -> None:
+    """Some loops hand over the bound method, which is another object in every call."""
+    for step in range(2):
+        output = generate_rollout(args, step, source.get_samples)
+        assert [group[0].group_index for group in output.samples] == [3 * step, 3 * step + 1, 3 * step + 2]
+    assert source.asked == [6, 3]  # at once, as buffer filters and data sources of slime's users see it
+
+
+async def calls_the_whole(args: Namespace, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    generate_rollout(args, 9, Source())
+
+
+def test_a_step_within_a_step_is_refused(args: Namespace, source: Source) -> None:
+    args.custom_generate_function_path = path_of(calls_the_whole)
+    with pytest.raises(RunFailedError, match="in the event loop"):
+        generate_rollout(arguments_of_many(args), 0, source)
+
+
 def test_mask_offpolicy_leaves_only_the_new_tokens_of_a_resumed_sample(args: Namespace, source: Source) -> None:
     args.partial_rollout = args.mask_offpolicy_in_partial_rollout = True
     group = source.get_samples(1)[0]
@@ -342,7 +397,7 @@ def test_an_evaluation_whose_answers_fail_says_the_first_cause(args: Namespace, 
     ("group", "told"),
     [
         ([SimpleNamespace()], r"a group of 1 from the data source, --n-samples-per-prompt is 2"),
-        (None, r"data_source.get_samples returned None; it must return a list of groups"),
+        (None, r"--data-source-path .*draw\) returned None; it must return a list of groups"),
     ],
 )
 def test_a_data_source_that_gives_something_else_is_told_so(args: Namespace, group: Any, told: str) -> None:

@@ -85,7 +85,11 @@ class SlimeAnswering(Scorer):
         return [_ending(member, request)]
 
     async def _answer(self, sample: Any, request: RolloutRequest, services: Services) -> None:
-        ids = np.asarray(sample.tokens, np.int32) if sample.tokens else request.prompt.token_ids
+        ids = request.prompt.token_ids
+        if sample.tokens:
+            ids = np.asarray(sample.tokens, np.int32)
+        elif sample.prompt != request.prompt.text:  # that of the group's first
+            ids = services.tokenizer.encode(sample.prompt, add_special_tokens=False)
         before, params = sample.response_length, request.params
         budget = min(params.max_new_tokens - before, request.max_context_length - len(ids))
         sample.tokens, sample.rollout_log_probs = sample.tokens or ids.tolist(), sample.rollout_log_probs or []
@@ -100,7 +104,8 @@ class SlimeAnswering(Scorer):
         sample.tokens = [*sample.tokens, *new]
         sample.response_length = before + len(new)
         sample.rollout_log_probs = [*sample.rollout_log_probs, *completion.logprobs.tolist()]
-        if sample.loss_mask is not None or hasattr(sample, "append_response_tokens"):  # older slimes leave it None
+        # Older slimes leave it None.
+        if new and (sample.loss_mask is not None or hasattr(sample, "append_response_tokens")):
             sample.loss_mask = [*([1] * before if sample.loss_mask is None else sample.loss_mask), *[1] * len(new)]
         sample.response = completion.text
         if before:  # a character may be split between the two

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from rollfeed.errors import RunFailedError
+from rollfeed.faults import blaming, complaint
 from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID
 from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.types import Prompt
 
+_SOURCE = "--data-source-path"
 _LARGE = ("multimodal_inputs", "multimodal_train_inputs")
 """Fields that nobody changes in place, and that may hold images."""
 
@@ -93,7 +95,7 @@ class SlimeGroups(PromptSource):
         self, get_samples: Any, waiting: list[list[Any]], *, size: int, tokenizer: Tokenizer, is_single_turn: bool
     ) -> None:
         self.drawn: list[SlimeGroup] = []
-        self._get_samples = get_samples
+        self.__wrapped__ = get_samples  # whose prompts these are: it is asked for as many as are needed
         self._waiting = waiting
         self._size = size
         self._tokenizer = tokenizer
@@ -105,14 +107,17 @@ class SlimeGroups(PromptSource):
 
     async def draw(self, count: int) -> Sequence[Prompt]:
         """Return the prompts of the next groups."""
-        groups = self._waiting[:count]
-        if len(groups) < count:
-            more = await asyncio.to_thread(self._get_samples, count - len(groups))
-            if not isinstance(more, list) or not all(isinstance(each, list) for each in more):
-                raise RunFailedError(f"data_source.get_samples returned {more!r:.80}; it must return a list of groups")
-            groups = [*groups, *more]
-        del self._waiting[:count]
-        return [self.enter(group) for group in groups]
+        if (missing := count - len(self._waiting)) > 0:
+            await asyncio.to_thread(self._draw_more, missing)
+        return [self.enter(self._waiting.pop(0)) for _ in range(min(count, len(self._waiting)))]
+
+    def _draw_more(self, count: int) -> None:
+        """Have further groups wait, also where nobody waits for them any more."""
+        with blaming(_SOURCE, self.__wrapped__):
+            groups = self.__wrapped__(count)
+        if not isinstance(groups, list) or not all(isinstance(each, list) for each in groups):
+            raise complaint(_SOURCE, self.__wrapped__, f"returned {groups!r:.80}; it must return a list of groups")
+        self._waiting += groups
 
     def enter(self, group: Sequence[Any]) -> Prompt:
         """Number a group, and return its prompt.

@@ -6,9 +6,9 @@ import asyncio
 import atexit
 import importlib
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from functools import cache
 from typing import Any, TypeVar
 
 from rollfeed.app.inside_slime.slime_eval import evaluate
@@ -16,13 +16,14 @@ from rollfeed.app.inside_slime.slime_job import SlimeJob, SlimeWork, read_job
 from rollfeed.app.inside_slime.slime_steps import make_step
 from rollfeed.app.model import load_model, vocab_size_of
 from rollfeed.app.rewards import RewardServices, reward_hub
+from rollfeed.base.loop_thread import LoopThread
 from rollfeed.compat.slime_plugins.shared_run import SlimeRun, begin
 from rollfeed.compat.slime_plugins.supplied import PACKAGES, is_supplied, supply_names
 from rollfeed.config import PluginSettings
 from rollfeed.config.model import ModelSettings
 from rollfeed.engine.client import ServerEngine
 from rollfeed.engine.dialects import SGLang
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, RunFailedError
 
 T = TypeVar("T")
 _END_SECONDS = 10.0
@@ -46,6 +47,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         EngineError: If the servers are not there or do not answer.
         RunFailedError: If the step cannot be made; its prompts come again in the next call.
     """
+    _PROCESS.check_caller()
     package = _package()
     run = _runner(package)
     sample_class = importlib.import_module(f"{package}.utils.types").Sample
@@ -59,26 +61,32 @@ class _Process:
     """Holds the connections to the servers, what scores, and groups that are to be answered again."""
 
     def __init__(self) -> None:
-        self._job: SlimeJob | None = None
+        self._opened_for: object = None
         self._work: SlimeWork | None = None
         self._source: Any = None
         self._waiting: list[list[Any]] = []
         """Groups of that data source."""
         self._stack = AsyncExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn: asyncio.Lock | None = None
+        self._turn = asyncio.Lock()
+
+    def check_caller(self) -> None:
+        """Raise RunFailedError where the caller would wait for itself."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                raise RunFailedError("generate_rollout is called in the event loop that it needs: call it in a thread")
 
     async def call(self, job: SlimeJob, rollout_id: int, data_source: Any, *, package: str, evaluation: bool) -> Any:
-        if self._turn is None or self._loop is not asyncio.get_running_loop():
-            self._turn, self._loop = asyncio.Lock(), asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         async with self._turn:
             work = await self._open(job, package)
             await work.engine.weights.wake()
             try:
                 if evaluation:
                     return await evaluate(work, job, rollout_id)
-                if data_source is not self._source:
-                    self._source = data_source
+                source = getattr(data_source, "__self__", data_source)  # a method is another object in every call
+                if source is not self._source:
+                    self._source = source
                     self._waiting.clear()
                 return await make_step(work, job, rollout_id, data_source)
             finally:
@@ -86,13 +94,12 @@ class _Process:
 
     async def _open(self, job: SlimeJob, package: str) -> SlimeWork:
         """Return what calls work with, made anew where settings of servers or graders are other ones."""
-        before = self._job
-        if self._work is not None and before is not None:
-            if (before.engine, before.config.reward) == (job.engine, job.config.reward):
-                self._work.run.args = job.args
-                return self._work
-            await self.close()
         checkpoint = job.args.hf_checkpoint
+        asked = checkpoint, job.engine, job.config.reward, job.config.seed
+        if self._work is not None and asked == self._opened_for:
+            self._work.run.args, self._work.run.params = job.args, job.config.sampling.params
+            return self._work
+        await self.close()
         model = load_model(checkpoint, ModelSettings(trust_remote_code=True), with_weights=False)
         servers = job.engine.sglang
         assert servers is not None
@@ -109,13 +116,13 @@ class _Process:
             await stack.enter_async_context(engine)
             self._stack = stack.pop_all()
         run = begin(SlimeRun(args=job.args, params=job.config.sampling.params, tokenizer=model.tokenizer, hub=hub))
-        self._job = job
+        self._opened_for = asked
         self._work = SlimeWork(engine, model.tokenizer, services, hub, run, package, self._waiting)
         return self._work
 
     async def close(self) -> None:
         """End connections and workers."""
-        self._job = self._work = None
+        self._work = None
         await self._stack.aclose()
 
     def end(self) -> None:
@@ -144,14 +151,9 @@ def _runner(package: str) -> Callable[[Coroutine[Any, Any, T]], T]:
     if not is_supplied(package):
         run: Callable[[Coroutine[Any, Any, T]], T] = importlib.import_module(f"{package}.utils.async_utils").run
         return run
-    return lambda work: asyncio.run_coroutine_threadsafe(work, _own_loop()).result()
+    return _own_loop().call
 
 
-_loops: list[asyncio.AbstractEventLoop] = []
-
-
-def _own_loop() -> asyncio.AbstractEventLoop:
-    if not _loops:
-        _loops.append(asyncio.new_event_loop())
-        threading.Thread(target=_loops[0].run_forever, name="rollfeed", daemon=True).start()
-    return _loops[0]
+@cache
+def _own_loop() -> LoopThread:
+    return LoopThread("rollfeed")

@@ -14,6 +14,7 @@ from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of
 from rollfeed.batch import AgeLimit
 from rollfeed.buffer import Buffer, fifo
 from rollfeed.config import RolloutConfig, RolloutMode, StalenessPolicy
+from rollfeed.errors import ConfigError
 from rollfeed.pipeline import GroupPlan, Observers, Placement, Scheduler
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import InFlight, StepContext
@@ -27,9 +28,12 @@ async def make_step(work: SlimeWork, job: SlimeJob, rollout_id: int, data_source
     """Return a step's groups as the package's rollout functions do.
 
     Raises:
-        RunFailedError: If there is no batch; what was drawn waits for the next call.
+        ConfigError: If the data source takes nothing back, and should.
+        RunFailedError: If there is no batch; what was drawn waits for the next call, whatever is raised.
     """
     size, is_partial = job.config.rollout.n_samples_per_prompt, job.config.rollout.mode is RolloutMode.PARTIAL
+    if is_partial and not hasattr(data_source, "add_samples"):
+        raise ConfigError("--partial-rollout: the data source has no add_samples, which takes back what is unfinished")
     draw = getattr(data_source, "get_samples", data_source)  # in older loops a function
     groups = SlimeGroups(
         draw, work.waiting, size=size, tokenizer=work.tokenizer, is_single_turn=GENERATE not in job.functions
@@ -46,6 +50,7 @@ async def make_step(work: SlimeWork, job: SlimeJob, rollout_id: int, data_source
             job.functions[SAMPLE_FILTER](job.args, made)
         if PROCESS_ALL in job.functions:  # with the function that draws, as slime's own
             job.functions[PROCESS_ALL](job.args, [group.made for group in ended(Trained, Dropped)], draw)
+        numbers = _numbers(job, [sample for group in made for sample in leaves(group)])
         left = ended(Requeued, Surplus)
         if not is_partial:
             work.waiting.extend(group.anew() for group in left)
@@ -54,8 +59,7 @@ async def make_step(work: SlimeWork, job: SlimeJob, rollout_id: int, data_source
     except BaseException:
         work.waiting[:0] = [group.anew() for group in groups.drawn]
         raise
-    samples = [sample for group in made for sample in leaves(group)]
-    return work.output("RolloutFnTrainOutput", made, metrics | _numbers(job, samples))
+    return work.output("RolloutFnTrainOutput", made, metrics | numbers)
 
 
 async def _make_batch(
