@@ -186,7 +186,7 @@ def find_answer(response: str, *, fallback: Mark = Mark.LAST_LINE) -> Answer | N
     box = find_box(text)
     if box is not None:
         return Answer(box, Mark.BOXED) if box.strip() else None
-    for mark, marked in ((Mark.TAG, _last_tag(text)), (Mark.LINE, _last_answer_line(text))):
+    for mark, marked in ((Mark.TAG, find_tag(text)), (Mark.LINE, _last_answer_line(text))):
         if marked is not None:
             return Answer(marked, mark) if marked.strip() else None
     return Answer(text.strip().splitlines()[-1] if fallback is Mark.LAST_LINE else text, fallback)
@@ -264,7 +264,8 @@ def _has_long_combining_run(text: str) -> bool:
     return False
 
 
-def _last_tag(text: str) -> str | None:
+def find_tag(text: str) -> str | None:
+    """Return the content of the last ``<answer>...</answer>`` of ``text``; None where none closes."""
     start, content = None, None
     for tag in _TAGS.finditer(text):
         if not tag[1]:

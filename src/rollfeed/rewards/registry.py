@@ -101,8 +101,8 @@ def _compare_with_chance(response: str, label: Any, metadata: Mapping[str, Any])
     return Verdict(reward=float(derive_seed("random reward", part) & 1))
 
 
-def _of_texts(rm_type: str, compare: Compare) -> BuiltinGrader:
-    return BuiltinGrader(rm_type, compare, read=label_texts)
+def _of_texts(rm_type: str, compare: Compare, keys: tuple[str, ...] = ()) -> BuiltinGrader:
+    return BuiltinGrader(rm_type, compare, read=label_texts, keys=keys)
 
 
 def _of_formulas(rm_type: str, compare: Compare, boxed: Compare, keys: tuple[str, ...] = ()) -> BuiltinGrader:
@@ -115,7 +115,7 @@ def _of_instructions(rm_type: str, compare: Compare) -> BuiltinGrader:
 
 
 _GRADERS = (
-    _of_texts("bbeh", texts.compare_leniently),
+    _of_texts("bbeh", texts.compare_leniently, keys=texts.BBEH_KEYS),
     _of_formulas("dapo", mathematics.compare_dapo, mathematics.compare_boxed_dapo, keys=("acc", "score")),
     _of_formulas("deepscaler", mathematics.compare_deepscaler, mathematics.compare_deepscaler),
     _of_texts("exact", texts.compare_exactly),

@@ -74,6 +74,25 @@ def test_bbeh_matches_leniently(response: str, label: Any, expected: int) -> Non
     assert BUILTIN_GRADERS["bbeh"](response, label, {}).reward == expected
 
 
+@pytest.mark.parametrize(
+    ("response", "rewards"),
+    [
+        ("<answer>The answer is: (A)</answer>", (1.0, 1.0, 1.0)),
+        (r"\boxed{7} <answer>a</answer>", (1.0, 1.0, 1.0)),
+        ("<answer>b</answer>", (0.1, 0.0, 1.0)),
+        (r"so \boxed{b}", (0.1, 0.0, 1.0)),
+        ("The answer is: A", (1.0, 1.0, 0.0)),
+        ("The answer is: B", (0.0, 0.0, 0.0)),
+        ("<answer></answer>", (0.0, 0.0, 0.0)),
+        ("", (0.0, 0.0, 0.0)),
+    ],
+)
+def test_with_a_key_bbeh_rewards_marks_as_rlve_does(response: str, rewards: tuple[float, ...]) -> None:
+    verdict = BUILTIN_GRADERS["bbeh"](response, "(A)", {"reward_key": "reward"})
+    assert verdict.reward == dict(zip(("reward", "accuracy", "format_score"), rewards, strict=True))
+    assert BUILTIN_GRADERS["bbeh"](response, "(A)", {}).reward == rewards[1]
+
+
 @pytest.mark.parametrize("rm_type", ["f1", "bbeh"])
 @pytest.mark.parametrize("label", [None, {}, [], True])
 def test_label_of_a_wrong_kind_is_an_error(rm_type: str, label: Any) -> None:

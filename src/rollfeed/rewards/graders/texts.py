@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from rollfeed.answers import Mark, clean, final_text, find_answer, find_box, find_numbers, normalize
+from rollfeed.answers import Mark, clean, final_text, find_answer, find_box, find_numbers, find_tag, normalize
 from rollfeed.rewards.labels import LabelError, label_texts, unusable
+from rollfeed.rewards.results import REWARD_KEY
 from rollfeed.types import Verdict
 
+BBEH_KEYS = ("reward", "accuracy", "format_score")
+"""What ``reward_key`` may choose of ``bbeh``, by the names of ``rlve``."""
+
+_FORMAT_SHARE = 0.1
 _MAX_EXTRACTED_CHARS = 500
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s?\{([^{}]*)\}")
 
@@ -112,16 +118,25 @@ def _f1(words: list[str], wanted: list[str]) -> float:
 def compare_leniently(response: str, labels: Sequence[str], metadata: Mapping[str, Any]) -> Verdict:
     """Give 1 when what follows the last "The answer is" matches a label, else 0 (``bbeh``, BIG-Bench Extra Hard).
 
-    Without that prefix the whole text is the answer, of a response with ``<answer>`` tags what stands in them. Case,
-    outer brackets, quotes, markdown, LaTeX wrappers, a final full stop and spaces after commas do not count, numbers
-    are compared by value.
+    Looked at is the last ``<answer>``, else the last box, else the whole text, which without that prefix is the answer
+    itself. Case, outer brackets, quotes, markdown, LaTeX wrappers, a final full stop and spaces after commas do not
+    count, numbers are compared by value.
+
+    Where a ``reward_key`` is in force, ``reward`` is also 0.1 for a wrong answer that is marked, as RLVE has it, beside
+    ``accuracy`` and ``format_score``.
     """
-    marked = find_answer(response)
-    text = marked.text if marked is not None and marked.mark is Mark.TAG else final_text(response)
+    whole = final_text(response)
+    tagged = find_tag(whole)
+    text = whole if tagged is None else tagged
     *_, start = [0, *(match.end() for match in _PREFIX.finditer(text))]
     answer = _plain(text[start:].strip().split("\n")[0] if start else text)
     right = bool(answer) and any(_match(answer, _plain(normalize(label))) for label in labels)
-    return Verdict.graded(right, format_ok=bool(answer), extracted=answer[:_MAX_EXTRACTED_CHARS] or None)
+    verdict = Verdict.graded(right, format_ok=bool(answer), extracted=answer[:_MAX_EXTRACTED_CHARS] or None)
+    if metadata.get(REWARD_KEY) is None:
+        return verdict
+    is_marked = bool(answer) and (tagged is not None or find_box(whole) is not None)
+    numbers = (1.0 if right else _FORMAT_SHARE * is_marked, float(right), float(is_marked))
+    return replace(verdict, reward=dict(zip(BBEH_KEYS, numbers, strict=True)))
 
 
 def _plain(text: str) -> str:
