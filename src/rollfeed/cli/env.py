@@ -18,6 +18,7 @@ from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan,
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_actions, add_command, add_flags, add_numbers, first_problem
 from rollfeed.cli.env_check import chosen_ids, register_check
+from rollfeed.cli.env_plot import register_plot
 from rollfeed.cli.eval import progress_line, share_with_interval
 from rollfeed.cli.progress import StatusLine
 from rollfeed.config import EngineSettings, SamplingSettings
@@ -43,7 +44,7 @@ examples:
 def register(commands: Parsers) -> None:
     """Add the command and its actions to the parser."""
     actions = add_actions(
-        commands, "env", help="list environments, show problems of one, check them, or measure levels"
+        commands, "env", help="list environments, show problems of one, check them, measure levels, or plot"
     )
     listing = add_command(
         actions, "list", run_list, help="list all environments", epilog="example: rollfeed env list --json"
@@ -67,6 +68,7 @@ def register(commands: Parsers) -> None:
     _add_asking(sample)
     add_flags(sample, json="one JSON object a problem")
     register_check(actions)
+    register_plot(actions)
     _register_calibrate(actions)
 
 

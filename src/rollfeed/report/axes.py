@@ -25,15 +25,18 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def value_axis(values: Iterable[float], *, num_ticks: int = 5) -> Axis:
-    """Return the axis of finite values, near or above ``num_ticks`` ticks; of 0 to 1 where there is none."""
+def value_axis(values: Iterable[float], *, num_ticks: int = 5, least_step: float = 0.0) -> Axis:
+    """Return the axis of finite values, near or above ``num_ticks`` ticks; of 0 to 1 where there is none.
+
+    Ticks are at least ``least_step`` apart.
+    """
     found = list(values) or [0.0, 1.0]
     low, high = min(found), max(found)
     largest = max(abs(low), abs(high))
     if high - low <= max(_FLAT * largest, 1e-12):
         padding = 0.1 * largest or 0.5
         low, high = low - max(padding, 1e-9), high + max(padding, 1e-9)
-    return _axis(low, high, _round_step((high - low) / (num_ticks - 1)))
+    return _axis(low, high, _round_step(max(least_step, (high - low) / (num_ticks - 1))))
 
 
 def share_axis(values: Iterable[float], *, num_ticks: int = 5) -> Axis:

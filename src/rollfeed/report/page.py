@@ -5,7 +5,7 @@ Invariant: every text that comes from a run is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -63,8 +63,9 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-n
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } th.name, td.name { text-align: left; overflow-wrap: anywhere; }
 """
-_NUM_COLOURS = 6
-_COLOUR_STYLE = "".join(f".c{number} {{ color: var(--c{number}); }}\n" for number in range(_NUM_COLOURS))
+NUM_COLOURS = 6
+"""Of lines: their styles are ``c0`` and so on."""
+_COLOUR_STYLE = "".join(f".c{number} {{ color: var(--c{number}); }}\n" for number in range(NUM_COLOURS))
 _TALL, _LOW, _SMALL = (720, 340), (720, 240), (360, 210)
 _COLUMNS = ("accuracy", "95 % interval", "mean reward", "tokens", "cut off", "prompts", "failed")
 
@@ -81,6 +82,11 @@ def page(curves: Curves, *, title: str, settings: Mapping[str, Any]) -> str:
     ]
     parts += ['<div class="small">', *small, "</div>"] if small else []
     parts += _table(curves)
+    return document(title, parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """Return a page of these parts, which are HTML."""
     body = "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -109,38 +115,44 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _accuracy(curves: Curves) -> Iterator[str]:
     lines = [
-        Line(name, curves.accuracy(name), f"c{number % _NUM_COLOURS}") for number, name in enumerate(curves.evaluations)
+        Line(name, curves.accuracy(name), f"c{number % NUM_COLOURS}") for number, name in enumerate(curves.evaluations)
     ]
     points = [point for line in lines for point in line.points]
-    if not points:
-        return
-    yield "<section>\n<h2>Held-out accuracy, with 95 % intervals</h2>"
+    if points:
+        yield from section(
+            "Held-out accuracy, with 95 % intervals",
+            lines,
+            values=share_axis(number for point in points for number in (point.low, point.high)),
+            num_batches=curves.num_batches,
+            label="held-out accuracy by batches trained on; the table has the numbers",
+            size=_TALL,
+        )
+
+
+def section(
+    title: str, lines: Sequence[Line], *, values: Axis, num_batches: int, label: str, size: tuple[int, int]
+) -> Iterator[str]:
+    """Yield a :func:`chart` with a title, and where there are several lines with their names."""
+    yield f"<section>\n<h2>{title}</h2>"
     if len(lines) > 1:
         yield '<ul class="legend">'
         for line in lines:
             yield f'<li class="{line.style}"><span>{escape(line.name)}</span></li>'
         yield "</ul>"
-    yield chart(
-        lines,
-        values=share_axis(number for point in points for number in (point.low, point.high)),
-        num_batches=curves.num_batches,
-        label="held-out accuracy by batches trained on; the table has the numbers",
-        size=_TALL,
-    )
+    yield chart(lines, values=values, num_batches=num_batches, label=label, size=size)
     yield "</section>"
 
 
 def _figure(title: str, points: Sequence[Point], curves: Curves, *, size: tuple[int, int]) -> Iterator[str]:
     if points:
-        yield f"<section>\n<h2>{title}</h2>"
-        yield chart(
+        yield from section(
+            title,
             [Line(title, points, "plain")],
             values=value_axis((point.value for point in points), num_ticks=4),
             num_batches=curves.num_batches,
             label=f"{title}: {number_text(points[0].value)} at first, {number_text(points[-1].value)} at last",
             size=size,
         )
-        yield "</section>"
 
 
 def _table(curves: Curves) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""The curves of a run as a PNG: the accuracy with its interval, and the reward of training below."""
+"""Curves as a PNG: of a run that trains, the accuracy with its interval and the reward below; of environments."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import IO, Any
 
 import matplotlib
@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 
 from rollfeed.report.axes import Axis, share_axis, step_axis, value_axis
 from rollfeed.report.curves import Curves, Point
+from rollfeed.report.level_curves import EnvironmentCurves, last_step
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Told apart by people who do not see red or green. Source: Okabe and Ito, "Color Universal Design" (2008)."""
@@ -40,6 +41,30 @@ _NUM_WITH_MARKS = 60  # longer curves have no room for a mark at every number
 
 def draw(curves: Curves, *, title: str, file: IO[bytes]) -> None:
     """Write a PNG of 1350 x 1050 pixels; without evaluations it has the reward alone."""
+    parts: list[tuple[int, Callable[[Axes], None]]] = []
+    if curves.evaluations:
+        accuracies = {name: curves.accuracy(name) for name in curves.evaluations}
+        parts.append(
+            (3, partial(_draw_lines, lines=accuracies, label="held-out accuracy", legend="with 95 % intervals"))
+        )
+    if curves.reward or not curves.evaluations:
+        parts.append((2, partial(_draw_training, curves=curves)))
+    _draw_parts(parts, title=title, num_batches=curves.num_batches, file=file)
+
+
+def draw_environments(curves: Mapping[str, EnvironmentCurves], *, title: str, file: IO[bytes]) -> None:
+    """Write a PNG of the same size: the hardest level of each environment, and its accuracy below."""
+    levels, accuracies = ({name: each[place] for name, each in curves.items()} for place in (0, 1))
+    parts = [
+        (1, partial(_draw_lines, lines=levels, label="hardest level", are_shares=False)),
+        (1, partial(_draw_lines, lines=accuracies, label="accuracy in training", has_legend=False)),
+    ]
+    _draw_parts(parts, title=title, num_batches=last_step(curves), file=file)
+
+
+def _draw_parts(
+    parts: Sequence[tuple[int, Callable[[Axes], None]]], *, title: str, num_batches: int, file: IO[bytes]
+) -> None:
     with matplotlib.rc_context():
         # A person's own defaults could ask for what is not here, such as LaTeX.
         matplotlib.rcdefaults()
@@ -47,44 +72,47 @@ def draw(curves: Curves, *, title: str, file: IO[bytes]) -> None:
         figure = Figure(figsize=(9, 7), dpi=150, layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
         figure.suptitle(_drawable(title, _TITLE_CHARACTERS), parse_math=False, fontsize=14, fontweight="bold")
-        parts: list[tuple[int, Callable[[Axes, Curves], None]]] = []
-        if curves.evaluations:
-            parts.append((3, _draw_accuracy))
-        if curves.reward or not curves.evaluations:
-            parts.append((2, _draw_training))
         axes = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=[share for share, _ in parts])
         for place, (_, draw_part) in zip(axes[:, 0], parts, strict=True):
-            draw_part(place, curves)
-        lowest, steps = axes[-1, 0], step_axis(curves.num_batches)
+            draw_part(place)
+        lowest, steps = axes[-1, 0], step_axis(num_batches)
         lowest.set_xlim(-0.01 * steps.high, steps.high * 1.01)
         lowest.set_xticks(steps.ticks, steps.labels)
         lowest.set_xlabel("batches trained on")
         figure.savefig(file, format="png")
 
 
-def _draw_accuracy(axes: Axes, curves: Curves) -> None:
-    lines: list[Line2D] = []
+def _draw_lines(
+    axes: Axes,
+    *,
+    lines: Mapping[str, Sequence[Point]],
+    label: str,
+    legend: str | None = None,
+    has_legend: bool = True,
+    are_shares: bool = True,
+) -> None:
+    handles: list[Line2D] = []
     names: list[str] = []
     drawn: list[Point] = []
-    for number, name in enumerate(curves.evaluations):
-        points = curves.accuracy(name)
+    for number, (name, points) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         style = _DASHES[number // len(COLOURS) % len(_DASHES)]
         at, lows, highs = ([point[field] for point in points] for field in (0, 2, 3))
         if len(points) == 1:  # a band would have no width
             axes.vlines(at, lows, highs, color=colour, alpha=0.4, linewidth=4)
         axes.fill_between(at, lows, highs, color=colour, alpha=0.18, linewidth=0)
-        lines += axes.plot(*_xy(points), color=colour, linestyle=style, marker=_mark(points), linewidth=2)
+        handles += axes.plot(*_xy(points), color=colour, linestyle=style, marker=_mark(points), linewidth=2)
         names.append(_drawable(name, _NAME_CHARACTERS))
         drawn += points
-    axes.set_ylabel("held-out accuracy")
-    _set_values(axes, share_axis(number for point in drawn for number in (point.low, point.high)))
-    legend = axes.legend(lines, names, title="with 95 % intervals", frameon=False, loc="best")
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    axes.set_ylabel(label)
+    ends = [number for point in drawn for number in (point.low, point.high)]
+    _set_values(axes, share_axis(ends) if are_shares else value_axis(ends, least_step=1.0))
+    if has_legend:
+        for text in axes.legend(handles, names, title=legend, frameon=False, loc="best").get_texts():
+            text.set_parse_math(False)
 
 
-def _draw_training(axes: Axes, curves: Curves) -> None:
+def _draw_training(axes: Axes, *, curves: Curves) -> None:
     name, points = curves.of_training
     axes.plot(*_xy(points), color=_REWARD_COLOUR, marker=_mark(points), markersize=4, linewidth=1.5)
     axes.set_ylabel(f"mean {name} of a batch")
