@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -27,6 +28,8 @@ GOALS = {"core": 2_000.0, "rlve": 500.0}
 _SLOW = 50.0
 """Tasks a second and core, below which an environment is listed."""
 _VERIFIED_AT_ONCE = 64
+_WARM_UP = 32
+"""Problems of each level that are not measured."""
 _HANGING = "rollfeed.benchmarks.environments.hanging:Hanging"
 _BETWEEN_DRAWS_SECONDS = 0.01
 _BESIDE = ("core/add_numbers", "core/copy_text", "core/sort_numbers")
@@ -101,7 +104,7 @@ async def _rate(maker: TaskMaker, level: int, pool: WorkerPool, seconds: float) 
             turns.release()
 
     await _warm_up(maker, level, pool, path)
-    calls, started, index, num_failed = pool.counts.calls, time.perf_counter(), 1, 0
+    calls, started, index, num_failed = pool.counts.calls, time.perf_counter(), _WARM_UP, 0
     async with asyncio.TaskGroup() as verifying:
         while time.perf_counter() < started + seconds:
             try:
@@ -113,7 +116,7 @@ async def _rate(maker: TaskMaker, level: int, pool: WorkerPool, seconds: float) 
                 await turns.acquire()
                 verifying.create_task(verify(task))
             index += 1
-    elapsed, num_made = time.perf_counter() - started, index - 1 - num_failed
+    elapsed, num_made = time.perf_counter() - started, index - _WARM_UP - num_failed
     num_messages = pool.counts.calls - calls - num_made
     return {
         "environment": f"{maker.facts.environment_id}@{level}",
@@ -125,14 +128,12 @@ async def _rate(maker: TaskMaker, level: int, pool: WorkerPool, seconds: float) 
 
 
 async def _warm_up(maker: TaskMaker, level: int, pool: WorkerPool, path: str) -> None:
-    """Have every worker import what it needs."""
-    for _ in range(2 * pool.num_workers):
-        try:
-            await maker.make(level=level, index=0)
-            calls = [pool.call(path, [{"version": None, "params": {}}, "?"], deadline_seconds=5.0) for _ in range(4)]
-            await asyncio.gather(*calls, return_exceptions=True)
-        except TaskFailedError:
-            return
+    """Have every worker import what it needs, whichever of them is asked."""
+    for index in range(_WARM_UP):
+        with suppress(TaskFailedError):
+            await maker.make(level=level, index=index)
+        calls = [pool.call(path, [{"version": None, "params": {}}, "?"], deadline_seconds=5.0) for _ in range(3)]
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def _summary(rows: list[dict[str, Any]], namespace: str) -> dict[str, Any]:

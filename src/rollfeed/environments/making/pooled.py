@@ -159,7 +159,6 @@ class PooledTaskMaker(TaskMaker):
         if self.facts.has_splits:
             return None
         census, stream, num_late = Census(), self._stream(level, CENSUS, run_seed=0), 0
-        stream.size = max(stream.size, 4)  # mostly enough
         for index in range(CENSUS_SIZE):
             made = await self._made(stream, index)
             if isinstance(made, TaskFailedError):
