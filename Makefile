@@ -12,6 +12,8 @@ SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 RENDERERS_VENV := .venv-renderers
 RENDERERS_INSTALLED := $(RENDERERS_VENV)/.installed
+REASONING_GYM_VENV := .venv-reasoning-gym
+REASONING_GYM_INSTALLED := $(REASONING_GYM_VENV)/.installed
 
 # Processes that run tests, each a file at a time: those of one file share servers and models. One more than CI has
 # cores, since many tests wait for others' processes; slow folders come first (tests/conftest.py).
@@ -21,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers
+.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers reasoning-gym
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -70,6 +72,12 @@ $(RENDERERS_INSTALLED): constraints-renderers.txt
 		renderers transformers httpx
 	@touch $@
 
+# Its packages are pinned to versions that are not ours.
+$(REASONING_GYM_INSTALLED): pyproject.toml
+	@test -x $(REASONING_GYM_VENV)/bin/python || $(PYTHON) -m venv $(REASONING_GYM_VENV)
+	$(REASONING_GYM_VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[reasoning-gym]'
+	@touch $@
+
 trl: $(TRL_INSTALLED)
 
 vllm: $(VLLM_INSTALLED)
@@ -77,6 +85,8 @@ vllm: $(VLLM_INSTALLED)
 sglang: $(SGLANG_INSTALLED)
 
 renderers: $(RENDERERS_INSTALLED)
+
+reasoning-gym: $(REASONING_GYM_INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/rollfeed run examples/demo/demo.toml
@@ -101,7 +111,7 @@ rules: install
 quick: install
 	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
-soak: install trl vllm sglang renderers
+soak: install trl vllm sglang renderers reasoning-gym
 	$(BIN)/python -m pytest -q -m "soak or engines"
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)

@@ -11,6 +11,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +31,20 @@ class Namespace(NamedTuple):
     """Files of the package that register names; none where names are not known before they are asked for."""
     pattern: str = ""
     """A name in these files."""
+    without: tuple[str, ...] = ()
+    """Names that are no environments."""
 
 
 ADAPTERS = {
+    "rg": Namespace(
+        "reasoning_gym",
+        "of reasoning-gym",
+        "reasoning-gym",
+        "reasoning_gym",
+        "**/*.py",
+        r"^(?:DATASET_NAME *= *|register_dataset\( *)[\"'](\w+)[\"']",
+        without=("composite",),
+    ),
     "rlve": Namespace("rlve_gym", "of RLVE-Gym", "rlve", "Gym", "environments/__init__.py", r"[\"'](\w+)[\"'] *: *\w+"),
 }
 """By namespace."""
@@ -90,4 +102,10 @@ def known_names(namespace: str) -> frozenset[str]:
     folders = [] if found is None else list(found.submodule_search_locations or [])
     pattern = re.compile(adapter.pattern, re.MULTILINE)
     files = [path for folder in folders for path in Path(folder).glob(adapter.sources)]
-    return frozenset(name for path in files for name in pattern.findall(path.read_text(encoding="utf-8")))
+    names = (name for path in files for name in pattern.findall(path.read_text(encoding="utf-8")))
+    return frozenset(names) - {*adapter.without}
+
+
+def version_number(distribution: str) -> int:
+    """Return the version of an installed package as a number that differs from other versions'."""
+    return int("".join(f"{int(part):03d}" for part in re.findall(r"\d+", version(distribution))))

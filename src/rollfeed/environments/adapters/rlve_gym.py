@@ -13,18 +13,16 @@ import importlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from rollfeed.answers import Mark, find_answer
+from rollfeed.environments.adapters.entries import version_number
 from rollfeed.environments.adapters.formulas import is_formula
+from rollfeed.environments.adapters.random_states import own_random_state
 from rollfeed.errors import PluginError, RewardError, suggestion
 from rollfeed.types import Correct, Verdict
 
@@ -120,7 +118,7 @@ class RlveEnvironment:
 
     def __init__(self, name: str) -> None:
         self.environment_id = f"rlve/{name}"
-        self.version = int(version("rlve-gym").replace(".", "0"))
+        self.version = version_number("rlve-gym")
         self.summary = f"{name}, of RLVE-Gym"
         self._name = name
         self._controller = importlib.import_module("Gym.parameter_controllers").identifier2controller[name]()
@@ -134,7 +132,7 @@ class RlveEnvironment:
         environment = _ENVIRONMENTS[self._name](answer_markers=_MARKERS)
         environment.parameter = deepcopy(random.choice(self._parameters[level]))
         environment.seed = random.getrandbits(32)
-        with _own_random_state(environment.seed):
+        with own_random_state(environment.seed):
             environment._generate()
             if environment.parameter is None:
                 raise ValueError("RLVE-Gym found no problem with this seed")
@@ -145,7 +143,7 @@ class RlveEnvironment:
 
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
         """Return RLVE-Gym's verdict on a marked answer."""
-        with _own_random_state(0):
+        with own_random_state(0):
             verdict = verify({"environment": self._name, "config": params}, response)
         assert isinstance(verdict.reward, float)
         return replace(verdict, reward=(verdict.reward + 1.0) / 2.0, detail=f"RLVE-Gym: {verdict.reward:g}")
@@ -154,16 +152,3 @@ class RlveEnvironment:
 def environment(name: str) -> RlveEnvironment:
     """Return the environment of a name. Raises KeyError if there is none."""
     return RlveEnvironment(name)
-
-
-@contextmanager
-def _own_random_state(seed: int) -> Iterator[None]:
-    """Give a block the global random states that a seed gives, and put back those from before."""
-    before, before_of_numpy = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(before_of_numpy)
