@@ -54,8 +54,9 @@ def test_numbers_of_samples_have_slimes_names_and_meaning() -> None:
 
 
 def test_pass_rates_count_rewards_of_1() -> None:
-    assert pass_rates([1, 0.5, 0, 0, 1, 1, 1, 1], group_size=4) == {"pass@1": 0.625, "pass@2": 0.75, "pass@4": 1.0}
-    assert pass_rates([1.0, 0.0], group_size=1) == {}
+    groups = [[SlimeSample(reward=each) for each in rewards] for rewards in ([1, 0.5, 0, 0], [1, 1, 1, 1])]
+    assert pass_rates(groups, reward_key=None) == {"pass@1": 0.625, "pass@2": 0.75, "pass@4": 1.0}
+    assert pass_rates([groups[0][:1], groups[0][1:2]], reward_key=None) == {}
 
 
 _TYPES = """

@@ -150,6 +150,7 @@ def test_a_function_that_makes_several_samples_of_one_gives_nested_groups(args: 
     assert [[len(each) for each in group] for group in output.samples] == [[2, 2]] * 3
     assert all(sample.response_length == 2 for sample in flat(output))
     assert [sample.reward for sample in output.samples[0][0]] == [0.0, 1.0]  # as one call for both
+    assert output.metrics["passrate/pass@1"] == 1.0  # of answerings, each with the reward of its last sample
 
 
 def test_group_rewards_are_asked_for_once_a_group(args: Namespace, source: Source) -> None:
@@ -222,7 +223,8 @@ def test_a_function_that_does_not_end_is_cancelled_and_its_sample_is_as_it_was(a
     assert all(sample.response_length == 20 for sample in flat(output))
 
 
-async def one_by_one(args: Namespace, sample: Any, sampling_params: dict[str, Any]) -> Any:
+async def one_by_one(args: Namespace, sample: Any, sampling_params: dict[str, Any], **others: Any) -> Any:
+    assert not others  # evaluation is for those that name it
     CALLS.append(sample.index)
     await asyncio.sleep(0.02)
     sample.tokens, sample.response, sample.response_length, sample.rollout_log_probs = [1, 2], "b", 1, [-1.0]

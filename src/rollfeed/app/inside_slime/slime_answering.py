@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rollfeed.app.inside_slime.slime_groups import SlimeGroups, SlimeMember, leaves
+from rollfeed.app.inside_slime.slime_groups import SlimeGroups, SlimeMember
 from rollfeed.app.inside_slime.slime_job import (
     FILTER,
     GENERATE,
@@ -28,7 +27,7 @@ from rollfeed.app.inside_slime.slime_job import (
 from rollfeed.compat.slime_plugins.adapters import SlimeGroupFilter
 from rollfeed.compat.slime_plugins.checking import is_of_miles
 from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
-from rollfeed.compat.slime_plugins.shared_run import keywords_of
+from rollfeed.compat.slime_plugins.shared_run import awaited, keywords_of, leaves, told_of_evaluation
 from rollfeed.errors import RewardError
 from rollfeed.faults import blaming
 from rollfeed.pipeline.groups import EngineGate
@@ -56,9 +55,11 @@ class SlimeAnswering(Scorer):
         evaluation: bool = False,
     ) -> None:
         self._work, self._args, self._functions, self._groups, self._gate = work, job.args, job.functions, groups, gate
-        self._about = {"evaluation": evaluation, "rollout_id": rollout_id}
+        self._about: dict[str, Any] = {"evaluation": evaluation, "rollout_id": rollout_id}
         self._agents = asyncio.Semaphore(job.config.rollout.max_requests_in_flight or 1)
-        self._reward_key = reward_key(job, evaluation=evaluation)
+        own = getattr(job.args, "eval_reward_key", None) if evaluation else None
+        self.reward_key = own or job.config.reward.reward_key
+        """Which of named rewards counts."""
         chosen = job.functions.get(FILTER)
         self._filter = None if chosen is None else SlimeGroupFilter(chosen, work.run, key=flag(FILTER))
         self._masks_old = job.config.rollout.mode == "partial" and bool(
@@ -132,7 +133,7 @@ class SlimeAnswering(Scorer):
                 made = await function(form(state, sample, params, evaluation))
                 made = getattr(made, "samples", made)
             else:
-                made = await function(self._args, sample, params, **keywords_of(function, evaluation=evaluation))
+                made = await function(self._args, sample, params, **told_of_evaluation(function, evaluation))
             if not made or not all(hasattr(each, "status") for each in leaves([made])):
                 raise TypeError(f"it returned {made!r:.80}; it must return a Sample, or a list of at least one")
         return made
@@ -143,7 +144,7 @@ class SlimeAnswering(Scorer):
         for path in getattr(self._args, HOOKS, None) or ():
             hook = named_function(path, HOOKS)
             with blaming(flag(HOOKS), hook):
-                returned = await _awaited(hook(self._args, made, **keywords_of(hook, **self._about)))
+                returned = await awaited(hook(self._args, made, **keywords_of(hook, **self._about)))
                 if returned is not None and not isinstance(returned, type(made)):
                     raise TypeError(f"it returned {returned!r:.80}; it must return a Sample, or None")
             made = made if returned is None else returned
@@ -177,7 +178,7 @@ class SlimeAnswering(Scorer):
         function, last = self._functions.get(REWARD), [leaves([each])[-1] for each in samples]
         rewards: Any = None
         if samples and function is not None:
-            rewards = await _awaited(function(self._args, samples))
+            rewards = await awaited(function(self._args, samples))
         elif samples:
             rewards = await asyncio.gather(*map(self._reward, last))
         for each, reward in zip(samples, [each.reward for each in last] if rewards is None else rewards, strict=True):
@@ -189,20 +190,20 @@ class SlimeAnswering(Scorer):
         path, function = getattr(sample, "custom_rm_path", None), self._functions.get(REWARD)
         function = named_function(path, REWARD) if path else function
         if function is not None:
-            return await _awaited(function(self._args, sample))
+            return await awaited(function(self._args, sample))
         verdict = await self._work.hub.grade(
             sample.response,
             sample.label,
             metadata=sample.metadata if isinstance(sample.metadata, dict) else {},
             prompt=sample.prompt,
-            reward_key=self._reward_key,
+            reward_key=self.reward_key,
         )
         if verdict.outcome is not Outcome.OK:
             raise RewardError(verdict.detail)
         return verdict.reward
 
     def _verdict(self, member: SlimeMember) -> Verdict:
-        verdict = to_verdict(leaves([member.made])[-1].reward, reward_key=self._reward_key)
+        verdict = to_verdict(leaves([member.made])[-1].reward, reward_key=self.reward_key)
         if verdict.outcome is not Outcome.OK:  # another try begins without it
             for leaf in leaves([member.made]):
                 leaf.reward = None
@@ -213,12 +214,6 @@ class SlimeAnswering(Scorer):
         if self._filter is None:
             return Keep()
         return self._filter.decided(self._filter.call_in_run(self._groups.drawn[samples[0].group_index].made))
-
-
-def reward_key(job: SlimeJob, *, evaluation: bool) -> str | None:
-    """Return which of named rewards counts."""
-    own = getattr(job.args, "eval_reward_key", None) if evaluation else None
-    return own or job.config.reward.reward_key
 
 
 def _ending(member: SlimeMember, request: RolloutRequest) -> Sample:
@@ -237,7 +232,3 @@ def _ending(member: SlimeMember, request: RolloutRequest) -> Sample:
         index=request.index,
         rollout_id=request.rollout_id,
     )
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
+from collections import ChainMap
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from rollfeed.app.inside_slime.slime_answering import SlimeAnswering, reward_key
-from rollfeed.app.inside_slime.slime_groups import SlimeGroups, leaves
+from rollfeed.app.inside_slime.slime_answering import SlimeAnswering
+from rollfeed.app.inside_slime.slime_groups import SlimeGroups
 from rollfeed.app.inside_slime.slime_job import GENERATE, SlimeJob, SlimeWork, texts
 from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of, sample_numbers
 from rollfeed.app.inside_slime.slime_steps import group_runner
+from rollfeed.base.waiting import all_at_once
+from rollfeed.compat.slime_plugins.shared_run import leaves
 from rollfeed.config import RolloutMode
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.pipeline.groups import EngineGate, FailureBudget
@@ -43,58 +46,44 @@ async def evaluate(work: SlimeWork, job: SlimeJob, rollout_id: int) -> Any:
     sets = getattr(job.args, "eval_datasets", None)
     if not sets:
         raise ConfigError("--eval-prompt-data, --eval-config: there is no data set to evaluate on")
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(_evaluate_set(work, job, each, rollout_id)) for each in sets]
-    except* Exception as errors:
-        error: BaseException = errors
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
-    data = {each.name: task.result() for each, task in zip(sets, running, strict=True)}
-    metrics: dict[str, float] = {}
-    for each in sets:
-        metrics |= _metrics(job, each, data[each.name])
-    return work.output("RolloutFnEvalOutput", data, metrics)
+    ended = await all_at_once(_evaluate_set(work, job, each, rollout_id) for each in sets)
+    data = {each.name: found for each, (found, _) in zip(sets, ended, strict=True)}
+    return work.output("RolloutFnEvalOutput", data, dict(ChainMap(*(numbers for _, numbers in ended))))
 
 
-async def _evaluate_set(work: SlimeWork, job: SlimeJob, asked: Any, rollout_id: int) -> dict[str, Any]:
-    """Return a set's rewards, samples and whether they were cut, prompt by prompt."""
+async def _evaluate_set(
+    work: SlimeWork, job: SlimeJob, asked: Any, rollout_id: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return a set's rewards, samples and whether they were cut, prompt by prompt; and its numbers."""
     size = asked.n_samples_per_eval_prompt or 1
     settings = job.config.rollout.model_copy(update={"n_samples_per_prompt": size, "mode": RolloutMode.SYNC})
-    config = job.config.model_copy(update={"rollout": settings})
+    length = getattr(job.args, "eval_max_context_len", None) or job.config.sampling.rollout_max_context_len
+    sampling = job.config.sampling.model_copy(update={"rollout_max_context_len": length})
+    config = job.config.model_copy(update={"rollout": settings, "sampling": sampling})
     asked_samples = await asyncio.to_thread(_samples, work, job, asked, size)
     groups = SlimeGroups(None, [], size=size, tokenizer=work.tokenizer, is_single_turn=GENERATE not in job.functions)
     gate = EngineGate(work.engine, max_requests_in_flight=settings.max_requests_in_flight)
     answering = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id, evaluation=True)
     failures = FailureBudget(settings)
     runner = group_runner(work, config, answering, gate, failures, params=_params(job, asked))
-
-    def answer(number: int, samples: list[Any]) -> RunningGroup:
-        group = Group(number, groups.enter(samples))
-        return RunningGroup.of(group, n_samples_per_prompt=size, policy_version=0)
-
-    async with asyncio.TaskGroup() as tasks:
-        entered = [answer(number, samples) for number, samples in enumerate(asked_samples)]
-        answered = [tasks.create_task(runner.run(each, step=0)) for each in entered]
+    entered = [Group(number, groups.enter(samples)) for number, samples in enumerate(asked_samples)]
+    ended = await all_at_once(
+        runner.run(RunningGroup.of(each, n_samples_per_prompt=size, policy_version=0), step=0) for each in entered
+    )
     failures.report()
-    ended = [task.result() for task in answered]
-    done = [leaf for each in ended if each.is_finished for leaf in leaves(groups.drawn[each.group_index].made)]
-    if not done:
-        raise RunFailedError(
-            f"eval set {asked.name}: no prompt was answered; {ended[0].error if ended else 'it is empty'}"
-        )
-    key = reward_key(job, evaluation=True)
-    is_cut = [each.status.value == "truncated" for each in done]
-    return {"rewards": [reward_of(each, key) for each in done], "truncated": is_cut, "samples": done}
-
-
-def _metrics(job: SlimeJob, asked: Any, data: dict[str, Any]) -> dict[str, float]:
-    rewards, size, place = data["rewards"], asked.n_samples_per_eval_prompt or 1, f"eval/{asked.name}"
-    numbers = sample_numbers(job.args, data["samples"], reward_key=reward_key(job, evaluation=True))
-    rates = {} if len(rewards) % size else pass_rates(rewards, group_size=size)
-    of_set = {place: fmean(rewards), f"{place}-truncated_ratio": fmean(data["truncated"])}
-    return {**of_set, **named(f"{place}/", numbers), **named(f"{place}-", rates)}
+    made = [groups.drawn[each.group_index].made for each in ended if each.is_finished]
+    if not made:
+        cause = ended[0].error if ended else "it is empty"
+        raise RunFailedError(f"eval set {asked.name}: no prompt was answered; {cause}")
+    samples, key, place = [leaf for group in made for leaf in leaves(group)], answering.reward_key, f"eval/{asked.name}"
+    rewards, is_cut = [reward_of(each, key) for each in samples], [each.status.value == "truncated" for each in samples]
+    numbers = {
+        place: fmean(rewards),
+        f"{place}-truncated_ratio": fmean(is_cut),
+        **named(f"{place}/", sample_numbers(job.args, samples, reward_key=key)),
+        **named(f"{place}-", pass_rates(made, reward_key=key)),
+    }
+    return {"rewards": rewards, "truncated": is_cut, "samples": samples}, numbers
 
 
 def _params(job: SlimeJob, asked: Any) -> SamplingParams:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rollfeed.compat.slime_plugins.shared_run import leaves
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming, complaint
 from rollfeed.pipeline.groups.group_runner import START_ROLLOUT_ID
@@ -163,11 +164,6 @@ class SlimeGroups(PromptSource):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take nothing."""
         del state
-
-
-def leaves(group: Sequence[Any]) -> list[Any]:
-    """Return all samples of a group, those of an answering that has forked one after the other."""
-    return [leaf for each in group for leaf in (each if isinstance(each, list) else [each])]
 
 
 def _copied(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rollfeed.compat.slime_plugins.shared_run import leaves
 from rollfeed.evaluation.statistics import pass_at_k, powers_of_two
 
 _REPEATED_CHARACTERS = 10_000
@@ -44,12 +45,11 @@ def sample_numbers(args: Any, samples: Sequence[Any], *, reward_key: str | None)
     return numbers
 
 
-def pass_rates(rewards: Sequence[float], *, group_size: int) -> dict[str, float]:
-    """Return ``pass@k`` of answers that lie side by side, ``group_size`` a prompt; right ones have a reward of 1."""
-    if group_size == 1:
-        return {}
-    right = [sum(each == 1 for each in rewards[at : at + group_size]) for at in range(0, len(rewards), group_size)]
-    return {f"pass@{k}": fmean(pass_at_k(group_size, count, k) for count in right) for k in powers_of_two(group_size)}
+def pass_rates(groups: Sequence[Sequence[Any]], *, reward_key: str | None) -> dict[str, float]:
+    """Return ``pass@k`` of groups of one size; answers are right whose last sample has a reward of 1."""
+    size = len(groups[0])
+    right = [sum(reward_of(leaves([each])[-1], reward_key) == 1 for each in group) for group in groups]
+    return {f"pass@{k}": fmean(pass_at_k(size, count, k) for count in right) for k in powers_of_two(size) if size > 1}
 
 
 def reward_of(sample: Any, reward_key: str | None) -> float:

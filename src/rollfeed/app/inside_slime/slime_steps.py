@@ -8,11 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from rollfeed.app.inside_slime.slime_answering import SlimeAnswering
-from rollfeed.app.inside_slime.slime_groups import SlimeGroup, SlimeGroups, leaves
+from rollfeed.app.inside_slime.slime_groups import SlimeGroup, SlimeGroups
 from rollfeed.app.inside_slime.slime_job import GENERATE, PROCESS_ALL, SAMPLE_FILTER, SlimeJob, SlimeWork
 from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of, sample_numbers
 from rollfeed.batch import AgeLimit
 from rollfeed.buffer import Buffer, fifo
+from rollfeed.compat.slime_plugins.shared_run import leaves
 from rollfeed.config import RolloutConfig, RolloutMode, StalenessPolicy
 from rollfeed.errors import ConfigError
 from rollfeed.pipeline import GroupPlan, Observers, Placement, Scheduler
@@ -50,7 +51,7 @@ async def make_step(work: SlimeWork, job: SlimeJob, rollout_id: int, data_source
             job.functions[SAMPLE_FILTER](job.args, made)
         if PROCESS_ALL in job.functions:  # with the function that draws, as slime's own
             job.functions[PROCESS_ALL](job.args, [group.made for group in ended(Trained, Dropped)], draw)
-        numbers = _numbers(job, [sample for group in made for sample in leaves(group)])
+        numbers = _numbers(job, made)
         left = ended(Requeued, Surplus)
         if not is_partial:
             work.waiting.extend(group.anew() for group in left)
@@ -120,10 +121,9 @@ def group_runner(
     return GroupRunner(plan, gate=gate, failures=failures, observer=Observers())
 
 
-def _numbers(job: SlimeJob, samples: Sequence[Any]) -> dict[str, float]:
-    key, size = job.config.reward.reward_key, job.config.rollout.n_samples_per_prompt
-    rewards, numbers = [reward_of(each, key) for each in samples], sample_numbers(job.args, samples, reward_key=key)
-    own = {"raw_reward": fmean(rewards), "truncated": numbers["truncated_ratio"]}
-    is_even = getattr(job.args, "log_passrate", False) and not len(rewards) % size
-    rates = named("passrate/", pass_rates(rewards, group_size=size)) if is_even else {}
-    return {**named("rollout/", numbers | own), **rates}
+def _numbers(job: SlimeJob, made: Sequence[Sequence[Any]]) -> dict[str, float]:
+    samples, key = [sample for group in made for sample in leaves(group)], job.config.reward.reward_key
+    numbers = sample_numbers(job.args, samples, reward_key=key)
+    own = {"raw_reward": fmean(reward_of(each, key) for each in samples), "truncated": numbers["truncated_ratio"]}
+    rates = pass_rates(made, reward_key=key) if getattr(job.args, "log_passrate", False) else {}
+    return {**named("rollout/", numbers | own), **named("passrate/", rates)}

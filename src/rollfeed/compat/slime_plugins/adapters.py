@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.compat.slime_plugins.read_back import changed, changed_sample, guarded, is_slime_sample, slime_sample
-from rollfeed.compat.slime_plugins.shared_run import RUNNING, Adapter, SlimeRun
+from rollfeed.compat.slime_plugins.shared_run import RUNNING, Adapter, SlimeRun, awaited
 from rollfeed.compat.slime_plugins.slime_paths import SLIME, is_slime_path
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.errors import PluginError, RunFailedError
@@ -23,8 +23,7 @@ async def _result(adapter: Adapter, *args: Any, **kwargs: Any) -> Any:
     function, args = adapter.call, (adapter.run.args, *args)
     RUNNING.set(adapter.run)  # in the task of this call
     if not inspect.iscoroutinefunction(function):
-        result = await asyncio.to_thread(function, *args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        return await awaited(await asyncio.to_thread(function, *args, **kwargs))
     return await function(*args, **kwargs)
 
 

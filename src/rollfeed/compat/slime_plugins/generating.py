@@ -13,7 +13,7 @@ from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
 from rollfeed.compat.slime_plugins.names.forms import GenerateFnInput
 from rollfeed.compat.slime_plugins.names.sglang_rollout import GenerateState
 from rollfeed.compat.slime_plugins.read_back import asked_sample, is_slime_sample, own_sample
-from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work
+from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, SlimeRun, Work, told_of_evaluation
 from rollfeed.compat.slime_plugins.slime_paths import GENERATE_PATH
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.protocols import GenerateFn, RolloutRequest, Services
@@ -59,7 +59,7 @@ class SlimeGenerate(Adapter):
             made = await self.call(GenerateFnInput(GenerateState(args), sample, params, evaluation))
             made = getattr(made, "samples", made)
         else:
-            made = await self.call(args, sample, params, **self.extra(evaluation=evaluation))
+            made = await self.call(args, sample, params, **told_of_evaluation(self.call, evaluation))
         leaves = made if isinstance(made, list) and made else [made]
         if not all(map(is_slime_sample, leaves)):
             raise self.broke(f"returned {made!r:.80}; it must return a Sample, or a list of at least one")

@@ -176,6 +176,21 @@ class Adapter:
         return keywords_of(self.call, **known)
 
 
+def leaves(group: Sequence[Any]) -> list[Any]:
+    """Return all samples of a group, those of an answering that has forked one after the other."""
+    return [leaf for each in group for leaf in (each if isinstance(each, list) else [each])]
+
+
+async def awaited(result: Any) -> Any:
+    """Return what a function gave that may be async."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def told_of_evaluation(function: Callable[..., Any], evaluation: bool) -> dict[str, bool]:
+    """Return ``evaluation`` for a generate function that names it; any keywords do not, as in slime."""
+    return {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
+
+
 def keywords_of(function: Callable[..., Any], **known: Any) -> dict[str, Any]:
     """Return the keyword arguments among ``known`` that a function takes."""
     parameters = inspect.signature(function).parameters

@@ -22,7 +22,7 @@ from rollfeed.compat.slime_plugins.read_back import (
     own_sample,
     slime_sample,
 )
-from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, Work
+from rollfeed.compat.slime_plugins.shared_run import CURRENT, Adapter, Work, leaves
 from rollfeed.compat.slime_plugins.supplied import sample_class
 from rollfeed.completions import check_sample
 from rollfeed.errors import EngineProtocolError, RunFailedError
@@ -76,13 +76,13 @@ def _shown(group: Group) -> list[Any]:
 
 def _as_left(adapter: Adapter, group: Group, made: Sequence[Any]) -> Group:
     """Return a finished group with what a function changed in its samples; the same one where it changed nothing."""
-    if [vars(each) for each in _leaves(made)] == [vars(each) for each in _leaves(_shown(group))]:
+    if [vars(each) for each in leaves(made)] == [vars(each) for each in leaves(_shown(group))]:
         return group
     nested, rollouts = [each if isinstance(each, list) else [each] for each in made], []
-    for rollout, leaves in zip(group.rollouts, nested, strict=True):
+    for rollout, parts in zip(group.rollouts, nested, strict=True):
         try:
             read = [
-                changed_sample(leaf, sample, group.prompt) for leaf, sample in zip(leaves, rollout.samples, strict=True)
+                changed_sample(leaf, sample, group.prompt) for leaf, sample in zip(parts, rollout.samples, strict=True)
             ]
         except ValueError as error:
             raise adapter.broke(f"returned {error}") from None
@@ -148,7 +148,7 @@ class Bridge:
     def add_samples(self, samples: Sequence[list[Any]]) -> None:
         """Take groups back: finished ones are kept for a later step, others are answered again or resumed."""
         for group in samples:
-            first = _leaves(group)[0]
+            first = leaves(group)[0]
             if first.group_index not in self._drawn:
                 raise self._adapter.broke(f"gave back group {first.group_index}, which it was not given in this step")
             self._given_back[first.group_index] = list(group)
@@ -169,8 +169,8 @@ class Bridge:
 
     async def answer(self, group: list[Any]) -> Any:
         """Have the run answer and score a group, and return it; its samples are filled in where they lie."""
-        drawn = self._drawn_group(_leaves(group)[0])
-        if any(each.prompt != drawn.prompt.text for each in _leaves(group)):
+        drawn = self._drawn_group(leaves(group)[0])
+        if any(each.prompt != drawn.prompt.text for each in leaves(group)):
             raise self._adapter.broke(f"changed the prompt of group {drawn.group_index}: a prompt source gives prompts")
         made = self._samples(await self._work.on_loop(self._submitted(drawn)))
         if len(made) == len(group) and not any(isinstance(each, list) for each in (*made, *group)):
@@ -293,11 +293,11 @@ class Bridge:
             raise self._adapter.broke(f"returned {output!r:.80}; it must {must}")
         size, found = self._work.run.args.n_samples_per_prompt, dict[int, list[Any]]()
         for group in groups:
-            leaves = _leaves(group)
-            if len(group) != size or not all(map(is_slime_sample, leaves)):
+            parts = leaves(group)
+            if len(group) != size or not all(map(is_slime_sample, parts)):
                 raise self._adapter.broke(f"returned a group of {len(group)}, where n_samples_per_prompt is {size}")
-            index = leaves[0].group_index
-            if index in found or index not in self._drawn or {each.group_index for each in leaves} != {index}:
+            index = parts[0].group_index
+            if index in found or index not in self._drawn or {each.group_index for each in parts} != {index}:
                 raise self._adapter.broke(f"returned group {index} twice, mixed, or without having been given it")
             found[index] = group
         return found
@@ -313,11 +313,11 @@ class Bridge:
         """Return rollouts that the function made itself."""
         rollouts, size = [], self._work.run.args.n_samples_per_prompt
         for member, each in enumerate(made):
-            number, leaves = index * size + member, each if isinstance(each, list) else [each]
+            number, parts = index * size + member, each if isinstance(each, list) else [each]
             request, sent = self._request(self._drawn[index], number), self._work.sent
             version = self._work.services.endpoint.policy_version
             try:
-                samples = tuple(own_sample(leaf, request, sent, policy_version=version) for leaf in leaves)
+                samples = tuple(own_sample(leaf, request, sent, policy_version=version) for leaf in parts)
                 for sample in samples:
                     check_sample(sample, request, limits=self._work.services.endpoint.limits)  # type: ignore[attr-defined]
             except (ValueError, EngineProtocolError) as error:
@@ -326,17 +326,13 @@ class Bridge:
         return tuple(rollouts)
 
     def _kept(self, index: int, made: list[Any]) -> tuple[Rollout, ...] | None:
-        leaves = _leaves(made)
-        aborted = [each for each in leaves if each.status.value == SampleStatus.ABORTED.value and each.response_length]
-        if not self._work.run.args.partial_rollout or len(leaves) != len(made) or not aborted:
+        parts = leaves(made)
+        aborted = [each for each in parts if each.status.value == SampleStatus.ABORTED.value and each.response_length]
+        if not self._work.run.args.partial_rollout or len(parts) != len(made) or not aborted:
             return None
         rollouts = self._rollouts(index, made)
         is_kept = (SampleStatus.ABORTED, SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
         return tuple(each if each.status in is_kept else replace(each, samples=()) for each in rollouts)
-
-
-def _leaves(group: Sequence[Any]) -> list[Any]:
-    return [leaf for each in group for leaf in (each if isinstance(each, list) else [each])]
 
 
 def _verdict(samples: Sequence[Sample]) -> Verdict | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from rollfeed.compat.slime_plugins.names.engine_calls import ask, default_params
 from rollfeed.compat.slime_plugins.names.forms import RolloutFnTrainOutput
 from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer, load_function
 from rollfeed.compat.slime_plugins.names.rm_hub import async_rm, batched_async_rm
-from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, Work, current, latest
+from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, Work, awaited, current, latest, told_of_evaluation
 from rollfeed.compat.slime_plugins.slime_paths import paths_of
 
 
@@ -147,8 +146,7 @@ async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any
             return sample
         path = sample.generate_function_path or args.custom_generate_function_path
         function = generate if path is None else load_function(path)
-        told = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
-        made = await function(args, sample, sampling_params, **told)
+        made = await function(args, sample, sampling_params, **told_of_evaluation(function, evaluation))
     leaves = [await _hooked(args, each) for each in (made if isinstance(made, list) else [made])]
     if not args.group_rm and not any(each.status is status.ABORTED for each in leaves):
         for each in leaves:
@@ -160,7 +158,7 @@ async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any
 async def _hooked(args: Any, sample: Any) -> Any:
     """Return a sample as the hooks leave it."""
     for path in args.rollout_sample_hook_path:
-        sample = await _awaited(load_function(path)(args, sample)) or sample
+        sample = await awaited(load_function(path)(args, sample)) or sample
     return sample
 
 
@@ -170,12 +168,8 @@ async def _score(args: Any, sample: Any) -> Any:
     if path is None:
         return await async_rm(args, sample)
     if sample.custom_rm_path is None and latest().scores_lists:
-        return (await _awaited(load_function(path)(args, [sample])))[0]
-    return await _awaited(load_function(path)(args, sample))
-
-
-async def _awaited(given: Any) -> Any:
-    return await given if inspect.isawaitable(given) else given
+        return (await awaited(load_function(path)(args, [sample])))[0]
+    return await awaited(load_function(path)(args, sample))
 
 
 async def generate_and_rm_group(
