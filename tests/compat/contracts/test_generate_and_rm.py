@@ -129,7 +129,8 @@ async def test_a_function_of_the_run_that_scores_lists_scores_one(play: Any) -> 
 
 async def test_hooks_see_each_sample_of_a_list_before_it_is_scored(play: Any) -> None:
     await play(
-        "def plain(args, sample): sample.metadata['seen'] = 1\n"
+        "def plain(args, sample, evaluation, rollout_id):\n"
+        "    sample.metadata['seen'] = [evaluation, rollout_id]\n"
         "async def replacing(args, sample):\n"
         "    made = copy.copy(sample)\n"
         "    made.metadata = {**sample.metadata, 'also': sample.reward}\n    return made\n"
@@ -139,7 +140,7 @@ async def test_hooks_see_each_sample_of_a_list_before_it_is_scored(play: Any) ->
         "    now.rollout_sample_hook_path = ['mine.plain', 'mine.replacing']\n"
         "    now.custom_generate_function_path = 'mine.two'\n"
         "    made = await generate_and_rm(now, sample, params)\n"
-        "    assert [each.metadata for each in made] == [{'seen': 1, 'also': None}] * 2\n"
+        "    assert [each.metadata for each in made] == [{'seen': [False, 0], 'also': None}] * 2\n"
         "    assert all(each.reward is not None for each in made)\n"
     )
 

@@ -1,6 +1,6 @@
 """Functions that samples name for themselves, and the filter that changes samples of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,12 @@ import pytest
 
 import rollfeed
 from rollfeed.compat.slime_plugins import with_slime_plugins
+from rollfeed.compat.slime_plugins.names.rm_hub import graded
+from rollfeed.compat.slime_plugins.names.slime_sample import SlimeSample
 from rollfeed.errors import PluginError, RunFailedError
+from rollfeed.rewards.hub import PROMPT_KEY, RewardHub
 from rollfeed.testing import ScriptedEngine
+from rollfeed.types import Verdict
 
 WriteText = Callable[[str], Path]
 STRICT = {"failure_minimum": 1, "failure_budget": 0.0}
@@ -163,3 +167,16 @@ async def test_a_sample_filter_that_breaks_a_sample_ends_the_run_with_its_name(
     folder = write_plugins("def remove(args, data):\n    data[0][0].response_length += 99\n")
     with pytest.raises(RunFailedError, match=r"mine:remove.*response_length = \d+ and \d+ tokens.*mine.py:1"):
         await make_batches(1, folder=folder, reward_fn=digit, slime_args={"rollout_sample_filter_path": "mine.remove"})
+
+
+async def test_a_grader_is_told_the_prompt_and_an_empty_rm_type_is_none() -> None:
+    seen: list[Any] = []
+
+    def grader(response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
+        seen.append((response, label, metadata[PROMPT_KEY]))
+        return Verdict(reward=0.5)
+
+    sample = SlimeSample(prompt="what?", response="this", label="that", metadata={"rm_type": ""})
+    hub = RewardHub(graders={"mine": grader}, timeout_seconds=30.0)
+    assert await graded(hub, sample, rm_type="mine") == 0.5
+    assert seen == [("this", "that", "what?")]

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from rollfeed.app.inside_slime.slime_job import (
 from rollfeed.compat.slime_plugins.adapters import SlimeGroupFilter
 from rollfeed.compat.slime_plugins.checking import is_of_miles
 from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
-from rollfeed.compat.slime_plugins.shared_run import awaited, keywords_of, leaves, told_of_evaluation
-from rollfeed.errors import RewardError
+from rollfeed.compat.slime_plugins.names.rm_hub import graded
+from rollfeed.compat.slime_plugins.shared_run import awaited, hooked, leaves, told_of_evaluation
 from rollfeed.faults import blaming
 from rollfeed.pipeline.groups import EngineGate
 from rollfeed.protocols import RolloutRequest, Scorer, Services
@@ -81,7 +82,8 @@ class SlimeAnswering(Scorer):
                 async with self._agents:
                     made = await self._ask(function, sample, request)
             if not any(each.status.value == "aborted" for each in leaves([made])):
-                made = await self._hooked(made)
+                hook_at = partial(named_function, name=HOOKS)
+                made = await hooked(made, self._args, hook_at, **self._about)
         member.made = made
         return [_ending(member, request)]
 
@@ -138,18 +140,6 @@ class SlimeAnswering(Scorer):
                 raise TypeError(f"it returned {made!r:.80}; it must return a Sample, or a list of at least one")
         return made
 
-    async def _hooked(self, made: Any) -> Any:
-        if isinstance(made, list):
-            return [await self._hooked(each) for each in made]
-        for path in getattr(self._args, HOOKS, None) or ():
-            hook = named_function(path, HOOKS)
-            with blaming(flag(HOOKS), hook):
-                returned = await awaited(hook(self._args, made, **keywords_of(hook, **self._about)))
-                if returned is not None and not isinstance(returned, type(made)):
-                    raise TypeError(f"it returned {returned!r:.80}; it must return a Sample, or None")
-            made = made if returned is None else returned
-        return made
-
     def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
         """Whether a sample is scored without the others of its group."""
         del rollout, prompt
@@ -191,16 +181,7 @@ class SlimeAnswering(Scorer):
         function = named_function(path, REWARD) if path else function
         if function is not None:
             return await awaited(function(self._args, sample))
-        verdict = await self._work.hub.grade(
-            sample.response,
-            sample.label,
-            metadata=sample.metadata if isinstance(sample.metadata, dict) else {},
-            prompt=sample.prompt,
-            reward_key=self.reward_key,
-        )
-        if verdict.outcome is not Outcome.OK:
-            raise RewardError(verdict.detail)
-        return verdict.reward
+        return await graded(self._work.hub, sample, reward_key=self.reward_key)
 
     def _verdict(self, member: SlimeMember) -> Verdict:
         verdict = to_verdict(leaves([member.made])[-1].reward, reward_key=self.reward_key)

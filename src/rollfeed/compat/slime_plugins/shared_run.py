@@ -17,7 +17,7 @@ from rollfeed.base.importing import import_object
 from rollfeed.compat.slime_plugins.slime_args import SlimeArguments
 from rollfeed.compat.slime_plugins.slime_paths import SLIME, import_path
 from rollfeed.errors import RollfeedError, RunFailedError
-from rollfeed.faults import complaint
+from rollfeed.faults import blaming, complaint
 from rollfeed.protocols import RolloutFn, RolloutRequest, Services, Tokenizer
 from rollfeed.types import Completion, SamplingParams
 
@@ -184,6 +184,19 @@ def leaves(group: Sequence[Any]) -> list[Any]:
 async def awaited(result: Any) -> Any:
     """Return what a function gave that may be async."""
     return await result if inspect.isawaitable(result) else result
+
+
+async def hooked(made: Any, args: Any, load: Callable[[str], Any], **about: Any) -> Any:
+    """Return a sample, or those of an answering that has forked, as the hooks that ``args`` name leave it."""
+    if isinstance(made, list):
+        return [await hooked(each, args, load, **about) for each in made]
+    for hook in map(load, getattr(args, "rollout_sample_hook_path", None) or ()):
+        with blaming("rollout_sample_hook_path", hook):
+            returned = await awaited(hook(args, made, **keywords_of(hook, **about)))
+            if returned is not None and not isinstance(returned, type(made)):
+                raise TypeError(f"it returned {returned!r:.80}; it must return a Sample, or None")
+        made = made if returned is None else returned
+    return made
 
 
 def told_of_evaluation(function: Callable[..., Any], evaluation: bool) -> dict[str, bool]:

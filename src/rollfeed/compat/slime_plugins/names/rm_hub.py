@@ -19,13 +19,18 @@ async def async_rm(args: Any, sample: Any, **kwargs: Any) -> Any:
         SlimeUseError: If there is no such grader, or grading failed.
     """
     del kwargs
-    hub, metadata = latest().hub, dict(sample.metadata or {})
+    hub = latest().hub
     if hub is None:
         raise SlimeUseError("async_rm works while a run goes on")
-    verdict = await hub.grade(
-        sample.response, sample.label, rm_type=metadata.get("rm_type") or args.rm_type, metadata=metadata
-    )
-    return _reward(verdict, "async_rm")
+    return await graded(hub, sample, rm_type=args.rm_type)
+
+
+async def graded(hub: Any, sample: Any, **asked: Any) -> Any:
+    """Return what a hub of ours gives a sample, by the ``rm_type`` of its metadata if it has one."""
+    given = sample.metadata if isinstance(sample.metadata, dict) else {}
+    metadata = {name: value for name, value in given.items() if value or name != "rm_type"}
+    verdict = await hub.grade(sample.response, sample.label, metadata=metadata, prompt=sample.prompt, **asked)
+    return _reward(verdict, str(metadata.get("rm_type") or asked.get("rm_type") or "rm_type"))
 
 
 async def batched_async_rm(args: Any, samples: Sequence[Any], **kwargs: Any) -> list[Any]:

@@ -11,7 +11,16 @@ from rollfeed.compat.slime_plugins.names.engine_calls import ask, default_params
 from rollfeed.compat.slime_plugins.names.forms import RolloutFnTrainOutput
 from rollfeed.compat.slime_plugins.names.helpers import SlimeTokenizer, load_function
 from rollfeed.compat.slime_plugins.names.rm_hub import async_rm, batched_async_rm
-from rollfeed.compat.slime_plugins.shared_run import SlimeUseError, Work, awaited, current, latest, told_of_evaluation
+from rollfeed.compat.slime_plugins.shared_run import (
+    SlimeUseError,
+    Work,
+    awaited,
+    current,
+    hooked,
+    latest,
+    leaves,
+    told_of_evaluation,
+)
 from rollfeed.compat.slime_plugins.slime_paths import paths_of
 
 
@@ -147,19 +156,12 @@ async def generate_and_rm(args: Any, sample: Any, sampling_params: dict[str, Any
         path = sample.generate_function_path or args.custom_generate_function_path
         function = generate if path is None else load_function(path)
         made = await function(args, sample, sampling_params, **told_of_evaluation(function, evaluation))
-    leaves = [await _hooked(args, each) for each in (made if isinstance(made, list) else [made])]
-    if not args.group_rm and not any(each.status is status.ABORTED for each in leaves):
-        for each in leaves:
+    made = await hooked(made, args, load_function, evaluation=evaluation, rollout_id=work.step)
+    if not args.group_rm and not any(each.status is status.ABORTED for each in leaves([made])):
+        for each in leaves([made]):
             if each.reward is None:
                 each.reward = await _score(args, each)
-    return leaves if isinstance(made, list) else leaves[0]
-
-
-async def _hooked(args: Any, sample: Any) -> Any:
-    """Return a sample as the hooks leave it."""
-    for path in args.rollout_sample_hook_path:
-        sample = await awaited(load_function(path)(args, sample)) or sample
-    return sample
+    return made
 
 
 async def _score(args: Any, sample: Any) -> Any:
