@@ -176,6 +176,20 @@ def test_the_game_is_warmed_up_and_trained_on_in_several_turns(rollfeed, tmp_pat
     assert findings_in(tmp_path / "run") == []
 
 
+def test_the_tasks_that_adapt_are_trained_on_at_several_levels(rollfeed, tmp_path: Path) -> None:
+    fewer = ("rollout.num_rollout=2", "rollout.rollout_batch_size=4", "rollout.n_samples_per_prompt=4")
+    small = ("train.warm_up.stop_accuracy=0.01", "train.warm_up.wrong_share=0.0", "train.warm_up.probe_prompts=64")
+    easy = ("prompts.adaptive.initial_difficulty=1", "eval.num_prompts=8")
+    overrides = [word for each in (*fewer, *small, *easy) for word in ("--set", each)]
+    ran = rollfeed("train", EXAMPLES / "adaptive" / "train.toml", "--out", tmp_path / "run", *overrides)
+    assert ran.code == 0, ran.err
+    batches = sorted((tmp_path / "run" / "batches").glob("*.parquet"))
+    ids = {row["prompt_id"].partition("/train")[0] for path in batches for row in pq.read_table(path).to_pylist()}
+    assert {each.partition("@")[0] for each in ids} == {"core/reverse_text", "core/sort_numbers"}
+    assert len(ids) > 2
+    assert findings_in(tmp_path / "run") == []
+
+
 async def test_the_plug_in_examples_keep_their_contracts(plugins) -> None:
     await check_prompt_source(lambda: plugins("CountrySource")(CharTokenizer()))
     await check_generate(plugins("shorter_for_later_members"))

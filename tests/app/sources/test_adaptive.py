@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollfeed.app.sources import build_source
-from rollfeed.config import validate_settings
+from rollfeed.config import Settings, validate_settings
+from rollfeed.environments.registry import named_by_path
 from rollfeed.errors import ConfigError, PluginError
+from rollfeed.prompts import MixtureSource
 from rollfeed.protocols import DifficultyPolicy, LevelOutcome, PromptSource
-from rollfeed.testing import CharTokenizer
+from rollfeed.testing import CharTokenizer, group_of, make_sample
+from rollfeed.types import Verdict
+from rollfeed.workers import WorkerPool
 
 LIST = ["core/copy_text", "core/compare_max"]
 
@@ -95,3 +101,63 @@ def test_a_policy_without_a_level_is_refused(build: Any) -> None:
 
     with pytest.raises(PluginError, match=r"difficulty_policy = .*Levelless'?: what it makes has no level"):
         build(plugins={"difficulty_policy": Levelless})
+
+
+OWN_ENVIRONMENT = """
+from rollfeed.types import Verdict
+
+
+class {name}:
+    environment_id, version, summary, max_level = "my/{name}", 1, "say a number", None
+
+    def make(self, level, random):
+        if random.random() < 0.05:
+            raise ValueError("not this one")
+        number = random.randrange(10 ** (level + 3))
+        return f"Say {{number}}", {{"number": number}}, str(number)
+
+    def verify(self, params, response):
+        return Verdict.graded(response == str(params["number"]))
+"""
+
+
+async def drawn(settings: Settings, folder: Path, *, num_workers: int, stop_at: int | None = None) -> list[str]:
+    """Draw 1,000 problems in steps of 40 and answer levels up to 2 right; perhaps with another process on the way."""
+    ids, state, begin = [], None, 0
+    for end in filter(None, (stop_at, 25)):
+        async with WorkerPool(num_workers=num_workers) as workers:
+            source = build_source(settings, CharTokenizer(), folders=[folder], workers=workers)
+            assert isinstance(source, MixtureSource)
+            if state is not None:
+                source.load_state_dict(json.loads(json.dumps(state)))
+            async with source:
+                for _ in range(begin, end):
+                    prompts = [prompt for size in (7, 1, 32) for prompt in await source.draw(size)]
+                    ids += [prompt.prompt_id for prompt in prompts]
+                    for prompt in prompts:
+                        is_right = prompt.metadata["level"] <= 2
+                        group = group_of([make_sample(reward=float(is_right), prompt=prompt)], prompt=prompt)
+                        rollouts = (group.rollouts[0].with_reward(Verdict.graded(is_right)),)
+                        source.learn(replace(group, rollouts=rollouts))
+                    source.end_step()
+                    state = source.state_dict()
+                await source.draw(5)  # which nobody has committed
+        begin = end
+    return ids
+
+
+async def test_a_thousand_tasks_are_the_same_with_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    for name in ("First", "Second"):
+        (tmp_path / f"{name.lower()}.py").write_text(OWN_ENVIRONMENT.format(name=name))
+    adaptive = {
+        "environment_list": ["first.py:First", "second.py:Second", "core/copy_text"],
+        "apply_chat_template": False,
+    }
+    settings = validate_settings({"prompts": {"adaptive": adaptive}}, where="test")
+    try:
+        first = await drawn(settings, tmp_path, num_workers=1)
+        assert len(first) == 1000
+        assert {prompt_id.partition("/train")[0] for prompt_id in first} >= {"my/First@3", "my/Second@0"}
+        assert await drawn(settings, tmp_path, num_workers=4, stop_at=13) == first
+    finally:
+        named_by_path.clear()
