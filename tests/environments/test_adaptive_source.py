@@ -29,6 +29,10 @@ class Breaking(TaskMaker):
         super().__init__(environment, run_seed=seed)
         self.broken = broken
         self.prepared: list[int] = []
+        self.is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
 
     async def make(self, *, level: int, index: int, split: str = "train") -> Task:
         if level in self.broken:
@@ -240,6 +244,24 @@ async def test_another_policy_goes_on_from_the_levels(make_source: MakeSource) -
         "is_falling": False,
         "estimates": {},
     }
+
+
+async def test_a_source_that_was_used_goes_to_a_state_all_the_same(make_source: MakeSource) -> None:
+    source, used = make_source(), make_source(seed=1)
+    await source.draw(30)
+    state = source.state_dict()
+    await used.draw(7)
+    used.load_state_dict(state)
+    assert [each.prompt_id for each in await used.draw(30)] == [each.prompt_id for each in await source.draw(30)]
+
+
+async def test_leaving_a_source_ends_what_is_made_ahead(make_source: MakeSource) -> None:
+    source = make_source()
+    makers: list[Any] = [levels._maker for levels in source._levels.values()]
+    async with source:
+        await source.draw(1)
+        assert not any(maker.is_closed for maker in makers)
+    assert all(maker.is_closed for maker in makers)
 
 
 def test_a_state_of_another_form_is_refused(make_source: MakeSource) -> None:

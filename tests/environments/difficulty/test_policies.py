@@ -50,8 +50,9 @@ def test_a_band_moves_where_its_hardest_level_is_surely_outside(accuracy: float,
     assert moves.count(change) >= 45
 
 
-def test_a_band_comes_down_after_a_collapse_and_goes_up_again() -> None:
-    policy, random = BandPolicy(0, 4), Random(2)
+@pytest.mark.parametrize("make", [BandPolicy, LearningProgressPolicy])
+def test_the_level_comes_down_after_a_collapse_and_goes_up_again(make: Callable[..., DifficultyPolicy]) -> None:
+    policy, random = make(0, 4), Random(2)
     assert play(policy, solved_up_to(9), num_steps=150, random=random)[-1] in (9, 10)
     assert play(policy, solved_up_to(2), num_steps=150, random=random)[-1] in (2, 3)
     assert play(policy, solved_up_to(9), num_steps=150, random=random)[-1] in (9, 10)
@@ -69,6 +70,40 @@ def test_a_band_waits_for_new_groups_after_a_change() -> None:
         policy.observe(right)
     assert policy.end_step(max_level=None) is None
     assert policy.level == 4
+
+
+def after_a_fall() -> BandPolicy:
+    """Return a policy that has just gone from 3 to 2, where all is known to be wrong; 1 is known to be right."""
+    policy = BandPolicy(3, 4)
+    for _ in range(20):
+        for level, num_correct in ((1, GROUP_SIZE), (2, 0), (3, 0)):
+            policy.observe(LevelOutcome(level=level, num_judged=GROUP_SIZE, num_correct=num_correct))
+    policy.end_step(max_level=None)
+    assert policy.level == 2
+    return policy
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_band_that_falls_goes_on_falling_by_what_it_knows_and_waits_to_go_up(is_restored: bool) -> None:
+    policy = after_a_fall()
+    if is_restored:
+        state = policy.state_dict()
+        policy = BandPolicy(0, 4)
+        policy.load_state_dict(json.loads(json.dumps(state)))
+    levels = []
+    for _ in range(4):
+        policy.end_step(max_level=None)
+        levels.append(policy.level)
+        policy.observe(LevelOutcome(level=1, num_judged=GROUP_SIZE, num_correct=GROUP_SIZE))
+    assert levels == [1, 1, 1, 1]
+    policy.end_step(max_level=None)
+    assert policy.level == 2
+
+
+def test_a_band_forgets_what_it_has_left_behind() -> None:
+    policy = BandPolicy(0, 2)
+    play(policy, solved_up_to(9), num_steps=100, random=Random(1))
+    assert set(policy.state_dict()["estimates"]) <= {str(level) for level in policy.window}
 
 
 def test_a_band_stays_within_the_levels_that_there_are() -> None:
