@@ -348,3 +348,11 @@ async def test_the_deadline_does_not_count_the_wait_for_a_turn() -> None:
         calls = [pool.call("time.sleep", [0.4], deadline_seconds=1.0) for _ in range(5)]
         await asyncio.gather(*calls)
         assert time.monotonic() - started > 1.0
+
+
+async def test_text_has_the_same_hash_in_all_workers() -> None:
+    found = []
+    for settings in ({}, {}, {"hash_seed": 1}):
+        async with WorkerPool(num_workers=1, **settings) as pool:
+            found.append(await pool.call("builtins:hash", ["text"], deadline_seconds=10.0))
+    assert found[0] == found[1] != found[2]

@@ -24,7 +24,7 @@ from rollfeed.environments.registry import name_in_workers
 from rollfeed.environments.tasks import HasGuessRate, NoProblemError, checked_problem, stored
 from rollfeed.environments.verifying import environment_in_worker
 from rollfeed.faults import describe
-from rollfeed.protocols import Environment, MultiTurnEnvironment
+from rollfeed.protocols import Environment, MultiTurnEnvironment, ServedEnvironment
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Correct, Outcome, Verdict
 
@@ -79,7 +79,7 @@ def try_level(
         if time.monotonic() - began < 1.5 * seconds:  # else it would take too long; another process makes them as well
             trial.make_again(made)
         found |= trial.verify(made, seconds)
-        if isinstance(environment, MultiTurnEnvironment):
+        if isinstance(environment, MultiTurnEnvironment) and not isinstance(environment, ServedEnvironment):
             trial.play(environment, made[0])
         found["mean_prompt_chars"] = round(fmean(len(each.question) for each in made), 1)
     problems = [f"{what}{case}"[:300] for what, case in trial.broken.items()]

@@ -90,7 +90,8 @@ class EnvironmentRegistry:
 
     def steps_path(self, environment_id: str) -> str | None:
         """Return the function path of an environment's methods in workers; None for those that are called here."""
-        if self.is_own(environment_id) or environment_id not in self:
+        entry = self._entry(environment_id)
+        if self.is_own(environment_id) or entry is None or (isinstance(entry, AdapterEntry) and entry.is_served):
             return None
         return f"rollfeed.environments.episodes_in_workers:{name_in_workers(environment_id)}"
 

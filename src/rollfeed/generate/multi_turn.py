@@ -15,7 +15,15 @@ from rollfeed.errors import PluginError, RewardError, WorkerCallError, WorkerErr
 from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
 from rollfeed.generate.episode import Episode
-from rollfeed.protocols import ENDED_BY, MULTI_TURN, EnvironmentStep, MultiTurnEnvironment, RolloutRequest, Services
+from rollfeed.protocols import (
+    ENDED_BY,
+    MULTI_TURN,
+    EnvironmentStep,
+    MultiTurnEnvironment,
+    RolloutRequest,
+    ServedEnvironment,
+    Services,
+)
 from rollfeed.types import FinishKind, Message, Sample, SampleStatus, Verdict
 
 NUM_TURNS = "num_turns"
@@ -62,6 +70,13 @@ class _Play:
         self._ends_at = float("inf") if box is None else asyncio.get_running_loop().time() + box.max_seconds
 
     async def play(self) -> list[Sample]:
+        try:
+            return await self._played()
+        finally:
+            if self._game is not None:
+                await self._game.close()
+
+    async def _played(self) -> list[Sample]:
         episode, limit = self._episode, None
         if not episode.builder.remaining_budget:
             sample = episode.builder.build(SampleStatus.TRUNCATED, response="")
@@ -148,6 +163,10 @@ class _Game:
         verdict: Verdict = await self._asked("give_up", Verdict, await self._begun())
         return verdict
 
+    async def close(self) -> None:
+        if self._state is not None and isinstance(self._environment, ServedEnvironment):
+            await self._environment.close(self._state)
+
     async def _begun(self) -> Mapping[str, Any]:
         if self._state is None:
             self._state = await self._asked("start", Mapping, self._params)
@@ -156,10 +175,13 @@ class _Game:
     async def _asked(self, method: str, kind: type[Any], *arguments: Any) -> Any:
         where = f"environment {self._name}: {method}"
         try:
+            deadline = self._services.step_timeout_seconds
             if self._path is None:
                 given = getattr(self._environment, method)(*arguments)
+                if isinstance(self._environment, ServedEnvironment):
+                    async with asyncio.timeout(deadline):
+                        given = await given
             else:
-                deadline = self._services.step_timeout_seconds
                 given = await self._services.workers.call(self._path, [method, *arguments], deadline_seconds=deadline)
                 given = given if kind is Mapping else msgspec.convert(given, kind)
         except WorkerCallError as error:

@@ -16,6 +16,7 @@ from rollfeed.protocols.episodes import (
     EnvironmentStep,
     MultiTurnEnvironment,
     RewrittenTurns,
+    ServedEnvironment,
 )
 from rollfeed.protocols.execution import (
     ExecLimits,
@@ -114,6 +115,7 @@ __all__ = [
     "Sandbox",
     "SandboxProvider",
     "Scorer",
+    "ServedEnvironment",
     "ServerUpdate",
     "Services",
     "Task",

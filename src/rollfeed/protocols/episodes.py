@@ -74,3 +74,24 @@ class MultiTurnEnvironment(Environment, Protocol):
 
     def give_up(self, state: Mapping[str, Any]) -> Verdict:
         """Return what an episode is worth that ends at a limit of tokens."""
+
+
+@runtime_checkable
+class ServedEnvironment(Environment, Protocol):
+    """An environment whose episodes go on in a server.
+
+    Its methods are those of :class:`MultiTurnEnvironment`, but coroutines, and are awaited in the run's process. A
+    state is no JSON: it has the connection to the server, which :meth:`close` ends.
+    """
+
+    async def start(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Begin an episode in the server, and return its state."""
+
+    async def step(self, state: Mapping[str, Any], response: str) -> EnvironmentStep:
+        """Answer a turn of the policy as the server does."""
+
+    async def give_up(self, state: Mapping[str, Any]) -> Verdict:
+        """Return what an episode is worth that ends at a limit of tokens."""
+
+    async def close(self, state: Mapping[str, Any]) -> None:
+        """Leave the server; the episode has ended, was cancelled or is begun anew later."""

@@ -50,6 +50,7 @@ class WorkerPool:
         cache_entries: Results kept for calls that are ``cached``.
         cache_bytes: Size of all of these together.
         start_timeout_seconds: For the start of a worker with its warm-up, and for importing a function's module.
+        hash_seed: Of hashes of text in all workers, so that the order of sets is the same in each.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class WorkerPool:
         cache_entries: int = 10_000,
         cache_bytes: int = 32 * 1024**2,
         start_timeout_seconds: float = 60.0,
+        hash_seed: int = 0,
     ) -> None:
         if num_workers < 1:
             raise ConfigError(f"num_workers = {num_workers}: a pool needs at least one worker")
@@ -73,6 +75,7 @@ class WorkerPool:
         self._recycle_bytes = recycle_bytes
         self._recycle_calls = recycle_calls
         self._start_timeout_seconds = start_timeout_seconds
+        self._hash_seed = hash_seed
         self._cache = ResultCache(max_entries=cache_entries, max_bytes=cache_bytes)
         self._entrance = asyncio.Semaphore(num_workers + max_waiting)
         self._turns = asyncio.Semaphore(num_workers)
@@ -222,6 +225,7 @@ class WorkerPool:
             memory_limit_bytes=self._memory_limit_bytes,
             warm_up=self._warm_up,
             start_timeout_seconds=self._start_timeout_seconds,
+            hash_seed=self._hash_seed,
         )
 
 
@@ -241,7 +245,9 @@ class _Slot:
         failed = self._starting is not None and self._starting.done() and not self.is_ready
         return self._starting is None or failed
 
-    def restart(self, *, memory_limit_bytes: int, warm_up: Sequence[str], start_timeout_seconds: float) -> None:
+    def restart(
+        self, *, memory_limit_bytes: int, warm_up: Sequence[str], start_timeout_seconds: float, hash_seed: int
+    ) -> None:
         """End the present worker and start another, in the background."""
         old, self._worker = self._worker, None
 
@@ -249,7 +255,10 @@ class _Slot:
             if old is not None:
                 await old.kill()
             self._worker = await WorkerProcess.start(
-                memory_limit_bytes=memory_limit_bytes, warm_up=warm_up, start_timeout_seconds=start_timeout_seconds
+                memory_limit_bytes=memory_limit_bytes,
+                warm_up=warm_up,
+                start_timeout_seconds=start_timeout_seconds,
+                hash_seed=hash_seed,
             )
             return self._worker
 

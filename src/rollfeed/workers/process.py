@@ -103,7 +103,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, *, memory_limit_bytes: int, warm_up: Sequence[str], start_timeout_seconds: float
+        cls, *, memory_limit_bytes: int, warm_up: Sequence[str], start_timeout_seconds: float, hash_seed: int
     ) -> WorkerProcess:
         """Start a process and return when its warm-up modules are imported.
 
@@ -111,7 +111,7 @@ class WorkerProcess:
             WorkerDiedError: If it cannot be started, or is not ready in time.
             WorkerCallError: If a warm-up module cannot be imported.
         """
-        worker = await cls._spawn()
+        worker = await cls._spawn(hash_seed)
         settings = {"sys_path": _module_folders(), "memory_limit_bytes": memory_limit_bytes, "warm_up": list(warm_up)}
         try:
             await worker._ask({"do": "start", "seconds": start_timeout_seconds}, json.dumps(settings))
@@ -123,7 +123,7 @@ class WorkerProcess:
         return worker
 
     @classmethod
-    async def _spawn(cls) -> WorkerProcess:
+    async def _spawn(cls, hash_seed: int) -> WorkerProcess:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -135,7 +135,7 @@ class WorkerProcess:
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    env={**os.environ, **_NO_DEVICES, **_ANY_TEXT},
+                    env={**os.environ, **_NO_DEVICES, **_ANY_TEXT, "PYTHONHASHSEED": str(hash_seed)},
                 )
         except OSError as error:
             ours.close()

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rollfeed.environments import EnvironmentRegistry
 from rollfeed.environments.level_trial import level_path
 from rollfeed.environments.making import EnvironmentFacts, describe_environments, worker_failure
 from rollfeed.errors import PluginError, WorkerError
@@ -76,12 +77,15 @@ async def check_environments(
     ``num_problems`` each; ``num_workers`` environments are tried at once. Raises ConfigError if no worker starts.
     """
     reports = [EnvironmentReport(environment_id=each) for each in environment_ids]
-    waiting = iter(reports)
+    waiting, adapted = iter(reports), EnvironmentRegistry().adapted()
 
     async def try_next() -> None:
-        async with WorkerPool(num_workers=1) as one, WorkerPool(num_workers=1) as other:
+        pools = WorkerPool(num_workers=1), WorkerPool(num_workers=1), WorkerPool(num_workers=1, hash_seed=1)
+        async with pools[0] as one, pools[1] as alike, pools[2] as other:
             for report in waiting:
-                trial = _Trial(report, (one, other), num_problems, deadline_seconds)
+                # Packages that are adapted are as they are: in the workers of a run, hashes are seeded alike.
+                second = alike if report.environment_id in adapted else other
+                trial = _Trial(report, (one, second), num_problems, deadline_seconds)
                 await trial.run(levels, folders)
                 if on_report is not None:
                     on_report(report)

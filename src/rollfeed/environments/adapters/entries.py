@@ -33,9 +33,13 @@ class Namespace(NamedTuple):
     """A name in these files."""
     without: tuple[str, ...] = ()
     """Names that are no environments."""
+    is_served: bool = False
+    """Whether episodes go on in a server, and the module is its client."""
 
 
 ADAPTERS = {
+    "nemo": Namespace("nemo_gym", "a resources server of NeMo-Gym"),
+    "openenv": Namespace("open_env", "a server of OpenEnv", is_served=True),
     "rg": Namespace(
         "reasoning_gym",
         "of reasoning-gym",
@@ -66,6 +70,11 @@ class AdapterEntry(NamedTuple):
         """A line on it, known without an import."""
         namespace, _, name = self.name.partition("/")
         return f"{name}, {ADAPTERS[namespace].summary}"
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its episodes go on in a server, so that it is a :class:`~rollfeed.protocols.ServedEnvironment`."""
+        return ADAPTERS[self.name.partition("/")[0]].is_served
 
     def load(self) -> Any:
         """Return the environment; what it adapts is imported."""
