@@ -189,12 +189,8 @@ def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[ProcessU
     ``bytes_per_token`` is of the arrays that buffered samples keep. Those of slime are None where no checkout is given.
     """
     cell: dict[str, Any] = {"tokens": tokens, "in_flight": in_flight}
-    for client, prefix in (
-        (Client.OURS, ""),
-        (Client.REFERENCE, "reference_"),
-        (Client.SLIME, "slime_"),
-        (Client.COMPAT, "compat_"),
-    ):
+    prefixes = {Client.OURS: "", Client.REFERENCE: "reference_", Client.SLIME: "slime_", Client.COMPAT: "compat_"}
+    for client, prefix in prefixes.items():
         found = usages[client]
         costs = tuple(map(_cost, found))
         cell |= {
@@ -203,8 +199,7 @@ def _cell(tokens: int, in_flight: int, usages: Mapping[Client, Sequence[ProcessU
             f"{prefix}peak_memory_mb": median(u.peak_bytes for u in found) / _MEGABYTE if found else None,
             f"{prefix}cpu_seconds_per_million_tokens_by_repetition": costs,
         }
-    prefixes = ("", "reference_", "slime_", "compat_")
-    ours, reference, slime, compat = (cell[f"{each}cpu_seconds_per_million_tokens"] for each in prefixes)
+    ours, reference, slime, compat = (cell[f"{each}cpu_seconds_per_million_tokens"] for each in prefixes.values())
     return {
         **cell,
         "ratio": reference / ours,

@@ -62,12 +62,8 @@ class _Source:
     """Groups of slime's samples, without end."""
 
     def __init__(self, job: ClientJob, sample: Any) -> None:
-        self._sample, self._size, self._texts, self._groups = (
-            sample,
-            job.n_samples_per_prompt,
-            prompt_texts(job.seed),
-            count(),
-        )
+        self._sample, self._size, self._texts = sample, job.n_samples_per_prompt, prompt_texts(job.seed)
+        self._groups = count()
 
     def get_samples(self, num_groups: int) -> list[list[Any]]:
         """Return so many."""

@@ -27,7 +27,7 @@ def sample_numbers(args: Any, samples: Sequence[Any], *, reward_key: str | None)
         samples: Scored ones, at least one.
         reward_key: Which of named rewards counts.
     """
-    lengths, is_cut = [each.effective_response_length for each in samples], [_is_cut(each) for each in samples]
+    lengths = [each.effective_response_length for each in samples]
     numbers = {f"response_len/{name}": float(getattr(np, name)(lengths)) for name in ("mean", "median", "max", "min")}
     if getattr(args, "advantage_estimator", None) != "ppo":
         by_group: dict[Any, list[float]] = {}
@@ -36,7 +36,7 @@ def sample_numbers(args: Any, samples: Sequence[Any], *, reward_key: str | None)
         equal = Counter(str(round(found[0], 1)) for found in by_group.values() if len(set(found)) == 1)
         numbers |= {f"zero_std/count_{reward}": float(count) for reward, count in equal.items()}
     numbers["repetition_frac"] = fmean(_repeats(each.response) for each in samples)
-    numbers["truncated_ratio"] = fmean(is_cut)
+    numbers["truncated_ratio"] = fmean(each.status.value == "truncated" for each in samples)
     infos = [info for each in samples if (info := getattr(each, "prefix_cache_info", None)) is not None]
     if infos:
         cached, asked = sum(each.cached_tokens for each in infos), sum(each.total_prompt_tokens for each in infos)
@@ -60,10 +60,6 @@ def reward_of(sample: Any, reward_key: str | None) -> float:
 def named(prefix: str, numbers: dict[str, float]) -> dict[str, float]:
     """Return numbers with something before their names."""
     return {f"{prefix}{name}": value for name, value in numbers.items()}
-
-
-def _is_cut(sample: Any) -> bool:
-    return bool(sample.status.value == "truncated")
 
 
 def _repeats(text: str) -> bool:
