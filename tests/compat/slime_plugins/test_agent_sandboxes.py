@@ -39,6 +39,9 @@ class CommandExitException(Exception):
     def __init__(self, exit_code, stdout, stderr):
         self.exit_code, self.stdout, self.stderr = exit_code, stdout, stderr
 
+class TimeoutException(Exception):
+    pass
+
 class AsyncSandbox:
     sandbox_id, breaks, killed = "e2b-1", 0, 0
 
@@ -56,7 +59,11 @@ class AsyncSandbox:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec("bash", "-c", cmd, env={"PATH": "/usr/bin:/bin", **envs},
                                                        stdout=pipe, stderr=pipe)
-        out, err = [each.decode() for each in await process.communicate()]
+        try:
+            out, err = [each.decode() for each in await asyncio.wait_for(process.communicate(), timeout)]
+        except TimeoutError:
+            process.kill()
+            raise TimeoutException("deadline exceeded") from None
         if process.returncode:
             raise CommandExitException(process.returncode, out, err)
         self.exit_code, self.stdout, self.stderr = 0, out, err
@@ -113,6 +120,21 @@ async def test_commands_files_and_exit_codes_are_passed(local: LocalAgentSandbox
         await local.exec("false", check=True)
     with pytest.raises(TimeoutError, match=r"sleep 60: has not ended within 0.2 s"):
         await local.exec("sleep 60", timeout=0.2)
+
+
+async def test_a_command_that_takes_too_long_is_told_alike_and_is_not_the_budget_of_another(
+    remote: AgentSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TimeoutError, match="sleep 60: deadline exceeded"):
+        await remote.exec("sleep 60", timeout=0.2)
+    run = remote._box.run  # type: ignore[attr-defined]
+
+    async def hang(cmd: str, **given: Any) -> Any:
+        return await run("sleep 60" if cmd.startswith("cat") else cmd, **{**given, "timeout": 0.5})
+
+    monkeypatch.setattr(remote._box, "run", hang)  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError, match=r"cat .*: deadline exceeded"):
+        await exec_and_wait(remote, cmd="true", time_budget_sec=60, tag=TAG)
 
 
 async def test_a_local_sandbox_has_the_network_and_nothing_else_of_the_machine(

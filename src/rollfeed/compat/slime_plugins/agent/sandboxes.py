@@ -157,6 +157,10 @@ class E2BSandbox(AgentSandbox):
             done = await self._try(lambda: run(cmd, user=user, envs=dict(env), timeout=timeout))
         except self._e2b.CommandExitException as error:
             done = error
+        except self._e2b.TimeoutException as error:
+            if type(error) is not self._e2b.TimeoutException:  # the sandbox is away
+                raise
+            raise TimeoutError(f"{cmd:.80}: {error}") from error
         return done.exit_code, done.stdout or "", done.stderr or ""
 
     async def _write(self, path: str, content: bytes, user: str) -> None:
@@ -218,13 +222,13 @@ async def exec_and_wait(
     home = "/root" if user == "root" else f"/home/{user}"
     script = f"(\ncd {shlex.quote(workdir)} && export HOME={home} || exit\n" if workdir else "(\n"
     script = f"{script}{cmd}\n) < /dev/null > {out} 2>&1"
-    try:
-        if isinstance(sb, LocalAgentSandbox):  # which is asked through no connection
+    if not isinstance(sb, LocalAgentSandbox):
+        code = await _detached(sb, script, base, user=user, env=env, seconds=time_budget_sec)
+    else:  # which is asked through no connection
+        try:
             code, _, _ = await sb.exec(script, env=env, timeout=time_budget_sec)
-        else:
-            code = await _detached(sb, script, base, user=user, env=env, seconds=time_budget_sec)
-    except TimeoutError:
-        code = EXIT_TIME_BUDGET_EXCEEDED
+        except TimeoutError:
+            code = EXIT_TIME_BUDGET_EXCEEDED
     if code == 0 and not want_output:
         return code, ""
     _, told, _ = await sb.exec(f"{'cat' if want_output else 'tail -c 512'} {out}", user=user)
@@ -238,7 +242,7 @@ async def _detached(sb: AgentSandbox, script: str, base: str, *, user: str, env:
     # The folder is the mark that it was started: a call whose connection breaks is sent again.
     start = f"mkdir {base} || exit 0; setsid bash {base}.sh < /dev/null > /dev/null 2>&1 & echo $! > {base}/pid"
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as budget:
             await sb.exec(start, user=user, env=env, check=True)
             while True:
                 await asyncio.sleep(pause)
@@ -247,6 +251,10 @@ async def _detached(sb: AgentSandbox, script: str, base: str, *, user: str, env:
                 if not missing:
                     ends = False
                     return int(told)
+    except TimeoutError:
+        if not budget.expired():  # a call has taken too long
+            raise
+        return EXIT_TIME_BUDGET_EXCEEDED
     finally:
         kill = f"kill -KILL -- -$(cat {base}/pid); " if ends else ""
         await sb.exec(f"{kill}rm -rf {base} {base}.sh", user=user)
