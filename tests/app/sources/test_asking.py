@@ -186,7 +186,7 @@ def test_whatever_is_said_to_read_marks_does() -> None:
             assert found is reads(rm_type, marker), (rm_type, marker)
 
 
-@pytest.mark.parametrize("environment_id", EnvironmentRegistry().ids())
+@pytest.mark.parametrize("environment_id", [each for each in EnvironmentRegistry().ids() if each.startswith("core/")])
 def test_environments_read_the_answers_of_both_forms(environment_id: str) -> None:
     environment = EnvironmentRegistry().get(environment_id)
     task = make_task(environment, level=1, index=0, run_seed=0)
