@@ -370,6 +370,21 @@ def test_mask_offpolicy_leaves_only_the_new_tokens_of_a_resumed_sample(args: Nam
         assert sample.response_length == 20  # what it had counts
 
 
+@pytest.mark.parametrize("values", [{"rollout_log_probs": None}, {"loss_mask": [1]}])
+def test_a_response_whose_parts_do_not_fit_is_not_gone_on_with(
+    args: Namespace, source: Source, values: dict[str, Any]
+) -> None:
+    args.partial_rollout = True
+    groups = source.get_samples(20)
+    for sample in (sample for group in groups for sample in group):
+        sample.tokens, sample.response, sample.response_length = [1, 2, 1001, 1002], "xy", 2
+        sample.rollout_log_probs, sample.status = [-1.0, -2.0], type(sample).Status.ABORTED
+        vars(sample).update(values)
+    source.buffer += groups
+    with pytest.raises(RunFailedError, match=r"sample \d+ has a response of 2 tokens, .* of another length"):
+        generate_rollout(arguments_of_many(args), 0, source)
+
+
 def test_an_evaluation_has_the_sampling_and_the_judge_of_its_set(
     args: Namespace, source: Source, tmp_path: Path
 ) -> None:

@@ -93,9 +93,12 @@ class SlimeAnswering(Scorer):
             ids = np.asarray(sample.tokens, np.int32)
         elif sample.prompt != request.prompt.text:  # that of the group's first
             ids = services.tokenizer.encode(sample.prompt, add_special_tokens=False)
-        before, params = sample.response_length, request.params
+        before, params, logprobs = sample.response_length, request.params, sample.rollout_log_probs or []
+        if {len(logprobs), len(sample.loss_mask or logprobs)} != {before}:
+            parts = f"a response of {before} tokens, and rollout_log_probs or a loss_mask of another length"
+            raise ValueError(f"sample {sample.index} has {parts}: it cannot be gone on with")
         budget = min(params.max_new_tokens - before, request.max_context_length - len(ids))
-        sample.tokens, sample.rollout_log_probs = sample.tokens or ids.tolist(), sample.rollout_log_probs or []
+        sample.tokens, sample.rollout_log_probs = sample.tokens or ids.tolist(), logprobs
         if budget <= 0:
             sample.status = type(sample).Status("truncated")
             return
@@ -106,7 +109,7 @@ class SlimeAnswering(Scorer):
         new = completion.token_ids.tolist()
         sample.tokens = [*sample.tokens, *new]
         sample.response_length = before + len(new)
-        sample.rollout_log_probs = [*sample.rollout_log_probs, *completion.logprobs.tolist()]
+        sample.rollout_log_probs = [*logprobs, *completion.logprobs.tolist()]
         # Older slimes leave it None.
         if new and (sample.loss_mask is not None or hasattr(sample, "append_response_tokens")):
             sample.loss_mask = [*([1] * before if sample.loss_mask is None else sample.loss_mask), *[1] * len(new)]
