@@ -54,15 +54,7 @@ class EnvironmentLevels:
     """Makes prompts of the problems of one environment at its levels.
 
     A level of which 5 problems in a row cannot be made or are over ``rollout_max_prompt_len``, or 3 of 100 had to be
-    killed, is given up: the next lower one is the hardest from then on.
-
-    Args:
-        maker: Makes the problems.
-        renderer: Makes prompts of them.
-        source: Name of the source that the prompts are of.
-        split: Of the problems.
-        apply_chat_template: Render through the chat template.
-        max_failures: In a row, before a level is given up.
+    killed, is given up: the next lower one is the hardest from then on. ``source`` names the source of the prompts.
     """
 
     def __init__(

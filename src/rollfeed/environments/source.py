@@ -26,14 +26,7 @@ class EnvironmentSource(PromptSource):
     over, so that a task does not depend on what became of others. The index of a problem of the other split, which
     a :class:`~rollfeed.environments.tasks.HeldOutRule` decides by what it asks, is passed over too. Where a level
     fails again and again (:class:`~rollfeed.environments.levels.EnvironmentLevels`), it goes on at the next lower one.
-
-    Args:
-        environment: Itself, or what makes its problems; :meth:`check` such a one before use.
-        level: Of its problems.
-        seed: Of the run; of what makes the problems, too.
-        renderer: Makes prompts of them.
-        split: Of the problems.
-        apply_chat_template: Render through the chat template.
+    A source that is given a maker of problems, of the same seed, is to be checked before use.
 
     Raises:
         ConfigError: If the environment has no such level, or none of its first problems can be used.
@@ -49,12 +42,7 @@ class EnvironmentSource(PromptSource):
         split: str = TRAIN,
         apply_chat_template: bool = True,
     ) -> None:
-        self.maker: TaskMaker
-        """Makes the problems."""
-        if isinstance(environment, TaskMaker):
-            self.maker = environment
-        else:
-            self.maker = TaskMaker(environment, run_seed=seed)
+        self.maker = environment if isinstance(environment, TaskMaker) else TaskMaker(environment, run_seed=seed)
         check_level(self.maker.facts, level)
         self.name = f"{self.maker.facts.environment_id}@{level}"
         self._level = level

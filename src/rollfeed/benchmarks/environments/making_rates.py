@@ -65,7 +65,7 @@ def bench_environments(workload: MakingWorkload, *, progress: Callable[[str], No
     return {
         "workload": asdict(workload),
         "cores": num_cores(),
-        **{namespace: _summary(found, namespace) for namespace, found in rows.items()},
+        **{namespace: _summary(found, namespace) for namespace, found in rows.items() if found},
         "draws_while_a_generator_hangs": draws,
     }
 
@@ -85,7 +85,9 @@ async def _rates(ids: list[str], workload: MakingWorkload, progress: Callable[[s
                 for level in workload.levels:
                     if facts.max_level is None or level <= facts.max_level:
                         rows.append(await _rate(maker, level, pool, workload.seconds))
-            progress(f"{facts.environment_id}: {rows[-1]['tasks_per_second_per_core']:.0f} tasks/s a core")
+                        progress(
+                            f"{rows[-1]['environment']}: {rows[-1]['tasks_per_second_per_core']:.0f} tasks/s a core"
+                        )
     return rows
 
 

@@ -47,17 +47,10 @@ def make_problems(
     indices: Sequence[int],
     seconds: float,
 ) -> list[dict[str, Any]]:
-    """Return problems in the order of their indices, as many as are made within a time, at least one.
+    """Return problems in the order of their indices, at least one, and none that is begun after a time.
 
-    Args:
-        environment: Given parameters as JSON.
-        parameters: Of the environment.
-        asked: Arguments of :func:`rollfeed.environments.tasks.make_task` but for the index.
-        indices: Of the problems.
-        seconds: No further problem is begun after this long.
-
-    Returns:
-        ``task`` with its fields, or ``kind`` and ``cause`` of a failure.
+    Each is ``task`` with its fields, or ``kind`` and ``cause`` of a failure; ``asked`` has the arguments of
+    :func:`rollfeed.environments.tasks.make_task` but for the index, and ``parameters`` are JSON.
     """
     ends_at, made = time.monotonic() + seconds, list[dict[str, Any]]()
     for index in indices:
@@ -72,15 +65,7 @@ def make_problems(
 
 
 def describe(chosen: Sequence[tuple[str, Mapping[str, Any]]], folders: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the facts of environments.
-
-    Args:
-        chosen: Id or import path of each, and its parameters.
-        folders: Searched for those that are named by paths.
-
-    Returns:
-        ``facts``, and the ``entry`` of those that are named by a path.
-    """
+    """Return the ``facts`` of environments by id or path, and the ``entry`` of those that are named by a path."""
     registry = EnvironmentRegistry(folders=map(Path, folders))
     found = []
     for environment_id, parameters in chosen:

@@ -39,12 +39,7 @@ _Made: TypeAlias = Task | TaskFailedError
 async def describe_environments(
     chosen: Sequence[tuple[str, Mapping[str, Any]]], *, workers: Workers, folders: Sequence[Path] = ()
 ) -> list[EnvironmentFacts]:
-    """Return the facts of environments of other packages, which are imported in a worker and not here.
-
-    Args:
-        chosen: Id or import path of each, and its parameters.
-        workers: Import them.
-        folders: Searched for those that are named by paths.
+    """Return the facts of environments by id or import path, with parameters; they are imported in a worker only.
 
     Raises:
         PluginError: If one is not there, cannot be imported or does not take its parameters.
@@ -86,13 +81,8 @@ class _Stream:
 class PooledTaskMaker(TaskMaker):
     """Makes the problems of one environment in workers; leave it as a context manager, and nothing is under way.
 
-    Args:
-        facts: Of the environment.
-        run_seed: Of all problems.
-        parameters: Of the environment.
-        workers: Make them.
-        turns: Messages that may be under way at once, so that workers are left for others.
-        deadline_seconds: For a problem, from the turn of its message.
+    ``turns`` bounds the messages that are under way at once, so that workers are left for others; ``deadline_seconds``
+    is for a problem, from the turn of its message.
     """
 
     def __init__(
