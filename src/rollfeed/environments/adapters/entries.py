@@ -40,6 +40,7 @@ class Namespace(NamedTuple):
 ADAPTERS = {
     "nemo": Namespace("nemo_gym", "a resources server of NeMo-Gym"),
     "openenv": Namespace("open_env", "a server of OpenEnv", is_served=True),
+    "vf": Namespace("verifiers_tasks", "a taskset of verifiers", "verifiers", "verifiers"),
     "rg": Namespace(
         "reasoning_gym",
         "of reasoning-gym",
