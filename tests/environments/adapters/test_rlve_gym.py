@@ -51,6 +51,15 @@ async def test_they_keep_what_environments_promise() -> None:
     assert all(level.numbers["reads"] in ([], ["tags", "boxed"]) for report in reports for level in report.levels)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_nearly_all_keep_it_at_their_first_level() -> None:
+    ids = [f"rlve/{name}" for name in sorted(known_names("rlve"))]
+    reports = await check_environments(ids, levels=[0], deadline_seconds=20.0)
+    others = {report.environment_id: report for report in reports if report.outcome is not Conformance.PASSED}
+    assert len(reports) - len(others) >= 390, others
+
+
 async def make_tasks(workers: WorkerPool, name: str, levels: Sequence[int]) -> tuple[EnvironmentFacts, list[Task]]:
     (facts,) = await describe_environments([(f"rlve/{name}", {})], workers=workers)
     turns = asyncio.Semaphore(1)
