@@ -30,12 +30,25 @@ from rollfeed.compat.slime_plugins.checking import is_of_miles
 from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
 from rollfeed.compat.slime_plugins.names.rm_hub import graded
 from rollfeed.compat.slime_plugins.shared_run import awaited, hooked, leaves, told_of_evaluation
+from rollfeed.config import RolloutConfig
 from rollfeed.faults import blaming
-from rollfeed.pipeline.groups import EngineGate
+from rollfeed.pipeline import GroupPlan, Observers
+from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import RolloutRequest, Scorer, Services
 from rollfeed.rewards.calls import blamed, failure
 from rollfeed.rewards.results import to_verdict
-from rollfeed.types import FilterDecision, FinishKind, Keep, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
+from rollfeed.types import (
+    FilterDecision,
+    FinishKind,
+    Keep,
+    Outcome,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    Verdict,
+)
 
 _NOTHING = np.empty(0, np.float32)
 _STATUS = {FinishKind.STOP: "completed", FinishKind.LENGTH: "truncated", FinishKind.ABORT: "aborted"}
@@ -46,16 +59,10 @@ class SlimeAnswering(Scorer):
     """Stands where a run has its generate function, its scorer and its filter, for the groups of one call."""
 
     def __init__(
-        self,
-        work: SlimeWork,
-        job: SlimeJob,
-        groups: SlimeGroups,
-        gate: EngineGate,
-        *,
-        rollout_id: int,
-        evaluation: bool = False,
+        self, work: SlimeWork, job: SlimeJob, groups: SlimeGroups, *, rollout_id: int, evaluation: bool = False
     ) -> None:
-        self._work, self._args, self._functions, self._groups, self._gate = work, job.args, job.functions, groups, gate
+        self._work, self._args, self._functions, self._groups = work, job.args, job.functions, groups
+        self.gate = EngineGate(work.engine, max_requests_in_flight=job.config.rollout.max_requests_in_flight)
         self._about: dict[str, Any] = {"evaluation": evaluation, "rollout_id": rollout_id}
         self._agents = asyncio.Semaphore(job.config.rollout.max_requests_in_flight or 1)
         own = getattr(job.args, "eval_reward_key", None) if evaluation else None
@@ -66,6 +73,19 @@ class SlimeAnswering(Scorer):
         self._masks_old = job.config.rollout.mode == "partial" and bool(
             getattr(job.args, "mask_offpolicy_in_partial_rollout", False)
         )
+
+    def runner(self, config: RolloutConfig, failures: FailureBudget, *, params: SamplingParams) -> GroupRunner:
+        """Return what answers groups with it."""
+        plan = GroupPlan(
+            settings=config.rollout,
+            seed=config.seed,
+            params=params,
+            max_context_length=config.sampling.rollout_max_context_len or self._work.engine.context_length,
+            generate_fn=self.generate,
+            services=self._work.services.for_generating(self.gate, self._work.tokenizer, config=config),
+            scorer=self,
+        )
+        return GroupRunner(plan, gate=self.gate, failures=failures, observer=Observers())
 
     async def generate(self, request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
         """Answer a sample of theirs, or go on with it; as a ``GenerateFn``."""
@@ -126,7 +146,7 @@ class SlimeAnswering(Scorer):
 
     async def _ask(self, function: Any, sample: Any, request: RolloutRequest) -> Any:
         """Have their function answer."""
-        if self._gate.is_closed:
+        if self.gate.is_closed:
             sample.status = type(sample).Status("aborted")
             return sample
         params, evaluation = sampling_params(request.params), self._about["evaluation"]

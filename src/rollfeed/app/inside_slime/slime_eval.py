@@ -14,12 +14,11 @@ from rollfeed.app.inside_slime.slime_answering import SlimeAnswering
 from rollfeed.app.inside_slime.slime_groups import SlimeGroups
 from rollfeed.app.inside_slime.slime_job import GENERATE, SlimeJob, SlimeWork, texts
 from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of, sample_numbers
-from rollfeed.app.inside_slime.slime_steps import group_runner
 from rollfeed.base.waiting import all_at_once
 from rollfeed.compat.slime_plugins.shared_run import leaves
 from rollfeed.config import RolloutMode
 from rollfeed.errors import ConfigError, RunFailedError
-from rollfeed.pipeline.groups import EngineGate, FailureBudget
+from rollfeed.pipeline.groups import FailureBudget
 from rollfeed.protocols import RunningGroup
 from rollfeed.types import Group, SamplingParams
 
@@ -62,10 +61,9 @@ async def _evaluate_set(
     config = job.config.model_copy(update={"rollout": settings, "sampling": sampling})
     asked_samples = await asyncio.to_thread(_samples, work, job, asked, size)
     groups = SlimeGroups(None, [], size=size, tokenizer=work.tokenizer, is_single_turn=GENERATE not in job.functions)
-    gate = EngineGate(work.engine, max_requests_in_flight=settings.max_requests_in_flight)
-    answering = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id, evaluation=True)
+    answering = SlimeAnswering(work, job, groups, rollout_id=rollout_id, evaluation=True)
     failures = FailureBudget(settings)
-    runner = group_runner(work, config, answering, gate, failures, params=_params(job, asked))
+    runner = answering.runner(config, failures, params=_params(job, asked))
     entered = [Group(number, groups.enter(samples)) for number, samples in enumerate(asked_samples)]
     ended = await all_at_once(
         runner.run(RunningGroup.of(each, n_samples_per_prompt=size, policy_version=0), step=0) for each in entered

@@ -14,15 +14,15 @@ from rollfeed.app.inside_slime.slime_numbers import named, pass_rates, reward_of
 from rollfeed.batch import AgeLimit
 from rollfeed.buffer import Buffer, fifo
 from rollfeed.compat.slime_plugins.shared_run import leaves
-from rollfeed.config import RolloutConfig, RolloutMode, StalenessPolicy
+from rollfeed.config import RolloutMode, StalenessPolicy
 from rollfeed.errors import ConfigError
-from rollfeed.pipeline import GroupPlan, Observers, Placement, Scheduler
+from rollfeed.pipeline import Observers, Placement, Scheduler
 from rollfeed.pipeline.collector import rare_collections
 from rollfeed.pipeline.context import InFlight, StepContext
-from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
+from rollfeed.pipeline.groups import FailureBudget
 from rollfeed.pipeline.ledger import Ledger
 from rollfeed.pipeline.supply import PromptSupply
-from rollfeed.types import Dropped, Ending, LedgerCounts, Requeued, SamplingParams, Surplus, Trained
+from rollfeed.types import Dropped, Ending, LedgerCounts, Requeued, Surplus, Trained
 
 
 async def make_step(work: SlimeWork, job: SlimeJob, rollout_id: int, data_source: Any) -> Any:
@@ -68,17 +68,16 @@ async def _make_batch(
 ) -> tuple[Sequence[Ending], dict[str, float]]:
     """Return where all groups of a step went, and how many went where."""
     settings, ledger = job.config.rollout, Ledger(LedgerCounts(), requeued=[], surplus=[])
-    gate = EngineGate(work.engine, max_requests_in_flight=settings.max_requests_in_flight)
-    answering, failures = SlimeAnswering(work, job, groups, gate, rollout_id=rollout_id), FailureBudget(settings)
+    answering, failures = SlimeAnswering(work, job, groups, rollout_id=rollout_id), FailureBudget(settings)
     buffer = Buffer(fifo, n_samples_per_prompt=settings.n_samples_per_prompt, max_bytes=1)
     context = StepContext(
         step=rollout_id,
         rollout_batch_size=settings.rollout_batch_size,
         supply=PromptSupply(groups, ledger=ledger, buffer=buffer, placement=Placement(), state=None),
         ledger=ledger,
-        runner=group_runner(work, job.config, answering, gate, failures, params=job.config.sampling.params),
+        runner=answering.runner(job.config, failures, params=job.config.sampling.params),
         in_flight=InFlight(),
-        gate=gate,
+        gate=answering.gate,
         group_filter=answering.decide,
         observer=Observers(),
         abort_grace_seconds=settings.abort_grace_seconds,
@@ -97,28 +96,6 @@ async def _make_batch(
     for ending in endings:
         ledger.book(ending)
     return endings, ledger.step_metrics()
-
-
-def group_runner(
-    work: SlimeWork,
-    config: RolloutConfig,
-    answering: SlimeAnswering,
-    gate: EngineGate,
-    failures: FailureBudget,
-    *,
-    params: SamplingParams,
-) -> GroupRunner:
-    """Return what answers groups."""
-    plan = GroupPlan(
-        settings=config.rollout,
-        seed=config.seed,
-        params=params,
-        max_context_length=config.sampling.rollout_max_context_len or work.engine.context_length,
-        generate_fn=answering.generate,
-        services=work.services.for_generating(gate, work.tokenizer, config=config),
-        scorer=answering,
-    )
-    return GroupRunner(plan, gate=gate, failures=failures, observer=Observers())
 
 
 def _numbers(job: SlimeJob, made: Sequence[Sequence[Any]]) -> dict[str, float]:
