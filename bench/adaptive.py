@@ -291,7 +291,7 @@ def _accuracy_at(run: Sequence[dict[str, Any]], tokens: float) -> float:
 def _beside(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     pairs = {key: list(zip(ours[key]["values"], other[key]["values"], strict=True)) for key in ("spread", "accuracy")}
     return {
-        "spread_ratio": _mean([a / b for a, b in pairs["spread"]]),
+        "spread_ratio": _mean([a / b for a, b in pairs["spread"]]) if all(b for _, b in pairs["spread"]) else None,
         "accuracy_difference": _mean([a - b for a, b in pairs["accuracy"]]),
     }
 
