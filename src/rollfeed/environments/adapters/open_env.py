@@ -113,7 +113,8 @@ class OpenEnvEnvironment:
 
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Reset the server with a seed, and ask what it shows."""
-        params = {**self._parameters, "url": server_url(self.environment_id, self._parameters), "seed": _seed(random)}
+        url = server_url(self.environment_id, self._parameters)
+        params = {**self._parameters, "url": url, "seed": random.getrandbits(31)}
 
         async def first() -> str:
             session, observed = await self._opened(params)
@@ -189,10 +190,6 @@ class OpenEnvEnvironment:
 def environment(name: str) -> OpenEnvEnvironment:
     """Return the environment of a name."""
     return OpenEnvEnvironment(name)
-
-
-def _seed(random: Random) -> int:
-    return random.getrandbits(31)
 
 
 def _action(key: str, response: str) -> dict[str, Any]:
