@@ -139,6 +139,8 @@ class RlveEnvironment:
             question = environment.prompt_generator()
         reference = None if self._name in _MISTAKEN else environment.parameter.get("reference_answer")
         answer = str(reference) if isinstance(reference, str | int | float) else None
+        if answer is not None and not answer.strip():
+            raise ValueError("the answer is empty, which no response can say")
         return question, environment.get_config(), answer
 
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
