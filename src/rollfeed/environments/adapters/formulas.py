@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_MAX_CHARS = 2_000
+_MAX_CHARS = 10_000
 _CHARS = re.compile(r"[0-9A-Za-z+\-*/^().,=\s]*")
 _NAME = re.compile(r"[A-Za-z][0-9A-Za-z]*")
 _VARIABLE = re.compile(r"[A-Za-z][0-9]*")
