@@ -25,7 +25,7 @@ from rollfeed.protocols import PromptSource
 from rollfeed.testing import CharTokenizer, ScriptedEngine
 from rollfeed.types import Prompt, RunState, StepCommit
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "environments" / "making"
 HANGS, RAISES, NOTHING, DIES, SOMETIMES, SLOW = range(1, 7)
 
 

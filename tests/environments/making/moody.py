@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from rollfeed.protocols import EnvironmentStep
 from rollfeed.types import Correct, Verdict
 
 HANGS, RAISES, NOTHING, DIES, SOMETIMES, SLOW = range(1, 7)
@@ -40,3 +41,31 @@ class Moody:
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
         right = response == str(params["number"])
         return Verdict(reward=float(right), correct=Correct.YES if right else Correct.NO)
+
+
+class Talk(Moody):
+    """Answers back twice; at its levels the second step misbehaves."""
+
+    environment_id: str = "mine/talk"
+
+    def make(self, level: int, random: Random) -> Any:
+        number = random.randint(0, self._highest)
+        return f"Say {number}.", {"number": number, "level": level}, str(number)
+
+    def start(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**params, "turns": 0, "pid": os.getpid()}
+
+    def step(self, state: Mapping[str, Any], response: str) -> Any:
+        if state["turns"] == 0:
+            told = {"role": "user", "content": "Again."}
+            return EnvironmentStep(state={**state, "turns": 1}, messages=(told,))
+        if state["level"] == HANGS:
+            time.sleep(3600)
+        if state["level"] == RAISES:
+            raise OSError("no dice")
+        if state["level"] == NOTHING:
+            return None
+        return EnvironmentStep(verdict=Verdict(reward=0.25, correct=Correct.NO))
+
+    def give_up(self, state: Mapping[str, Any]) -> Verdict:
+        return Verdict(reward=0.0, correct=Correct.NO)
