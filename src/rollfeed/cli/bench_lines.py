@@ -136,8 +136,8 @@ def gateway(result: dict[str, Any]) -> Iterator[str]:
     """Tell what ``bench gateway`` has found."""
     by_api = ", ".join(f"{api} {cost:.2f}" for api, cost in result["cpu_milliseconds_per_turn_by_api"].items())
     yield (
-        f"{result['cpu_milliseconds_per_turn']:.2f} ms of a processor a turn ({by_api}), "
-        f"{result['ratio_to_echo']:.1f} times a server that echoes ({result['echo_milliseconds_per_turn']:.2f} ms)"
+        f"{result['cpu_milliseconds_per_turn']:.2f} ms of a processor a turn ({by_api}); a server that echoes takes "
+        f"{result['echo_milliseconds_per_turn']:.2f} ms"
     )
     samples = result["samples"]
     yield (

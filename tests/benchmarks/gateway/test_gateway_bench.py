@@ -14,5 +14,5 @@ def test_every_turn_of_the_bench_is_trained_as_it_was_sampled() -> None:
     assert (samples["num_samples"], samples["num_trained"]) == (12, 36)
     assert set(result["cpu_milliseconds_per_turn_by_api"]) == {"chat/completions", "responses", "messages"}
     measured, found = bench_lines.gateway(result)
-    assert "times a server that echoes" in measured
+    assert "a server that echoes takes" in measured
     assert "36 turns in 12 samples: 0 not as sampled" in found

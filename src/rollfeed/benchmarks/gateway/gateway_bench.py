@@ -116,7 +116,7 @@ def _result(
         "cpu_milliseconds_per_turn_by_repetition": ours,
         "cpu_milliseconds_per_turn_by_api": {api.value: median(each) for api, each in costs.items()},
         "echo_milliseconds_per_turn": median(echo),
-        "ratio_to_echo": median(ours) / median(echo),
+        "ratio_to_echo": median(ours) / median(echo) if median(echo) else None,
         "goals": GOALS,
         "samples": {**msgspec.structs.asdict(found)},
         "passed": not (found.unsampled or found.doubled or found.untrained),
