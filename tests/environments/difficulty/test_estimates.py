@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from scipy.special import betainc
 
@@ -37,3 +41,16 @@ def test_old_groups_are_forgotten() -> None:
     estimate = estimate_of(*[8] * 100, *[0] * 20)
     assert estimate.accuracies / estimate.num_groups == pytest.approx(0.9**20, abs=1e-3)
     assert estimate.num_groups < 10.01
+
+
+def test_the_command_starts_without_what_only_estimates_need() -> None:
+    """In another process: what is imported here stays imported."""
+    source = """
+import sys
+from rollfeed.cli.main import build_parser
+build_parser()
+print(sorted({"gmpy2", "mpmath", "scipy", "sympy", "torch"} & sys.modules.keys()))
+"""
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", source], env=path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

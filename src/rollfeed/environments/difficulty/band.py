@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpmath import betainc
-
 from rollfeed.environments.difficulty.rlve import FixedPolicy
 from rollfeed.protocols import LevelOutcome
 
@@ -56,6 +54,9 @@ class LevelEstimate:
         It is the posterior Beta distribution's, from a uniform prior. A group is worth as many independent rollouts as
         its size and the correlation within groups leave, 1 where they are all alike.
         """
+        # Imported here: mpmath is needed where a level is looked at, not where rollfeed starts.
+        from mpmath import betainc
+
         # As if a group had come before that is half right, with half the spread of independent rollouts.
         mean = (self.accuracies + 0.5) / (self.num_groups + 1)
         within = (self.spreads + 0.125) / (self.num_groups + 1) / (mean * (1 - mean))
