@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from pydantic import Field
 
 from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.section import Resume, Section
 
 
-class ServerSettings(Section, resume=Resume.FREE):
+class ServerSettings(Section, ABC, resume=Resume.FREE):
     """Time limits and attempts with servers, and their key."""
 
     api_key_env: KeyVariable | None = None
@@ -45,19 +47,19 @@ class ServerSettings(Section, resume=Resume.FREE):
     """
 
     @property
+    @abstractmethod
     def addresses(self) -> tuple[str, ...]:
         """The servers' addresses; empty behind a router."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def fixed_concurrency(self) -> int | None:
         """Requests at all servers together; None where the number is to be found."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def most_concurrency(self) -> int:
         """Most requests at all servers together."""
-        raise NotImplementedError
 
 
 def checked_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
