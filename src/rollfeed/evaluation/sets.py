@@ -79,12 +79,9 @@ def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: Training
             f"{max_context_length} tokens for a prompt: lower it or max_prompt_len, or raise engine.context_length"
         )
     own_rm_type = key("rm_type", None)
-    is_chat, *asking = (
-        key("apply_chat_template", True),
-        key("custom_prompt_preprocessor", None),
-        key("answer_marker_type", None),
-    )
-    if problem := asking_problem(*asking, is_chat=is_chat):
+    is_chat = key("apply_chat_template", True)
+    preprocessor, marker = key("custom_prompt_preprocessor", None), key("answer_marker_type", None)
+    if problem := asking_problem(preprocessor, marker, is_chat=is_chat):
         raise ConfigError(f"eval set {name}: {problem}")
     return SetPlan(
         n_samples_per_prompt=key("n_samples_per_prompt", training.n_samples_per_prompt),
@@ -97,8 +94,8 @@ def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: Training
         reward_key=key("eval_reward_key", None) or key("reward_key", training.reward_key),
         correct_threshold=key("correct_threshold", 1.0),
         apply_chat_template=is_chat,
-        custom_prompt_preprocessor=asking[0],
-        answer_marker_type=asking[1],
+        custom_prompt_preprocessor=preprocessor,
+        answer_marker_type=marker,
     )
 
 
