@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import aiohttp
 
 from rollfeed.app import Model
 from rollfeed.benchmarks.engine import EngineWorkload, prompts_of
+from rollfeed.benchmarks.machine import free_port
 from rollfeed.engine.gguf import write_float32
 from rollfeed.errors import ConfigError
 
@@ -168,10 +168,7 @@ def _llama_cpp(gguf_file: Path, binary: Path, threads: int, workload: EngineWork
 
 @contextlib.contextmanager
 def _serving(kind: ServerKind, folder: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = folder / f"{kind.name}.log"
+    port, log = free_port(), folder / f"{kind.name}.log"
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
