@@ -28,7 +28,7 @@ class LevelOutcome:
 
 
 class DifficultyPolicy(Protocol):
-    """Chooses the levels of one environment. *Extension point* (``prompts.adaptive.policy``).
+    """Chooses the levels of one environment. *Extension point* (``plugins.difficulty_policy``).
 
     All follows from the observations alone: no clock, no randomness. Its state is committed with the batch, and between
     two commits nothing changes.

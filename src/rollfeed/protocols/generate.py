@@ -104,7 +104,7 @@ class Services:
     workers: Workers = _NO_WORKERS
     """Processes that can be killed, for functions that may hang."""
     step_timeout_seconds: float = 5.0
-    """For a step of an environment that workers take."""
+    """For a step of an environment that workers or its server take."""
     journal: TurnJournal = field(default_factory=TurnJournal)
     """What answerings of several turns have done; see :class:`rollfeed.generate.Episode`."""
     tools: Toolbox | None = None
