@@ -33,7 +33,7 @@ from rollfeed.gateway.session import MAX_SECONDS, Session
 from rollfeed.gateway.sessions import Sessions
 from rollfeed.protocols import AgentFn, AgentTask, RolloutRequest, Services
 from rollfeed.sample_builder import SampleBuilder
-from rollfeed.types import Replied, Sample, SampleStatus
+from rollfeed.types import Sample, SampleStatus
 from rollfeed.types.text import text_of
 
 ENDED_BY = "ended_by"
@@ -70,11 +70,8 @@ class AgentPlayer:
         """
         policy, caps = self._bounds(request, services)
         async with self._gateway(policy, services) as sessions:
-            write = partial(services.journal.write, request)
-            opened = sessions.open_for(request, services.endpoint, policy=policy, caps=caps, write=write)
+            opened = sessions.open_for(request, services.endpoint, policy=policy, caps=caps, journal=services.journal)
             session = opened.session
-            turns = services.journal.turns(request)
-            session.restore([turn for turn in turns if isinstance(turn, Replied)], is_asked_again=True)
             failure: AgentError | None = None
             samples: list[Sample] = []
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from rollfeed.gateway.policy import Caps, Dialogues, ServedPolicy
 from rollfeed.gateway.session import Session
 from rollfeed.gateway.session_journal import SessionJournal, SessionOpened, json_line
 from rollfeed.gateway.totals import Totals
-from rollfeed.protocols import RolloutRequest, TokenEndpoint
+from rollfeed.protocols import RolloutRequest, TokenEndpoint, TurnJournal
 from rollfeed.types import Prompt, Replied, Sample
 from rollfeed.types.fields import to_dict
 
@@ -96,12 +96,13 @@ class Sessions:
         *,
         policy: ServedPolicy,
         caps: Caps,
-        write: Callable[[Replied], None],
+        journal: TurnJournal,
         key: str | None = None,
     ) -> OpenSession:
         """Open the session of a rollout, which is kept by its run. Raises ApiError if there are too many.
 
-        Without a ``key`` of its agent one is made that nobody can guess.
+        Its turns are kept in ``journal``, and those that are there are answers to an agent that begins anew. Without a
+        ``key`` of its agent one is made that nobody can guess.
         """
         self._check_room()
         if not self._dialogues.are_of(policy.tokenizer):
@@ -114,10 +115,11 @@ class Sessions:
             dialogues=self._dialogues,
             caps=caps,
             totals=self.totals,
-            write=write,
+            write=partial(journal.write, request),
             opened=time.time(),
             name=f"step{request.step}-rollout{request.rollout_id}",
         )
+        session.restore([turn for turn in journal.turns(request) if isinstance(turn, Replied)], is_asked_again=True)
         return self._put(OpenSession(session, key or _new_key(), number, {}))
 
     def of_key(self, key: str) -> Session:

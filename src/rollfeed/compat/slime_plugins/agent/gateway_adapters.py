@@ -23,7 +23,8 @@ from rollfeed.gateway.gateway_server import GatewayServer
 from rollfeed.gateway.playing import ended
 from rollfeed.gateway.policy import Caps, ServedPolicy
 from rollfeed.gateway.sessions import OpenSession, Sessions
-from rollfeed.types import Completion, FinishKind, Replied, SamplingParams
+from rollfeed.protocols import TurnJournal
+from rollfeed.types import Completion, FinishKind, SamplingParams
 
 T = TypeVar("T")
 _CAPS = Caps(max_body_bytes=64 << 20)
@@ -129,14 +130,10 @@ class GatewayAdapter:
             rewritten=services.rewritten_turns,
         )
         # The journal knows turns by their numbers in a rollout, so that one session of it can come back.
-        is_kept = not work.sessions
-        write = partial(services.journal.write, request) if is_kept else _forget
+        journal = TurnJournal() if work.sessions else services.journal
         opened = self._sessions.open_for(
-            request, _EngineOfRun(work), policy=policy, caps=self._caps, write=write, key=sid
+            request, _EngineOfRun(work), policy=policy, caps=self._caps, journal=journal, key=sid
         )
-        if is_kept:
-            turns = services.journal.turns(request)
-            opened.session.restore([turn for turn in turns if isinstance(turn, Replied)], is_asked_again=True)
         self._open[sid] = (opened, work)
         work.sessions.append(partial(self.drop_session, sid))
 
@@ -187,10 +184,6 @@ class GatewayAdapter:
         if self._loop is None or not self._loop.is_running() or self._loop is asyncio.get_running_loop():
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-
-def _forget(turn: Replied) -> None:
-    del turn
 
 
 class AnthropicAdapter(GatewayAdapter):
