@@ -161,7 +161,7 @@ def _check(settings: Mapping[str, Setting], flags: Flags) -> None:
     tree = nested(settings)
     prompts = tree.get("prompts", {})
     if not (prompts.get("datasets") or prompts.get("adaptive") or tree.get("plugins", {}).get("prompt_source")):
-        tree["prompts"] = {**tree.get("prompts", {}), **_WITHOUT_PROMPTS}
+        tree["prompts"] = {**prompts, **_WITHOUT_PROMPTS}
     try:
         validate_settings(tree, where="")
     except ConfigError as error:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from rollfeed.compat.convert.draft import Draft, name_columns
+from rollfeed.compat.convert.eval_config import read_eval_config
 from rollfeed.compat.convert.given import wrong
 from rollfeed.compat.convert.table import FLAGS
 
@@ -45,9 +46,6 @@ def eval_sets(draft: Draft) -> bool:
 
 
 def _eval_config(draft: Draft, path: str) -> None:
-    # YAML is slow to import, and every command imports this module.
-    from rollfeed.compat.convert.eval_config import read_eval_config
-
     found = read_eval_config(path, folder=draft.folder)
     tables = {"eval.": found.defaults}
     tables |= {f"eval.datasets.{number}.": each for number, each in enumerate(found.datasets)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.compat.convert.draft import Draft, name_columns
+from rollfeed.compat.convert.eval_config import compose_file, plain_value, table_of
 from rollfeed.compat.convert.evaluation_rules import set_evaluation
 from rollfeed.compat.convert.table import FLAGS
 from rollfeed.compat.convert.toml_text import Setting
@@ -58,9 +59,6 @@ def read_custom_config(draft: Draft) -> None:
     name = "custom-config-path"
     if not draft.value(name):
         return
-    # YAML is slow to import, and every command imports this module.
-    from rollfeed.compat.convert.eval_config import compose_file, plain_value, table_of
-
     node, source = compose_file(draft.value(name), f"--{name}", folder=draft.folder)
     table = table_of(node, source)
     lines = {key: f"{source}:{place.start_mark.line + 1}" for key, (place, _) in table.items()}
