@@ -14,7 +14,7 @@ from rollfeed.compat.slime_plugins.read_back import changed, changed_sample, gua
 from rollfeed.compat.slime_plugins.shared_run import RUNNING, Adapter, SlimeRun, awaited
 from rollfeed.compat.slime_plugins.slime_paths import SLIME, is_slime_path
 from rollfeed.compat.slime_plugins.supplied import sample_class
-from rollfeed.errors import PluginError, RunFailedError
+from rollfeed.faults import once_started
 from rollfeed.types import Drop, FilterDecision, Group, Keep, Prompt, Sample
 
 
@@ -62,10 +62,8 @@ class NamedRewards(dict[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         if not super().__contains__(name) and is_slime_path(name):
-            try:
+            with once_started():
                 function = self._run.load(str(name).removeprefix(SLIME))
-            except PluginError as error:
-                raise RunFailedError(str(error)) from error
             self[str(name)] = SlimeReward(function, self._run, key="custom_rm_path")
         return super().__contains__(name)
 

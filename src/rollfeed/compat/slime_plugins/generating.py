@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from rollfeed.compat.slime_plugins.checking import is_of_miles
@@ -75,10 +75,13 @@ class SlimeGenerate(Adapter):
 def by_sample(generate: GenerateFn, run: SlimeRun) -> GenerateFn:
     """Return a generate function that has one of slime answer prompts that name it, and ``generate`` all others."""
 
+    @cache
+    def named(path: str) -> SlimeGenerate:
+        return SlimeGenerate(run.load(path), run, key=GENERATE_PATH)
+
     @wraps(generate)
     async def answer(request: RolloutRequest, *, services: Services) -> Sequence[Sample]:
         path = request.prompt.metadata.get(GENERATE_PATH)
-        own = generate if path is None else SlimeGenerate(run.load(path), run, key=GENERATE_PATH)
-        return await own(request, services=services)
+        return await (generate if path is None else named(path))(request, services=services)
 
     return answer

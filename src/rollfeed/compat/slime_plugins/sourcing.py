@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rollfeed.compat.slime_plugins.adapters import in_groups
-from rollfeed.compat.slime_plugins.names.helpers import load_function
 from rollfeed.compat.slime_plugins.read_back import slime_sample
 from rollfeed.compat.slime_plugins.shared_run import SlimeRun
 from rollfeed.compat.slime_plugins.slime_paths import GENERATE_PATH, REWARD_FN, SLIME
@@ -50,7 +49,7 @@ class SlimeSource(PromptSource):
         if not callable(self._get):
             raise PluginError(f"{KEY}: {name_of(factory)} has no get_samples(num_samples)")
         path = run.args.rollout_all_samples_process_path
-        self._process = None if path is None else load_function(path)
+        self._process = None if path is None else run.load(path)
 
     def __del__(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
