@@ -273,6 +273,18 @@ async def test_e2b_needs_the_key_of_images(remote: AgentSandbox, monkeypatch: py
         E2BSandbox("swe:1")
 
 
+def test_what_may_be_a_sandbox_is_asked_of_its_methods(local: LocalAgentSandbox) -> None:
+    class Mine(AgentSandbox):
+        sandbox_id = "mine"
+
+        async def exec(self, cmd: str, **others: Any) -> tuple[int, str, str]:
+            return 0, cmd, ""
+
+    assert isinstance(Mine(), AgentSandbox)
+    assert isinstance(local, AgentSandbox)
+    assert not isinstance(Recorded(), AgentSandbox)
+
+
 def test_a_sandbox_may_be_a_class_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BACKEND, "types.SimpleNamespace")
     monkeypatch.setattr("types.SimpleNamespace", lambda image: ("mine", image))

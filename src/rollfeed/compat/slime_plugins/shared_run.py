@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ def current(what: str) -> Work:
     return work
 
 
-class Adapter:
+class Adapter(ABC):
     """A function for slime in the place of one of ours; errors name the user's function.
 
     Args:
@@ -156,8 +157,8 @@ class Adapter:
         self.__wrapped__ = function
         self.__signature__ = inspect.signature(self.__call__)  # of the adapter, not of what it wraps
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def call_in_run(self, *args: Any) -> Any:
         """Call the function with the run's args, and what it is called with."""

@@ -8,11 +8,12 @@ import io
 import os
 import secrets
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast, runtime_checkable
 
 from rollfeed.base.importing import import_object
 from rollfeed.compat.slime_plugins.shared_run import SlimeUseError
@@ -40,13 +41,13 @@ _found: list[Isolation] = []
 """The isolation that holds on this machine, once it has been tried."""
 
 
-class AgentSandbox:
+@runtime_checkable
+class AgentSandbox(Protocol):
     """A sandbox as slime has it, entered and left as a context; other classes need not inherit from it."""
 
     sandbox_id: str
 
-    async def __aenter__(self) -> Self:
-        raise NotImplementedError
+    async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *raised: object) -> None: ...
 
@@ -57,29 +58,43 @@ class AgentSandbox:
 
         Raises RuntimeError if it fails and ``check``, and TimeoutError if it takes longer.
         """
+        ...
+
+    async def write_file(self, sandbox_path: str, content: str | bytes | Path, *, user: str = "root") -> None:
+        """Write a text, bytes, or what a file of this machine has."""
+
+    async def read_file(self, sandbox_path: str, *, user: str = "root") -> str:
+        """Return the text of a file, empty where there is none."""
+        ...
+
+
+class _CommandSandbox(ABC):
+    """A sandbox of one way to run a command, and one to write a file."""
+
+    async def exec(
+        self, cmd: str, *, user: str = "root", env: Env | None = None, timeout: float = 120, check: bool = False
+    ) -> tuple[int, str, str]:
         code, told, wrong = await self._run(cmd, user, env or {}, timeout)
         if check and code:
             raise RuntimeError(f"{cmd:.120}: exit code {code}: {wrong[-400:].strip()}")
         return code, told, wrong
 
     async def write_file(self, sandbox_path: str, content: str | bytes | Path, *, user: str = "root") -> None:
-        """Write a text, bytes, or what a file of this machine has."""
         whole = await asyncio.to_thread(content.read_bytes) if isinstance(content, Path) else content
         await self._write(sandbox_path, whole.encode() if isinstance(whole, str) else whole, user)
 
     async def read_file(self, sandbox_path: str, *, user: str = "root") -> str:
-        """Return the text of a file, empty where there is none."""
         code, told, _ = await self.exec(f"cat -- {shlex.quote(sandbox_path)}", user=user)
         return told if code == 0 else ""
 
-    async def _run(self, cmd: str, user: str, env: Env, timeout: float) -> tuple[int, str, str]:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self, cmd: str, user: str, env: Env, timeout: float) -> tuple[int, str, str]: ...
 
-    async def _write(self, path: str, content: bytes, user: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _write(self, path: str, content: bytes, user: str) -> None: ...
 
 
-class LocalAgentSandbox(AgentSandbox):
+class LocalAgentSandbox(_CommandSandbox):
     """A sandbox of this machine: its programs and network, and files of its own in a few folders.
 
     All users are one, what a command has started ends with it, and an ``image`` is accepted and not used.
@@ -120,7 +135,7 @@ class LocalAgentSandbox(AgentSandbox):
         await self._box.write(path.lstrip("/"), content)
 
 
-class E2BSandbox(AgentSandbox):
+class E2BSandbox(_CommandSandbox):
     """A sandbox of E2B's service, through its package; a call whose connection breaks is tried again.
 
     The variables ``SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY``, ``LIFETIME_SEC`` (an hour) and ``RPC_RETRIES`` (3 tries)
