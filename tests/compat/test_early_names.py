@@ -19,6 +19,7 @@ from rollfeed.compat.early_names import (
     check_reward_nonzero_std,
     keep_if,
 )
+from rollfeed.compat.slime_plugins.names.slime_sample import SlimeSample
 from rollfeed.config import FiltersSettings
 from rollfeed.errors import ConfigError, RewardError, RunFailedError
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, sample_of
@@ -71,6 +72,10 @@ def test_a_rollout_that_has_forked_counts_once() -> None:
     forked = [*group([1.0]), *group([0.0])]
     assert check_reward_nonzero_std(forked) is False
     assert check_response_diversity(forked, min_unique_ratio=1.0) is True
+
+
+def test_samples_that_name_no_rollout_are_one_each() -> None:
+    assert check_reward_nonzero_std([SlimeSample(reward=0.0), SlimeSample(reward=1.0)]) is True
 
 
 @pytest.mark.parametrize("reward", [None, {"score": 1.0}])
@@ -221,6 +226,9 @@ async def test_a_generate_function_may_return_samples_of_ours() -> None:
     [
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
         ({"batch_size": 1, "over_sampling_factor": 0.5}, "over_sampling_factor = 0.5: must be at least 1"),
+        ({"batch_size": 2.5}, "batch_size = 2.5: must be at least 1, and a whole number"),
+        ({"batch_size": 1, "n_samples_per_prompt": "4"}, "n_samples_per_prompt = '4': must be at least 1"),
+        ({"batch_size": 1, "over_sampling_factor": "2"}, "over_sampling_factor = '2': must be at least 1"),
     ],
 )
 def test_sizes_out_of_range_are_refused(sizes: dict[str, Any], message: str) -> None:
@@ -261,6 +269,20 @@ async def test_what_cannot_be_trained_on_ends_the_run(made: Any, message: str) -
     async with manager:
         with pytest.raises(RunFailedError, match=message):
             await manager.generate_batch()
+
+
+@pytest.mark.parametrize("generate_fn", [None, by_default])
+async def test_a_prompt_that_is_no_text_needs_a_function_that_takes_it(generate_fn: Any) -> None:
+    engine = ScriptedEngine()
+    config = RolloutConfig(batch_size=1, generate_fn=generate_fn, reward_fn=digit)
+    async with AsyncRolloutManager(
+        config, Buffer([{"prompt": "a"}]), engine=engine, tokenizer=CharTokenizer()
+    ) as manager:
+        with pytest.raises(
+            RunFailedError, match=r"data_buffer .*gave \{'prompt': 'a'\}; .*a text, or a list of messages"
+        ):
+            await manager.generate_batch()
+    assert engine.requests == []
 
 
 def test_a_check_is_a_group_filter_of_settings() -> None:

@@ -39,7 +39,8 @@ def _rollouts(samples: Sequence[Any]) -> list[Any]:
     """Return one sample of each rollout, the last; samples that name none are one each."""
     if not samples:
         raise RewardError("a group without samples")
-    return list({getattr(each, "rollout_id", id(each)): each for each in samples}.values())
+    named = [getattr(each, "rollout_id", None) for each in samples]
+    return list({id(each) if name is None else name: each for name, each in zip(named, samples, strict=True)}.values())
 
 
 def _rewards(samples: Sequence[Any]) -> list[float]:
@@ -120,8 +121,10 @@ class EarlyRolloutConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "n_samples_per_prompt", "over_sampling_factor"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: must be at least 1")
+            value, is_whole = getattr(self, name), name != "over_sampling_factor"
+            if not isinstance(value, int if is_whole else int | float) or not value >= 1:
+                told = ", and a whole number" if is_whole else ""
+                raise ConfigError(f"{name} = {value!r}: must be at least 1{told}")
 
 
 RolloutConfig = EarlyRolloutConfig
@@ -160,10 +163,13 @@ class AsyncRolloutManager:
             raise ConfigError("give engine and tokenizer together; without both, generate_fn must ask its own engine")
         if not (hasattr(data_buffer, "draw") or callable(getattr(data_buffer, "get_prompts", None))):
             raise ConfigError(f"data_buffer is a {type(data_buffer).__name__}: it needs get_prompts(n), or draw(n)")
+        source = data_buffer
+        if not hasattr(data_buffer, "draw"):
+            source = _EarlySource(data_buffer, tokenizer, needs_text=_is_native(config.generate_fn))
         self._open = partial(
             rollfeed.open_rollouts,
             _settings(config, settings or OwnConfig()),
-            source=data_buffer if hasattr(data_buffer, "draw") else _EarlySource(data_buffer, tokenizer),
+            source=source,
             engine=engine or IdleEngine(context_length=1 << 31, vocab_size=LARGEST_VOCABULARY),
             tokenizer=cast(Tokenizer, tokenizer),
         )
@@ -258,8 +264,8 @@ def _read(made: Any, request: RolloutRequest, policy_version: int) -> Sample:
 class _EarlySource(PromptSource):
     """Prompts of an object that has ``get_prompts(n)``, which keeps its own position."""
 
-    def __init__(self, buffer: Any, tokenizer: Tokenizer | None) -> None:
-        self._buffer, self._tokenizer, self._num_drawn = buffer, tokenizer, 0
+    def __init__(self, buffer: Any, tokenizer: Tokenizer | None, *, needs_text: bool) -> None:
+        self._buffer, self._tokenizer, self._needs_text, self._num_drawn = buffer, tokenizer, needs_text, 0
         self.__wrapped__ = buffer
 
     async def draw(self, count: int) -> Sequence[Prompt]:
@@ -267,6 +273,9 @@ class _EarlySource(PromptSource):
         return [self._prompt(given) for given in self._buffer.get_prompts(count)]
 
     def _prompt(self, given: Any) -> Prompt:
+        if self._needs_text and not isinstance(given, str | list):
+            told = f"gave {given!r:.80}; what the engine is asked is a text, or a list of messages"
+            raise complaint("data_buffer", self._buffer.get_prompts, told)
         self._num_drawn += 1
         messages = tuple(given) if isinstance(given, list) else None
         text, ids = given if isinstance(given, str) else "", np.empty(0, np.int32)
