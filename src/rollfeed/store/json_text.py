@@ -67,7 +67,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # Bytes: a line may be cut short within a character, and texts in it may hold what Unicode counts as line breaks.
+    for line in path.read_bytes().split(b"\n"):
         with suppress(ValueError):
             records.append(json.loads(line))
     return records
