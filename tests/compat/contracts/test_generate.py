@@ -1,6 +1,6 @@
 """One request of a generate function: what it is handed, what the engine is asked, what it answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,18 @@ STRICT = {"failure_minimum": 1, "failure_budget": 0.0}
 """Of ``[rollout]``: what a plug-in asserts ends the run."""
 
 
-def one(sample: Any, prompt: Any) -> float:
-    return 1.0
+@pytest.fixture
+def answer(write_plugins: WriteText, make_batches: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an async function that makes batches of what ``f`` of a plug-in answers; what it asserts ends the run."""
+
+    async def make(text: str, num_batches: int = 1, *, rollout: Mapping[str, Any] = {}, **others: Any) -> list[Any]:
+        settings = {"rollout": {**STRICT, **rollout}, "reward_fn": lambda sample, prompt: 1.0, **others}
+        return await make_batches(num_batches, folder=write_plugins(text), generate="slime:mine.f", **settings)
+
+    return make
 
 
-async def test_a_function_is_handed_the_sampling_under_the_engines_names(
-    write_plugins: WriteText, make_batches: Callable[..., Any]
-) -> None:
+async def test_a_function_is_handed_the_sampling_under_the_engines_names(answer: Any) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "async def f(args, sample, sampling_params):\n"
@@ -42,14 +47,10 @@ async def test_a_function_is_handed_the_sampling_under_the_engines_names(
         "rollout_stop_token_ids": (5,),
         "rollout_skip_special_tokens": True,
     }
-    await make_batches(
-        1, folder=write_plugins(text), generate="slime:mine.f", reward_fn=one, sampling=sampling, rollout=STRICT
-    )
+    await answer(text, sampling=sampling)
 
 
-async def test_a_new_sample_has_its_prompt_and_its_places(
-    write_plugins: WriteText, make_batches: Callable[..., Any]
-) -> None:
+async def test_a_new_sample_has_its_prompt_and_its_places(answer: Any) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "from slime.utils.types import Sample\n"
@@ -60,13 +61,11 @@ async def test_a_new_sample_has_its_prompt_and_its_places(
         "    assert sample.prompt == f'prompt {sample.group_index}' and sample.label == str(sample.group_index)\n"
         "    return await generate(args, sample, sampling_params)\n"
     )
-    batches = await make_batches(2, folder=write_plugins(text), generate="slime:mine.f", reward_fn=one, rollout=STRICT)
+    batches = await answer(text, 2)
     assert [sample.index for batch in batches for sample in batch.samples] == list(range(24))
 
 
-async def test_the_first_turn_sets_the_prompts_tokens_and_the_end_its_status(
-    write_plugins: WriteText, make_batches: Callable[..., Any]
-) -> None:
+async def test_the_first_turn_sets_the_prompts_tokens_and_the_end_its_status(answer: Any) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "from slime.utils.types import Sample\n"
@@ -82,15 +81,11 @@ async def test_the_first_turn_sets_the_prompts_tokens_and_the_end_its_status(
         "    return made\n"
     )
     engine = ScriptedEngine(answer=lambda request: "9" * (1 + request.params.seed % 20))
-    (batch,) = await make_batches(
-        1, folder=write_plugins(text), engine=engine, generate="slime:mine.f", reward_fn=one, rollout=STRICT
-    )
+    (batch,) = await answer(text, engine=engine)
     assert {sample.status.value for sample in batch.samples} == {"completed", "truncated"}
 
 
-async def test_a_sample_without_budget_is_truncated_without_a_request_and_a_finished_one_refused(
-    write_plugins: WriteText, make_batches: Callable[..., Any]
-) -> None:
+async def test_a_sample_without_budget_is_truncated_without_a_request_and_a_finished_one_refused(answer: Any) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "from slime.utils.types import Sample\n"
@@ -108,15 +103,11 @@ async def test_a_sample_without_budget_is_truncated_without_a_request_and_a_fini
         "    return made\n"
     )
     engine = ScriptedEngine()
-    await make_batches(
-        1, folder=write_plugins(text), engine=engine, generate="slime:mine.f", reward_fn=one, rollout=STRICT
-    )
+    await answer(text, engine=engine)
     assert len(engine.requests) == 12
 
 
-async def test_an_aborted_answer_asks_for_the_rest_only_and_goes_on_behind_its_tokens(
-    write_plugins: WriteText, make_batches: Callable[..., Any]
-) -> None:
+async def test_an_aborted_answer_asks_for_the_rest_only_and_goes_on_behind_its_tokens(answer: Any) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "async def f(args, sample, sampling_params):\n"
@@ -127,22 +118,13 @@ async def test_an_aborted_answer_asks_for_the_rest_only_and_goes_on_behind_its_t
         "    return made\n"
     )
     engine = TickEngine(lambda rollout: 2 + 5 * (rollout // 4 % 6), slots=64)
-    await make_batches(
-        4,
-        folder=write_plugins(text),
-        engine=engine,
-        generate="slime:mine.f",
-        reward_fn=one,
-        rollout={"mode": "partial", "over_sampling_batch_size": 6, **STRICT},
-        max_response_len=40,
-    )
+    partial = {"mode": "partial", "over_sampling_batch_size": 6}
+    await answer(text, 4, engine=engine, rollout=partial, max_response_len=40)
     resumed = [num_tokens for _, num_tokens in engine.asked if num_tokens]
     assert resumed
 
 
-async def test_a_reply_has_text_tokens_logprobs_and_the_end(
-    write_plugins: WriteText, make_batches: Callable[..., Any]
-) -> None:
+async def test_a_reply_has_text_tokens_logprobs_and_the_end(answer: Any) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "from slime.utils.http_utils import get, post\n"
@@ -164,7 +146,7 @@ async def test_a_reply_has_text_tokens_logprobs_and_the_end(
         "    assert 'output_token_logprobs' not in quiet['meta_info']\n"
         "    return await generate(args, sample, sampling_params)\n"
     )
-    await make_batches(1, folder=write_plugins(text), generate="slime:mine.f", reward_fn=one, rollout=STRICT)
+    await answer(text)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +158,7 @@ async def test_a_reply_has_text_tokens_logprobs_and_the_end(
         ("{'regex': 'a+'}", False),
     ],
 )
-async def test_sampling_that_the_engine_is_not_asked_with_is_an_error(
-    write_plugins: WriteText, make_batches: Callable[..., Any], given: str, allowed: bool
-) -> None:
+async def test_sampling_that_the_engine_is_not_asked_with_is_an_error(answer: Any, given: str, allowed: bool) -> None:
     text = (
         "from slime.rollout.sglang_rollout import generate\n"
         "async def f(args, sample, sampling_params):\n"
@@ -190,9 +170,7 @@ async def test_sampling_that_the_engine_is_not_asked_with_is_an_error(
         "    return await generate(args, sample, sampling_params)\n"
     )
     engine = ScriptedEngine()
-    (batch,) = await make_batches(
-        1, folder=write_plugins(text), engine=engine, generate="slime:mine.f", reward_fn=one, rollout=STRICT
-    )
+    (batch,) = await answer(text, engine=engine)
     assert len(batch.samples) == 12
     if "seed" in given:
         assert {request.params.seed for request in engine.requests} == {11}
