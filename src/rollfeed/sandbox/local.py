@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecResult, Isolation, IsolationLevel
@@ -29,17 +28,26 @@ class LocalSandbox:
         level: How programs are kept from the machine.
         user: Owner of the folder and of the programs, or None for who we are.
         turns: Held while a program runs.
-        view: What else programs see, as :func:`rollfeed.sandbox.wrapping.wrap` takes it.
+        places: As :func:`rollfeed.sandbox.wrapping.wrap` takes them.
+        has_network: Whether programs have the machine's.
     """
 
     def __init__(
-        self, *, folder: Path, level: IsolationLevel, user: int | None, turns: asyncio.Semaphore, **view: Any
+        self,
+        *,
+        folder: Path,
+        level: IsolationLevel,
+        user: int | None,
+        turns: asyncio.Semaphore,
+        places: Sequence[str],
+        has_network: bool,
     ) -> None:
         self._folder = folder
         self._level = level
         self._user = user
         self._turns = turns
-        self._view = view
+        self._places = places
+        self._has_network = has_network
         self._marker = os.urandom(12).hex()
 
     async def exec(self, command: Sequence[str], *, stdin: bytes = b"", limits: ExecLimits) -> ExecResult:
@@ -55,7 +63,8 @@ class LocalSandbox:
                 marker=self._marker,
                 limits=limits,
                 status=status,
-                **self._view,
+                places=self._places,
+                has_network=self._has_network,
             )
 
         async with self._turns:
@@ -106,7 +115,8 @@ class LocalSandboxes:
         has_network: bool = False,
     ) -> None:
         self.isolation = replace(isolation, network_cut=isolation.network_cut and not has_network)
-        self._view: dict[str, Any] = {"places": places, "has_network": has_network}
+        self._places = places
+        self._has_network = has_network
         self._scratch = scratch
         self._turns = asyncio.Semaphore(max_running)
 
@@ -114,10 +124,16 @@ class LocalSandboxes:
     async def open(self) -> AsyncIterator[LocalSandbox]:
         """Make an empty sandbox; its files are deleted on leaving. Raises SandboxError if its folder cannot be made."""
         user = pick_user()
-        folder = _make_folder(self._scratch, user, self._view["places"])
-        level = self.isolation.level
+        folder = _make_folder(self._scratch, user, self._places)
         try:
-            yield LocalSandbox(folder=folder, level=level, user=user, turns=self._turns, **self._view)
+            yield LocalSandbox(
+                folder=folder,
+                level=self.isolation.level,
+                user=user,
+                turns=self._turns,
+                places=self._places,
+                has_network=self._has_network,
+            )
         finally:
             await asyncio.to_thread(delete_folder, folder.parent)
 
