@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.compat.setting_keys import is_setting
 
 from rollfeed.compat.convert.conversion import convert_script
 from rollfeed.compat.convert.table import FLAGS, Flag
-from rollfeed.config import Settings
-from rollfeed.config.section import Section, section_in
 
 BESIDE = "--rollout-batch-size 8 --n-samples-per-prompt 4 --num-rollout 3 --rollout-max-response-len 64"
 VALUES = {
@@ -64,15 +63,6 @@ def test_a_flag_that_is_one_setting_is_carried_over(flag: Flag, tmp_path: Path) 
     beside = " --eval-prompt-data a a.jsonl" if flag.becomes[0].startswith("eval.") else ""
     converted = convert_script(script_with(flag, tmp_path) + beside, source="flags")
     assert flag.becomes[0] in converted.carried[flag.name]
-
-
-def is_setting(key: str) -> bool:
-    section: type[Section] | None = Settings
-    for part in key.split("."):
-        if section is None or part not in section.model_fields:
-            return False
-        section = section_in(section.model_fields[part].annotation)
-    return True
 
 
 def test_what_flags_become_are_settings_that_there_are() -> None:
