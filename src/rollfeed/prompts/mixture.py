@@ -16,7 +16,7 @@ from typing import Any
 from rollfeed.errors import ConfigError, SourceFailedError
 from rollfeed.prompts.dataset import DatasetSource
 from rollfeed.protocols import HasMetrics, PromptSource
-from rollfeed.seeds import derive_seed
+from rollfeed.seeds import choose, derive_seed
 from rollfeed.types import Group, Prompt
 
 _log = logging.getLogger(__name__)
@@ -161,9 +161,4 @@ class MixtureSource(PromptSource):
     def _choose(self) -> str:
         """Choose among the sources that have not ended, by a number that only the draw decides."""
         weights = {name: weight for name, weight in self._weights.items() if name not in self._ended}
-        point = derive_seed(self._seed, "mix", self._num_draws) / 2**64 * math.fsum(weights.values())
-        for name, weight in weights.items():
-            point -= weight
-            if point < 0:
-                return name
-        return list(weights)[-1]  # rounding
+        return choose(weights, derive_seed(self._seed, "mix", self._num_draws))

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 from rollfeed.environments.difficulty.adapting import AdaptingEnvironment
 from rollfeed.protocols import DifficultyPolicy
-from rollfeed.seeds import derive_seed
+from rollfeed.seeds import choose, derive_seed
 from rollfeed.types import Group
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 _LEAST_SHARE = 0.05
 """Weight of an environment none of whose groups has spread, next to 1 for one all of whose groups have."""
@@ -67,9 +65,9 @@ class DifficultyManager:
             name: _LEAST_SHARE + (1 - _LEAST_SHARE) * self.environments[name].spread if self._weight_by_spread else 1.0
             for name in hardest
         }
-        name = _choose(weights, derive_seed(self._seed, "environment", number))
+        name = choose(weights, derive_seed(self._seed, "environment", number))
         levels = self.environments[name].weights(hardest=hardest[name])
-        return name, _choose(levels, derive_seed(self._seed, "level", number))
+        return name, choose(levels, derive_seed(self._seed, "level", number))
 
     def observe(self, group: Group) -> None:
         """Learn of a scored group, by the environment and the level that its prompt names.
@@ -106,13 +104,3 @@ class DifficultyManager:
                 #: RLVE/<environment>/difficulty: the hardest level, where it has changed
                 metrics[f"RLVE/{name}/difficulty"] = float(environment.policy.level)
         return metrics
-
-
-def _choose(weights: Mapping[_T, float], seed: int) -> _T:
-    """Choose by weight, by a number of 64 bits."""
-    point = seed / 2**64 * sum(weights.values())
-    for choice, weight in weights.items():
-        point -= weight
-        if point < 0:
-            return choice
-    return list(weights)[-1]  # rounding
