@@ -112,7 +112,5 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def policy_versions(groups: Sequence[Group], *, otherwise: int) -> tuple[int, int]:
     """Return the lowest and the highest policy version that answered; ``otherwise`` where nothing was sampled."""
-    versions = {
-        span.policy_version for group in groups for sample in group.samples for span in sample.version_spans
-    } or {otherwise}
+    versions = set().union(*(group.policy_versions for group in groups)) or {otherwise}
     return min(versions), max(versions)

@@ -48,9 +48,8 @@ class AdaptiveDatasetSource(DatasetSource):
         """Learn of a scored group, which answers to its prompt were right."""
         judged = group.judged()
         if judged:
-            versions = [span.policy_version for sample in group.samples for span in sample.version_spans]
             index = int(np.searchsorted(self._rows, _row_of(group.prompt.prompt_id)))
-            self._estimates.observe(index, judged, version=max(versions, default=-1))
+            self._estimates.observe(index, judged, version=max(group.policy_versions, default=-1))
         elif not self._has_warned:
             self._has_warned = True
             _log.warning(

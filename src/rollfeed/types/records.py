@@ -312,6 +312,11 @@ class Group:
         return [each.correct is Correct.YES for each in verdicts if each.correct is not Correct.UNDEFINED]
 
     @property
+    def policy_versions(self) -> set[int]:
+        """The policy versions of all response tokens."""
+        return {span.policy_version for sample in self.samples for span in sample.version_spans}
+
+    @property
     def oldest_trained_version(self) -> int | None:
         """The oldest policy version of a token with weight; None where there is none."""
         versions = (sample.oldest_trained_version for sample in self.samples)

@@ -78,7 +78,7 @@ class DifficultyManager:
         environment, level = self.environments.get(str(metadata.get("environment"))), metadata.get("level")
         if environment is None or not isinstance(level, int) or metadata.get("version") != environment.version:
             return
-        versions = [span.policy_version for sample in group.samples for span in sample.version_spans]
+        versions = group.policy_versions
         self.newest_version = max([self.newest_version, *versions])
         oldest = min(versions, default=self.newest_version)
         if self._max_staleness is not None and oldest < self.newest_version - self._max_staleness:
