@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from rollfeed.prompts.dataset import DatasetSource, LoadedPrompts
 from rollfeed.prompts.row_estimates import RowEstimates
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Group
+from rollfeed.types import Group, Prompt
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +37,6 @@ class AdaptiveDatasetSource(DatasetSource):
         num_epoch: int | None = None,
     ) -> None:
         super().__init__(loaded, seed=seed, rollout_shuffle=rollout_shuffle, num_epoch=num_epoch)
-        self._rows = np.array([_row_of(prompt.prompt_id) for prompt in loaded.prompts], np.int64)
-        """Of the file, in rising order."""
         self._estimates = RowEstimates(len(loaded.prompts), group_size=group_size)
         self._num_passed_over = 0
         self._has_warned = False
@@ -48,7 +45,7 @@ class AdaptiveDatasetSource(DatasetSource):
         """Learn of a scored group, which answers to its prompt were right."""
         judged = group.judged()
         if judged:
-            index = int(np.searchsorted(self._rows, _row_of(group.prompt.prompt_id)))
+            index = bisect_left(self.prompts, _row_of(group.prompt), key=_row_of)
             self._estimates.observe(index, judged, version=max(group.policy_versions, default=-1))
         elif not self._has_warned:
             self._has_warned = True
@@ -92,6 +89,6 @@ class AdaptiveDatasetSource(DatasetSource):
         return asks
 
 
-def _row_of(prompt_id: str) -> int:
+def _row_of(prompt: Prompt) -> int:
     """Return the row of the file that a prompt is of, in whichever epoch."""
-    return int(prompt_id.rpartition("/")[2].partition("@")[0])
+    return int(prompt.prompt_id.rpartition("/")[2].partition("@")[0])
