@@ -54,6 +54,17 @@ def test_after_a_resume_too(states: StateFiles, tmp_path: Path) -> None:
     assert resumed.read(entry_of(1, (size, checksum))).source["text"] == long_text(5)
 
 
+def test_a_step_that_is_written_again_has_its_text_in_its_own_file(states: StateFiles, tmp_path: Path) -> None:
+    text = long_text(5)
+    first = entry_of(0, states.write(0, state_of(0, cursor=0)))
+    for step in (1, 2):
+        states.write(step, state_of(step, text=text))
+    states.read(first)
+    for step in (1, 1, 2):
+        written = states.write(step, state_of(step, text=text))
+    assert StateFiles(tmp_path).read(entry_of(2, written)).source["text"] == text
+
+
 @pytest.mark.parametrize("text", ["\ud800" * 5000, '"\\\n\x00' * 2000])
 def test_any_text_comes_back(states: StateFiles, text: str) -> None:
     nested: Any = text

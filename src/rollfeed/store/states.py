@@ -70,6 +70,8 @@ class StateFiles:
         self._directory = directory
         self._known: dict[bytes, _Piece] = {}
         """What the newest state names, by digest."""
+        self._texts: dict[str, _Piece] = {}
+        """Its long texts, so that one which stays is not encoded and digested each time."""
 
     def write(self, step: int, state: RunState) -> tuple[int, int]:
         """Put the state that a step leaves on disk; it counts when its journal entry is there.
@@ -83,6 +85,7 @@ class StateFiles:
         """
         known = {digest: piece for digest, piece in self._known.items() if piece.step < step}
         named: dict[bytes, _Piece] = {}
+        texts: dict[str, _Piece] = {}
         written = (0, 0)
 
         def write(file: IO[bytes]) -> None:
@@ -98,17 +101,22 @@ class StateFiles:
                 named[digest] = piece
                 return piece
 
-            texts: dict[tuple[str | int, ...], str] = {}
-            source = _without_long_texts(state.source, (), texts.__setitem__)
+            def piece_of_text(text: str) -> _Piece:
+                piece = self._texts.get(text)
+                if piece is None or piece.step >= step:
+                    piece = piece_of(to_json(text, "a text").encode())
+                texts[text] = named[piece.digest] = piece
+                return piece
+
+            found: dict[tuple[str | int, ...], str] = {}
+            source = _without_long_texts(state.source, (), found.__setitem__)
             index = msgspec.msgpack.encode(
                 _Index(
                     state=encode(replace(state, source=source, requeued=(), surplus=(), in_flight=())),
                     requeued=[piece_of(encode(group)) for group in state.requeued],
                     surplus=[piece_of(encode(group)) for group in state.surplus],
                     in_flight=[piece_of(encode(group)) for group in state.in_flight],
-                    texts=[
-                        _Text(list(path), piece_of(to_json(text, "a text").encode())) for path, text in texts.items()
-                    ],
+                    texts=[_Text(list(path), piece_of_text(text)) for path, text in found.items()],
                 )
             )
             file.write(index)
@@ -116,7 +124,7 @@ class StateFiles:
             written = file.tell(), zlib.crc32(index)
 
         replace_file(step_file(self._directory, STATES, step), write)
-        self._known = named
+        self._known, self._texts = named, texts
         return written
 
     def read(self, entry: StepEntry) -> RunState:
@@ -141,7 +149,7 @@ class StateFiles:
                 place[text.path[-1]] = json.loads(self._read_piece(text.piece))
         except (OSError, ValueError, MemoryError, msgspec.MsgspecError) as error:
             raise _unreadable(path, error) from error
-        self._known = {piece.digest: piece for piece in index.pieces}
+        self._known, self._texts = {piece.digest: piece for piece in index.pieces}, {}
         return state
 
     def _read_groups(self, pieces: Sequence[_Piece]) -> tuple[Group, ...]:
