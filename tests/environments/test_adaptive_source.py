@@ -180,6 +180,22 @@ async def test_a_source_without_any_environment_left_says_why(make_source: MakeS
         await source.draw(1)
 
 
+class BrokenLater(list[int]):
+    """Has no level until it was asked once, and every one from then on."""
+
+    def __contains__(self, level: object) -> bool:
+        self.append(0)
+        return len(self) > 1
+
+
+async def test_what_was_drawn_before_none_was_left_is_handed_out(make_source: MakeSource) -> None:
+    source = make_source(["my/a"], broken={"my/a": BrokenLater()})
+    drawn = await source.draw(3)
+    assert [each.prompt_id for each in drawn] == [each.prompt_id for each in await make_source(["my/a"]).draw(1)]
+    with pytest.raises(SourceFailedError, match="no environment can make problems any more"):
+        await source.draw(1)
+
+
 async def test_problems_of_the_next_draws_are_prepared(make_source: MakeSource) -> None:
     source = make_source(["my/a"])
     maker: Any = source._levels["my/a"]._maker

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollfeed.environments.difficulty import COLUMNS, DifficultyManager
-from rollfeed.environments.levels import EnvironmentLevels
+from rollfeed.environments.levels import EnvironmentLevels, draw_up_to
 from rollfeed.errors import ConfigError, SourceFailedError
 from rollfeed.protocols import PromptSource
 from rollfeed.types import Group, Prompt
@@ -52,12 +52,12 @@ class AdaptiveSource(PromptSource):
             await levels.close()
 
     async def draw(self, count: int) -> list[Prompt]:
-        """Return the next ``count`` prompts.
+        """Return the next ``count`` prompts; fewer only where no environment can make more.
 
         Raises:
             SourceFailedError: If no environment can make any problem.
         """
-        return [await self._next() for _ in range(count)]
+        return await draw_up_to(count, self._next)
 
     def learn(self, group: Group) -> None:
         """Learn of a scored group of one of the environments."""

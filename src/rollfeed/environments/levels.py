@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,18 @@ _MAX_PASSED_OVER = 1_000
 _KNOWN_TIMES = 10
 """The same for a level that has many: so many times those that it was seen to have."""
 _KILLED = (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+
+
+async def draw_up_to(count: int, draw: Callable[[], Awaitable[Prompt]]) -> list[Prompt]:
+    """Return ``count`` prompts, or those before it fails. Raises SourceFailedError where the first does."""
+    prompts: list[Prompt] = []
+    try:
+        while len(prompts) < count:
+            prompts.append(await draw())
+    except SourceFailedError:
+        if not prompts:
+            raise
+    return prompts
 
 
 class LevelFailedError(RollfeedError):

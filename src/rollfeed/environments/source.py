@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rollfeed.base.waiting import without_waiting
-from rollfeed.environments.levels import MAX_FAILURES, EnvironmentLevels, LevelFailedError
+from rollfeed.environments.levels import MAX_FAILURES, EnvironmentLevels, LevelFailedError, draw_up_to
 from rollfeed.environments.making import TaskFailureKind, TaskMaker
 from rollfeed.environments.tasks import TRAIN, check_level
-from rollfeed.errors import ConfigError, RunFailedError, SourceFailedError
+from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.protocols import Environment, PromptRenderer, PromptSource
 from rollfeed.types import Prompt
 
@@ -99,14 +100,7 @@ class EnvironmentSource(PromptSource):
         Raises:
             SourceFailedError: If neither the level nor one below it works any more, with the last cause.
         """
-        prompts: list[Prompt] = []
-        try:
-            while len(prompts) < count:
-                prompts.append(await self._levels.draw(self._level))
-        except SourceFailedError:
-            if not prompts:
-                raise
-        return prompts
+        return await draw_up_to(count, partial(self._levels.draw, self._level))
 
     async def draw_different(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts that ask different things, fewer where the level has no more.
