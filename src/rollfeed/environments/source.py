@@ -58,6 +58,7 @@ class EnvironmentSource(PromptSource):
             apply_chat_template=apply_chat_template,
             max_failures=MAX_FAILURES if split == TRAIN else _MAX_HELD_OUT_FAILURES,
         )
+        self._unused = self._levels.state_dict()
         if self.maker is not environment:
             without_waiting(self.check())
 
@@ -124,7 +125,7 @@ class EnvironmentSource(PromptSource):
             SourceFailedError: As :meth:`draw`.
         """
         before, ends_at, prompts = self._levels.state_dict(), time.monotonic() + seconds, list[Prompt]()
-        self._levels.load_state_dict(self._unused())
+        self._levels.load_state_dict(self._unused)
         try:
             while len(prompts) < count and time.monotonic() < ends_at:
                 prompts += await self.draw(1)
@@ -158,11 +159,8 @@ class EnvironmentSource(PromptSource):
                     "go back to that, or start a new run"
                 )
         if "index" in state:  # of a version that knew one level
-            state = {**self._unused(), "levels": {str(self._level): [state["index"], 0, []]}}
+            state = {**self._unused, "levels": {str(self._level): [state["index"], 0, []]}}
         self._levels.load_state_dict(state)
-
-    def _unused(self) -> dict[str, Any]:
-        return {"levels": {}, "hardest": self.maker.facts.max_level, "cause": "", "failures": {}}
 
     def _identity(self) -> dict[str, Any]:
         return {
