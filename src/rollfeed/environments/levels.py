@@ -29,7 +29,6 @@ _MAX_PASSED_OVER = 1_000
 """Problems in a row that are of the other split, or known, before there counts as being no other."""
 _KNOWN_TIMES = 10
 """The same for a level that has many: so many times those that it was seen to have."""
-_KILLED = (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
 
 
 async def draw_up_to(count: int, draw: Callable[[], Awaitable[Prompt]]) -> list[Prompt]:
@@ -158,7 +157,7 @@ class EnvironmentLevels:
                 return found
             self.failures[found.kind] += 1
             at.num_failures += 1
-            if found.kind in _KILLED:
+            if found.kind.costs_a_worker:
                 at.killed = [*at.killed, index][-MAX_KILLED:]
             cause = f"problem {index}: {found.cause}"
         if at.has_too_many_killed:

@@ -33,6 +33,11 @@ class TaskFailureKind(StrEnum):
     TOO_LONG = "too_long"
     """Its prompt is over ``rollout_max_prompt_len``."""
 
+    @property
+    def costs_a_worker(self) -> bool:
+        """Whether the worker that was to make it has ended, and another has to be started."""
+        return self in (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+
 
 class TaskFailedError(RollfeedError):
     """Problem ``index`` of a level cannot be made or used; its index is spent."""

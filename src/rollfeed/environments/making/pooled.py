@@ -152,7 +152,7 @@ class PooledTaskMaker(TaskMaker):
         for index in range(CENSUS_SIZE):
             made = await self._made(stream, index)
             if isinstance(made, TaskFailedError):
-                num_late += made.kind in (TaskFailureKind.TIMED_OUT, TaskFailureKind.DIED)
+                num_late += made.kind.costs_a_worker
                 if num_late == 3:
                     raise TaskFailedError(made.kind, made.cause)
             elif census.count(made):
