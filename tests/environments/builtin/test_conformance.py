@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollfeed.environments import make_task
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
-from rollfeed.protocols import Environment, Task
+from rollfeed.protocols import Environment, MultiTurnEnvironment, Task
 from rollfeed.types import Correct, Verdict
 
 LEVELS = range(9)
@@ -137,7 +137,11 @@ def test_verifier_copes_with_long_and_hostile_text(environment: Environment) -> 
         "a " * 50_000,
         "is " * 40_000,
         " " * 100_000 + "x",
+        "-" * 100_000,
+        "calc:" + " " * 1_000_000 + "x",
     ]
     task = make_task(environment, level=8, index=0, run_seed=0)
     for response in hostile:
         judge(environment, task, response)
+        if isinstance(environment, MultiTurnEnvironment):
+            environment.step(environment.start(task.params), response)

@@ -43,6 +43,14 @@ def test_repeated_question_is_no_answer_and_what_follows_it_is() -> None:
         assert verdict.correct is Correct.YES
 
 
+def test_long_lines_of_few_characters_are_read_once() -> None:
+    for environment in STYLED:
+        compact = with_parameters(environment, {"style": "compact"})  # type: ignore[arg-type]
+        task = make_task(compact, level=2, index=0, run_seed=0)
+        for response in ("-" * 1_000_000, "( " * 500_000, "1" * 1_000_000):
+            assert compact.verify(task.params, response).correct is Correct.NO
+
+
 def ordered(response: str) -> Verdict:
     return SortNumbers().verify({"numbers": [31, 5, 17], "style": "chat"}, response)
 

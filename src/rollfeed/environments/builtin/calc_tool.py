@@ -17,7 +17,7 @@ _INSTRUCTION = (
     "You have a calculator: write calc: and an expression, nothing else, and I say its value. "
     "When you know the result, answer with a number."
 )
-_CALL = re.compile(r"\s*calc:(.*?)\s*", re.IGNORECASE | re.DOTALL)
+_CALL = re.compile(r"\s*calc:(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class CalcTool:

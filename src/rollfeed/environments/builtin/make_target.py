@@ -13,7 +13,7 @@ from rollfeed.environments.builtin.scoring import graded, no_answer
 from rollfeed.environments.builtin.styled import Drawn, Styled
 from rollfeed.types import Verdict
 
-_EXPRESSION = re.compile(r"[0-9(-][0-9+\-*/() ]*[0-9)]")
+_RUN = re.compile(r"[0-9+\-*/() ]+")
 
 
 class MakeTarget(Styled):
@@ -41,9 +41,8 @@ class MakeTarget(Styled):
 
         Any expression will do. An answer may go on with ``=``; of several expressions the last counts.
         """
-        found = _EXPRESSION.findall(plain(self._written(params, response)))
-        written = next((text for text in reversed(found) if not text.strip().isdigit()), None)
-        if written is None:
+        written = _last_expression(plain(self._written(params, response)))
+        if not written:
             return no_answer("expression")
         try:
             value, used = evaluate(written)
@@ -53,3 +52,10 @@ class MakeTarget(Styled):
             return graded(written, is_right=False, partial=0.1, detail="not each number once")
         distance = abs(value - params["target"])
         return graded(written, is_right=not distance, partial=0.2 + 0.6 * float(1 / (1 + distance)))
+
+
+def _last_expression(text: str) -> str:
+    """Return the last expression in a text, a number alone being none; empty where there is none."""
+    # Not by one pattern with both ends: it would go back over a long row of signs from each of them.
+    runs = (run.lstrip("+*/) ").rstrip("+-*/( ") for run in reversed(_RUN.findall(text)))
+    return next((run for run in runs if run and not run.isdigit()), "")
