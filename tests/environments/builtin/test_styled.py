@@ -14,14 +14,14 @@ from rollfeed.environments.builtin import (
     SortNumbers,
 )
 from rollfeed.environments.builtin.arithmetic import evaluate
-from rollfeed.environments.builtin.styled import Styled
+from rollfeed.environments.builtin.styled import StyledQuestion
 from rollfeed.types import Correct, Verdict
 
 STYLED = [CloseBrackets(), LookupTable(), MakeTarget(), ModChain(), NextInPattern(), SortNumbers()]
 
 
 @pytest.mark.parametrize("environment", STYLED, ids=lambda env: env.environment_id)
-def test_compact_problems_are_the_same_in_few_characters(environment: Styled) -> None:
+def test_compact_problems_are_the_same_in_few_characters(environment: StyledQuestion) -> None:
     compact = with_parameters(environment, {"style": "compact"})  # type: ignore[arg-type]
     for level in (0, 5, 12):
         long, short = (make_task(each, level=level, index=1, run_seed=4) for each in (environment, compact))  # type: ignore[arg-type]

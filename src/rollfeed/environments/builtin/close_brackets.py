@@ -7,14 +7,14 @@ from random import Random
 from typing import Any
 
 from rollfeed.environments.builtin.scoring import graded, no_answer
-from rollfeed.environments.builtin.styled import Drawn, Styled
+from rollfeed.environments.builtin.styled import Drawn, StyledQuestion
 from rollfeed.types import Verdict
 
 _CLOSING = {"(": ")", "[": "]", "<": ">"}  # no braces: they end a box
 _BRACKETS = {*_CLOSING, *_CLOSING.values()}
 
 
-class CloseBrackets(Styled):
+class CloseBrackets(StyledQuestion):
     """Close ``2 + level // 2`` of two kinds, from level 3 on three, with as many closed pairs."""
 
     environment_id: str = "core/close_brackets"

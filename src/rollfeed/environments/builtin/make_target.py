@@ -10,13 +10,13 @@ from typing import Any
 
 from rollfeed.environments.builtin.arithmetic import combine, evaluate, plain
 from rollfeed.environments.builtin.scoring import graded, no_answer
-from rollfeed.environments.builtin.styled import Drawn, Styled
+from rollfeed.environments.builtin.styled import Drawn, StyledQuestion
 from rollfeed.types import Verdict
 
 _RUN = re.compile(r"[0-9+\-*/() ]+")
 
 
-class MakeTarget(Styled):
+class MakeTarget(StyledQuestion):
     """Reach a number with ``2 + level // 2`` others of up to ``9 + 2 * level``; from level 4 on one may divide."""
 
     environment_id: str = "core/make_target"

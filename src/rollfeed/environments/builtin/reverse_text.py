@@ -8,7 +8,7 @@ from typing import Any
 
 from rollfeed.answers import Mark, clean, find_answer, find_quoted, without_end_token
 from rollfeed.environments.builtin.scoring import graded, no_answer
-from rollfeed.environments.builtin.styled import STYLES
+from rollfeed.environments.builtin.styled import Styled
 from rollfeed.environments.tasks import TRAIN
 from rollfeed.errors import ConfigError
 from rollfeed.seeds import derive_seed
@@ -20,7 +20,7 @@ _MAX_COMPARED_SYMBOLS = 200
 _SHARE_STEPS = 1 << 32
 
 
-class ReverseText:
+class ReverseText(Styled):
     """Reverse a word of ``2 + level`` symbols; the word is never the same backwards.
 
     A share of all words is held out: which, depends on the word and ``held_out_share`` alone, not on the run's seed, so
@@ -45,14 +45,12 @@ class ReverseText:
     def __init__(
         self, *, style: str = "chat", alphabet_size: int = 26, held_out_share: float = 0.2, split: str = TRAIN
     ) -> None:
+        super().__init__(style=style)
         where = f"environment {self.environment_id}"
-        if style not in STYLES:
-            raise ConfigError(f"{where}: style = {style!r}: must be {' or '.join(STYLES)}")
         if type(alphabet_size) is not int or not 2 <= alphabet_size <= len(_SYMBOLS):
             raise ConfigError(f"{where}: alphabet_size = {alphabet_size!r}: must be 2 to {len(_SYMBOLS)}")
         if isinstance(held_out_share, bool | str) or not 0.0 < held_out_share < 1.0:
             raise ConfigError(f"{where}: held_out_share = {held_out_share!r}: must be above 0 and below 1")
-        self._style = style
         self._alphabet_size = alphabet_size
         self._held_out_share = held_out_share
         self._split = split

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 from rollfeed.environments.builtin.scoring import graded, no_answer
-from rollfeed.environments.builtin.styled import Drawn, Styled
+from rollfeed.environments.builtin.styled import Drawn, StyledQuestion
 from rollfeed.types import Verdict
 
 _INTEGER, _COMPACT = re.compile(r"[0-9]{1,40}"), re.compile(r"[0-9,]+")
 
 
-class SortNumbers(Styled):
+class SortNumbers(StyledQuestion):
     """Put ``2 + level // 2`` different numbers of ``1 + level // 3`` digits into ascending order."""
 
     environment_id: str = "core/sort_numbers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
 from random import Random
@@ -13,7 +14,7 @@ from rollfeed.environments.builtin.scoring import graded, no_answer
 from rollfeed.errors import ConfigError
 from rollfeed.types import Verdict
 
-STYLES = ("chat", "compact")
+_STYLES = ("chat", "compact")
 _INTEGER = re.compile(r"-?[0-9]{1,40}")
 
 
@@ -29,18 +30,13 @@ class Drawn(NamedTuple):
 
 
 class Styled:
-    """An environment with one parameter, its style. Raises ConfigError if there is no such style.
-
-    ``chat`` asks in sentences; ``compact`` in few characters, and the answer is the response's first line as it is.
-    """
+    """An environment with a style, ``chat`` or ``compact``. Raises ConfigError if there is no such style."""
 
     environment_id: str
-    instruction: str = "Answer with a number."
-    """The last line of a question in sentences: a response that repeats it has not answered yet."""
 
     def __init__(self, *, style: str = "chat") -> None:
-        if style not in STYLES:
-            raise ConfigError(f"environment {self.environment_id}: style = {style!r}: must be {' or '.join(STYLES)}")
+        if style not in _STYLES:
+            raise ConfigError(f"environment {self.environment_id}: style = {style!r}: must be {' or '.join(_STYLES)}")
         self._style = style
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Self:
@@ -48,6 +44,16 @@ class Styled:
         if unknown := sorted(parameters.keys() - {"style"}):
             raise ConfigError(f"environment {self.environment_id}: parameters.{unknown[0]}: there is only style")
         return type(self)(**parameters)
+
+
+class StyledQuestion(Styled, ABC):
+    """An environment that asks one question.
+
+    ``chat`` asks in sentences; ``compact`` in few characters, and the answer is the response's first line as it is.
+    """
+
+    instruction: str = "Answer with a number."
+    """The last line of a question in sentences: a response that repeats it has not answered yet."""
 
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Return a problem of the level in the environment's style."""
@@ -57,8 +63,9 @@ class Styled:
             return drawn.compact, params, drawn.answer.replace(" ", "")
         return f"{drawn.chat}\n{self.instruction}", params, drawn.answer
 
+    @abstractmethod
     def _draw(self, level: int, random: Random) -> Drawn:
-        raise NotImplementedError
+        """Return a problem of the level."""
 
     def _written(self, params: Mapping[str, Any], response: str) -> str:
         """Return the part of a response that is the answer; empty where there is none."""
@@ -75,7 +82,7 @@ class Styled:
         return Fraction(line) if _INTEGER.fullmatch(line) else None
 
 
-class StyledNumber(Styled):
+class StyledNumber(StyledQuestion):
     """An environment whose answer is the number ``params["answer"]``."""
 
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
