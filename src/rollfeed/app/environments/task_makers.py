@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from rollfeed.base.loop_thread import LoopThread
 from rollfeed.base.waiting import without_waiting
 from rollfeed.config.prompts import PromptSettings
 from rollfeed.environments import EnvironmentRegistry, EnvironmentSource, with_parameters
@@ -91,9 +91,7 @@ def one_worker() -> Iterator[None]:
     if _worker.get() is not None:
         yield
         return
-    pool, loop = WorkerPool(num_workers=1), asyncio.new_event_loop()  # another loop may stand still in this thread
-    thread = threading.Thread(target=loop.run_forever, name="one-worker", daemon=True)
-    thread.start()
+    pool, thread = WorkerPool(num_workers=1), LoopThread("one-worker")  # another loop may stand still in this one
 
     async def end() -> None:
         await pool.__aexit__()
@@ -101,16 +99,14 @@ def one_worker() -> Iterator[None]:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        loop.stop()
 
-    token = _worker.set(lambda work: asyncio.run_coroutine_threadsafe(work(pool), loop).result())
+    token = _worker.set(lambda work: thread.call(work(pool)))
     try:
         yield
     finally:
         _worker.reset(token)
-        asyncio.run_coroutine_threadsafe(end(), loop)
-        thread.join()
-        loop.close()
+        thread.call(end())
+        thread.close()
 
 
 def with_workers(work: Callable[[Workers], Coroutine[Any, Any, _T]]) -> _T:
