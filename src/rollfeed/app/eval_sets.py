@@ -11,13 +11,12 @@ from typing import Any, TypeAlias
 from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source, one_worker
 from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
 from rollfeed.app.sources import RowChecks, find_file
-from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings, PromptSettings
+from rollfeed.config import EvalDatasetSettings, EvalEnvironmentSettings, EvalSettings
 from rollfeed.environments import EnvironmentSource
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.evaluation import DEFAULT_NUM_PROBLEMS, EvalSet, SetPlan, TrainingDefaults, plan_set, without_repeats
 from rollfeed.prompts import ChatRenderer, ColumnKeys, load_prompts
 from rollfeed.types import Prompt
-from rollfeed.workers import WorkerPool
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +38,7 @@ def load_sets(
     Raises:
         ConfigError: If a set cannot be made; one line that names it.
     """
-    timeout_seconds = PromptSettings().make_timeout_seconds
-    making = MakingPlan(workers=WorkerPool(num_workers=1), timeout_seconds=timeout_seconds, folders=folders)
+    making = MakingPlan.alone(folders=folders)
     sets: list[EvalSet] = []
     for environment in settings.environments:
         name = environment.name or f"{environment.id}@{environment.level}"

@@ -20,7 +20,6 @@ from rollfeed.config import (
     DatasetSettings,
     EngineSettings,
     EnvironmentSettings,
-    PromptSettings,
     RolloutConfig,
     RolloutMode,
     Settings,
@@ -82,16 +81,16 @@ def environment_source(environment_id: str, *, level: int, seed: int, tokenizer:
     Raises:
         ConfigError: If there is no such environment or level.
     """
-    workers = WorkerPool(num_workers=1)
+    plan = MakingPlan.alone()
     (source,) = _environment_sources(
         [EnvironmentSettings(id=environment_id, level=level)],
-        MakingPlan(workers=workers, timeout_seconds=PromptSettings().make_timeout_seconds),
+        plan,
         partial(ChatRenderer, tokenizer, rollout_max_prompt_len=None),
         seed=seed,
     )
     if not isinstance(source.maker, PooledTaskMaker):
         return source
-    return MixtureSource([(source.name, 1.0, source)], seed=seed, resources=[workers])
+    return MixtureSource([(source.name, 1.0, source)], seed=seed, resources=[plan.workers])
 
 
 def _environment_sources(

@@ -70,7 +70,7 @@ class MakingPlan:
         others = [place for place in range(len(chosen)) if place not in makers]
         if not others:
             return list(makers.values())
-        asked = [(chosen[place].environment_id, chosen[place].parameters) for place in others]
+        asked = [chosen[place] for place in others]
         facts = with_workers(lambda workers: describe_environments(asked, workers=workers, folders=self.folders))
         turns = asyncio.Semaphore(max(1, self.workers.num_workers // 2))
         for place, known in zip(others, facts, strict=True):
