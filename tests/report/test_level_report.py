@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ def test_whatever_is_named_is_drawn_and_escaped(curves: dict[str, EnvironmentCur
     assert text.count("<polyline") == 2 * len(found)
     assert "<td>0 → 2</td><td>1 → 0.400</td>" in text
     assert imread(written[1]).shape == (1050, 1350, 4)
+
+
+def test_without_matplotlib_there_is_a_page_only(
+    curves: dict[str, EnvironmentCurves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "rollfeed.report.picture")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert list(write_difficulty(tmp_path, curves, title="run")) == [tmp_path / "difficulty.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["difficulty.html"]
 
 
 @pytest.mark.parametrize("accuracy", [(), (Point(3, 0.5, 0.5, 0.5),)])

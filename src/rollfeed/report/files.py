@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rollfeed.base.atomic import replace_file
@@ -19,7 +21,7 @@ CURVE_PICTURE, CURVE_PAGE = "curve.png", "curve.html"
 
 def warn_without_drawing() -> None:
     """Say before a training what it will not draw."""
-    if (cause := _import_drawing()[1]) is not None:
+    if (cause := import_drawing()[1]) is not None:
         _log.warning(
             "%s is left out, as matplotlib cannot be used (%s): pip install 'rollfeed[train]'",
             CURVE_PICTURE,
@@ -27,13 +29,17 @@ def warn_without_drawing() -> None:
         )
 
 
-def _import_drawing() -> tuple[Callable[..., None] | None, Exception | None]:
-    """Return what draws, or why nothing does; only training pays for the half second that the import takes."""
+def import_drawing() -> tuple[ModuleType | None, Exception | None]:
+    """Return what draws, or why nothing does; only what draws pays for the half second that the import takes."""
     try:
-        from rollfeed.report.picture import draw
+        return importlib.import_module("rollfeed.report.picture"), None
     except Exception as error:  # one that does not fit what else is installed raises whatever it does
         return None, error
-    return draw, None
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, whole or not at all; characters that no page can have are replaced."""
+    replace_file(path, lambda file: file.write(text.encode("utf-8", "replace")))
 
 
 def write_curves(directory: Path, curves: Curves, *, settings: Mapping[str, Any]) -> None:
@@ -42,8 +48,7 @@ def write_curves(directory: Path, curves: Curves, *, settings: Mapping[str, Any]
     ``settings`` are as settings.json has them.
     """
     title = directory.resolve().name or str(directory)
-    text = page(curves, title=title, settings=settings)
-    replace_file(directory / CURVE_PAGE, lambda file: file.write(text.encode("utf-8", "replace")))
-    draw, _ = _import_drawing()
-    if draw is not None:
-        replace_file(directory / CURVE_PICTURE, lambda file: draw(curves, title=title, file=file))
+    write_page(directory / CURVE_PAGE, page(curves, title=title, settings=settings))
+    picture, _ = import_drawing()
+    if picture is not None:
+        replace_file(directory / CURVE_PICTURE, lambda file: picture.draw(curves, title=title, file=file))

@@ -9,6 +9,7 @@ from pathlib import Path
 from rollfeed.base.atomic import replace_file
 from rollfeed.report.axes import number_text, share_axis, value_axis
 from rollfeed.report.curves import Point
+from rollfeed.report.files import import_drawing, write_page
 from rollfeed.report.level_curves import EnvironmentCurves, last_step, mean_curves
 from rollfeed.report.page import NUM_COLOURS, Line, document, section
 from rollfeed.report.text_chart import text_chart
@@ -38,14 +39,14 @@ def difficulty_lines(curves: Mapping[str, EnvironmentCurves], *, width: int, asc
 def write_difficulty(directory: Path, curves: Mapping[str, EnvironmentCurves], *, title: str) -> Iterator[Path]:
     """Write difficulty.html, and with matplotlib difficulty.png, and yield what was written."""
     text = document(title, [f"<h1>{escape(title)}</h1>", *_sections(curves)])
-    replace_file(directory / "difficulty.html", lambda file: file.write(text.encode("utf-8", "replace")))
+    write_page(directory / "difficulty.html", text)
     yield directory / "difficulty.html"
-    try:
-        from rollfeed.report.picture import draw_environments
-    except Exception:  # one that does not fit what else is installed raises whatever it does
-        return
-    replace_file(directory / "difficulty.png", lambda file: draw_environments(curves, title=title, file=file))
-    yield directory / "difficulty.png"
+    picture, _ = import_drawing()
+    if picture is not None:
+        replace_file(
+            directory / "difficulty.png", lambda file: picture.draw_environments(curves, title=title, file=file)
+        )
+        yield directory / "difficulty.png"
 
 
 def _sections(curves: Mapping[str, EnvironmentCurves]) -> Iterator[str]:
