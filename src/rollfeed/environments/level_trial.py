@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rollfeed.environments.builtin import BUILTIN_ENVIRONMENTS
+from rollfeed.environments.levels import MAX_FAILURES
 from rollfeed.environments.making.maker import TaskFailureKind
 from rollfeed.environments.registry import name_in_workers
 from rollfeed.environments.tasks import HasGuessRate, NoProblemError, checked_problem, stored
@@ -33,8 +34,6 @@ MAX_PROMPT_CHARS = 20_000
 MAX_VERIFY_MS = 50.0
 """CPU time, the mean over all responses that are tried; that of built-in environments, which verify where the run is,
 is a tenth of it."""
-_MAX_FAILURES = 5
-"""Problems in a row that cannot be made, after which a level counts as having none."""
 _MAX_TURNS = 1_000
 _FORMS = {"plain": "{}", "tags": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}"}
 _NO_ANSWERS = ("", " \n", "?!", "I do not know.", "x" * 5_000, "<answer></answer>", "\\boxed{", "<think>")
@@ -106,7 +105,7 @@ class _Trial:
         """Make problems; each that cannot be made is noted."""
         made, causes, num_in_a_row = list[_Made](), list[tuple[str, str]](), 0
         ends_at = time.monotonic() + seconds
-        while len(made) < num_problems and num_in_a_row < _MAX_FAILURES and (not made or time.monotonic() < ends_at):
+        while len(made) < num_problems and num_in_a_row < MAX_FAILURES and (not made or time.monotonic() < ends_at):
             num_in_a_row += 1
             try:
                 made.append(self._problem(self._indices))
@@ -119,7 +118,7 @@ class _Trial:
         longest = max((len(each.question) for each in made), default=0)
         if causes:
             self.warnings.append(f"{len(causes)} problems cannot be made, the last: {causes[-1][1]}"[:300])
-        if num_in_a_row == _MAX_FAILURES:
+        if num_in_a_row == MAX_FAILURES:
             self.unusable = causes[-1]
         elif longest > MAX_PROMPT_CHARS:
             self.unusable = TaskFailureKind.TOO_LONG, f"a question has {longest:,} characters"
