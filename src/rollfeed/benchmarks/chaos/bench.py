@@ -130,9 +130,9 @@ def bench_chaos(chaos: Chaos, *, keep: Path | None = None, progress: Callable[[s
 
 def _levels(out: Path, unbroken_out: Path, job: ChaosJob, counts: Recount) -> dict[str, Any]:
     """Return what the run has learned of levels, beside the unbroken one; what is wrong goes to the problems."""
-    state, unbroken = learned(out, job), learned(unbroken_out, job)
     if not job.environments:
         return {}
+    state, unbroken = learned(out, job), learned(unbroken_out, job)
     counts.problems += wrong_levels(state, out, num_surplus=final_ledger(out).get("surplus", 0))
     return {
         "levels": {name: each["difficulty"]["policy"]["level"] for name, each in state["environments"].items()},

@@ -12,13 +12,9 @@ import pyarrow.parquet as pq
 from rollfeed.benchmarks.chaos.job import ChaosJob
 from rollfeed.store import RunReader
 
-_RIGHT = "num_correct"
-
 
 def learned(out: Path, job: ChaosJob) -> dict[str, Any]:
-    """Return the state that a finished run's source of environments left; empty without environments."""
-    if not job.environments:
-        return {}
+    """Return the state that a finished run's source of environments left."""
     with RunReader(out) as run:
         state: dict[str, Any] = run.state(job.num_steps - 1).source["sources"]["adaptive"]
     return state
@@ -49,7 +45,7 @@ def wrong_levels(state: Mapping[str, Any], out: Path, *, num_surplus: float) -> 
         level: told.get(level, Counter())["num_groups"] - in_files[level] for level in told.keys() | in_files.keys()
     }
     for level, count in sorted(more.items()):
-        if count < 0 or (count == 0 and level in told and told[level][_RIGHT] != right[level]):
+        if count < 0 or (count == 0 and level in told and told[level]["num_correct"] != right[level]):
             yield f"{level}: the table has {told.get(level)}, the files {in_files[level]} groups, {right[level]} right"
     if sum(more.values()) != num_surplus:
         yield f"the tables count {sum(more.values())} groups that are in no file, and {num_surplus:g} wait"
