@@ -105,6 +105,26 @@ def test_what_lacks_a_verifier_does_not_fit() -> None:
         EnvironmentRegistry([NoVerifier()])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("version", "1", "its version is '1'; that must be a whole number"),
+        (
+            "max_level",
+            "three",
+            "its max_level is 'three'; that must be a whole number or None",
+        ),
+        ("summary", None, "its summary is None; that must be a text"),
+        ("make", 7, "its make is 7; that must be a method"),
+    ],
+)
+def test_an_attribute_of_another_kind_does_not_fit(parity: Any, key: str, value: object, complaint: str) -> None:
+    environment = type(parity)()
+    setattr(environment, key, value)
+    with pytest.raises(PluginError, match=f"does not fit Environment: {complaint}"):
+        EnvironmentRegistry([environment])
+
+
 def test_entry_point_is_listed_without_being_imported() -> None:
     assert "my/broken" in registry_with(entry_point("my/broken", "no_such_module:Env")).ids()
 

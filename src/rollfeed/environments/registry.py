@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,18 @@ ENTRY_POINT_GROUP = "rollfeed.environments"
 """Entry points of this group: the name is the environment's id, the object an environment or a factory of one."""
 
 _ID = re.compile(r"[a-z0-9_-]+/[A-Za-z0-9_-]+")
-_ATTRIBUTES = ("environment_id", "version", "summary", "max_level", "make", "verify")
+_ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "environment_id": (lambda value: isinstance(value, str), "a text"),
+    "version": (lambda value: isinstance(value, int), "a whole number"),
+    "summary": (lambda value: isinstance(value, str), "a text"),
+    "max_level": (
+        lambda value: value is None or isinstance(value, int),
+        "a whole number or None",
+    ),
+    "make": (callable, "a method"),
+    "verify": (callable, "a method"),
+}
+"""What an environment must have: whether a value is of the right kind, and that in words."""
 
 
 class PathEntry(NamedTuple):
@@ -78,6 +89,8 @@ class EnvironmentRegistry:
         self._folders = tuple(str(folder.resolve()) for folder in folders)
         self._entry_points: dict[str, EntryPoint | AdapterEntry] | None = None
         for environment in environments:
+            if problem := _misfit(environment):
+                raise PluginError(f"{environment!r:.80} does not fit Environment: {problem}")
             self._add(environment)
         self._own = frozenset(self._environments)
 
@@ -123,9 +136,6 @@ class EnvironmentRegistry:
         return self._environments[environment_id]
 
     def _add(self, environment: Environment) -> None:
-        lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
-        if lacking:
-            raise PluginError(f"{environment!r:.80} does not fit Environment: it lacks {', '.join(lacking)}")
         name = environment.environment_id
         if not _ID.fullmatch(name):
             raise ConfigError(f"environment id {name!r}: write it as namespace/name, for example my/puzzle")
@@ -151,13 +161,13 @@ class EnvironmentRegistry:
         try:
             environment = _made(point.load())
             found = getattr(environment, "environment_id", None)
-            lacking = [name for name in _ATTRIBUTES if not hasattr(environment, name)]
+            problem = _misfit(environment)
         except (Exception, SystemExit) as error:  # another package's: whatever it raises is reported under its name
             raise PluginError(f"{where}: cannot be loaded: {in_one_line(error)}") from error
         if found != point.name:
             raise PluginError(f"{where}: its environment_id is {found!r}; it must be the entry point's name")
-        if lacking:
-            raise PluginError(f"{where}: does not fit Environment: it lacks {', '.join(lacking)}")
+        if problem:
+            raise PluginError(f"{where}: does not fit Environment: {problem}")
         self._add(environment)
 
     def _suggestion(self, environment_id: str) -> str:
@@ -171,3 +181,13 @@ class EnvironmentRegistry:
 def _made(loaded: Any) -> Any:
     """Return an environment from itself, its class or a function that makes it."""
     return loaded() if callable(loaded) else loaded
+
+
+def _misfit(environment: Any) -> str | None:
+    """Return what keeps an object from being an environment, or None."""
+    if lacking := [name for name in _ATTRIBUTES if not hasattr(environment, name)]:
+        return f"it lacks {', '.join(lacking)}"
+    for name, (fits, wanted) in _ATTRIBUTES.items():
+        if not fits(value := getattr(environment, name)):
+            return f"its {name} is {value!r:.80}; that must be {wanted}"
+    return None
