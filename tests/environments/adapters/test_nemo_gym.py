@@ -52,12 +52,6 @@ async def server() -> AsyncIterator[StandIn]:
     await runner.cleanup()
 
 
-@pytest.fixture
-async def workers() -> AsyncIterator[WorkerPool]:
-    async with WorkerPool(num_workers=1) as pool:
-        yield pool
-
-
 async def test_the_server_gives_the_rewards(server: StandIn, workers: WorkerPool, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps(row(number)) for number in range(40)))

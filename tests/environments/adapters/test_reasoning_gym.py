@@ -6,13 +6,12 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from rollfeed.environments import EnvironmentGrader, EnvironmentRegistry
-from rollfeed.environments.adapters import entries
 from rollfeed.environments.making import PooledTaskMaker, describe_environments
 from rollfeed.errors import ConfigError, WorkerError
 from rollfeed.protocols import Task
@@ -83,19 +82,12 @@ FILES = {
 
 
 @pytest.fixture
-async def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
-    """A package of the shape of reasoning-gym is installed; nobody has asked for its names before."""
-    for name, text in FILES.items():
-        path = tmp_path / "reasoning_gym" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    entries.known_names.cache_clear()
-    async with WorkerPool(num_workers=1) as pool:
-        yield pool
-    entries.known_names.cache_clear()
+def package(install: Callable[[str, Mapping[str, str]], None]) -> None:
+    """A package of the shape of reasoning-gym is installed."""
+    install("reasoning_gym", FILES)
 
 
+@pytest.mark.usefixtures("package")
 async def test_problems_are_made_again_when_they_are_verified(workers: WorkerPool, tmp_path: Path) -> None:
     assert [each for each in EnvironmentRegistry().ids() if each.startswith("rg/")] == ["rg/n_queens"]
     (facts,) = await describe_environments([("rg/n_queens", {})], workers=workers)

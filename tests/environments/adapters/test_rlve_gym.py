@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("Gym") is None, reason=
 
 LOST_IN_JSON = ("BucketSorting", "Cinema", "LargestConvexPolygon", "QuadMagicItems")
 """Tuples and numbers as keys."""
-
-
-@pytest.fixture
-async def workers() -> AsyncIterator[WorkerPool]:
-    async with WorkerPool(num_workers=1) as pool:
-        yield pool
 
 
 def test_all_names_are_known_without_an_import() -> None:

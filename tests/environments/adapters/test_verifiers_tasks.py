@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -97,17 +97,12 @@ FILES = {
 
 
 @pytest.fixture
-async def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
+def package(install: Callable[[str, Mapping[str, str]], None]) -> None:
     """A package of the shape of verifiers is installed."""
-    for name, text in FILES.items():
-        path = tmp_path / "verifiers" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    async with WorkerPool(num_workers=1) as pool:
-        yield pool
+    install("verifiers", FILES)
 
 
+@pytest.mark.usefixtures("package")
 async def test_tasks_score_the_responses_to_them(workers: WorkerPool) -> None:
     parameters = {"first": 30, "right_at": 0.5}
     (facts,) = await describe_environments([("vf/doubles", parameters)], workers=workers)
