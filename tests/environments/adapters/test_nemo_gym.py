@@ -71,6 +71,8 @@ async def test_the_server_gives_the_rewards(server: StandIn, workers: WorkerPool
     metadata = {"environment": "nemo/doubles", "params": tasks[0].params}
     verdicts = [await grader(text, None, metadata) for text in (f"It is {2 * number}.", "no idea")]
     assert [(each.reward, each.correct) for each in verdicts] == [(1.0, Correct.YES), (0.25, Correct.NO)]
+    lenient = {**metadata, "params": {**tasks[0].params, "right_at": 0.25}}
+    assert (await grader("no idea", None, lenient)).correct is Correct.YES
     for text, message in (("crash", "answered 500"), ("nan", "gave the reward nan"), ("null", "gave no reward")):
         with pytest.raises(WorkerError, match=message):
             await grader(text, None, metadata)

@@ -132,6 +132,15 @@ async def test_an_episode_ends_after_so_many_turns_and_what_is_no_action_is_told
     await environment.close(state)
 
 
+async def test_an_episode_is_right_from_a_sum_of_rewards_on(server: StandIn) -> None:
+    environment = digits(server.url)
+    state = await environment.start(params_of(server.url, seed=34, right_at=0.5))
+    assert (await environment.give_up(state)).correct is Correct.NO
+    await environment.step(state, "3")
+    assert (await environment.give_up(state)).correct is Correct.YES
+    await environment.close(state)
+
+
 async def play(url: str, turns: list[str], *, kinds: list[FinishKind] | None = None, seed: int = 34) -> Sample:
     tokenizer = CharTokenizer()
     prompt = Prompt(

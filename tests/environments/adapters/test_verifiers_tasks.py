@@ -72,7 +72,7 @@ class Task:
     async def score(self, trace):
         said = trace.nodes[1].message.content
         assert trace.nodes[1].parent == 0 and trace.nodes[1].sampled
-        score = float("nan") if said == "nan" else float(said == str(2 * int(self.hash)))
+        score = {"nan": float("nan"), "half": 0.5}.get(said, float(said == str(2 * int(self.hash))))
         trace.rewards = {"right": None if said == "later" else Message(score=score)}
 
 class Taskset:
@@ -118,9 +118,10 @@ async def test_tasks_score_the_responses_to_them(workers: WorkerPool) -> None:
 
     grader = EnvironmentGrader(EnvironmentRegistry(), workers=workers, deadline_seconds=30.0)
     metadata = {"environment": "vf/doubles", "params": task.params}
-    verdicts = [await grader(text, None, metadata) for text in (str(2 * number), "60 or so")]
+    verdicts = [await grader(text, None, metadata) for text in (str(2 * number), "half", "60 or so")]
     assert [(each.reward, each.correct, each.detail) for each in verdicts] == [
         (1.0, Correct.YES, "right 1"),
+        (0.5, Correct.YES, "right 0.5"),
         (0.0, Correct.NO, "right 0"),
     ]
     for text, message in (("nan", "gave the reward nan"), ("later", "no reward that needs no runtime")):
