@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +126,33 @@ def test_samples_are_of_the_weights_that_trl_allows_by_its_numbers(make: Any, mo
             for parameter in model.parameters():
                 parameter += 0.01 * torch.randn(parameter.shape)
         give(rollouts, model, version)
+
+
+def test_no_batch_is_begun_before_the_last_sample_is_taken_although_a_trainer_waits(make: Any, model: Any) -> None:
+    rollouts = make()
+    put, generate, begun = rollouts.rollout_buffer.put, rollouts._rollouts.generate_batch, threading.Semaphore(0)
+    taken: list[Any] = []
+
+    def put_for_one_who_waits(sample: Any) -> None:
+        if taken:
+            put(sample)
+        else:
+            taken.append(sample)
+            rollouts._emptied()
+
+    async def generate_batch() -> Any:
+        begun.release()
+        return await generate()
+
+    rollouts.rollout_buffer.put, rollouts._rollouts.generate_batch = put_for_one_who_waits, generate_batch
+    begin(rollouts, model)
+    assert begun.acquire(timeout=SECONDS)
+    take(rollouts, 4)
+    for _ in range(5):
+        rollouts._loop.call(asyncio.sleep(0))
+    assert not begun.acquire(blocking=False)
+    take(rollouts, 1)
+    assert begun.acquire(timeout=SECONDS)
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(0, 0), (1, 0), (4, 3)])

@@ -166,13 +166,14 @@ class AsyncRollouts:
     async def _make_batches(self) -> None:
         while True:
             batch = await self._rollouts.generate_batch()
-            self._is_empty.clear()
             self.metrics_queue.put(dict(batch.metrics))
-            samples = list(self._samples(batch))
-            for sample in samples:
+            for sample in list(self._samples(batch)):
                 self.rollout_buffer.put(sample)
-            if samples:
+            self._is_empty.clear()
+            # A trainer that waits may take the first ones, and empty the queue, before the last is in it.
+            while not self.rollout_buffer.empty():
                 await self._is_empty.wait()
+                self._is_empty.clear()
             self._saw()
 
     def _samples(self, batch: TrainBatch) -> Iterable[Any]:
