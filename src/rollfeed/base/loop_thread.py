@@ -13,7 +13,7 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines in a loop that goes on between the calls; the thread ends with the process at the latest.
 
-    Where ``first``, which it runs at once, raises, there is none.
+    Where ``first``, which it runs at once, raises or is interrupted, there is none.
     """
 
     def __init__(self, name: str, first: Coroutine[Any, Any, Any] | None = None) -> None:
@@ -36,7 +36,17 @@ class LoopThread:
             result.cancel()
 
     def close(self) -> None:
-        """End the thread; nothing may run any more."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        """Cancel what still runs, and end the thread when that has ended."""
+        try:
+            self.call(_end_others())
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+async def _end_others() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -91,22 +91,16 @@ def one_worker() -> Iterator[None]:
     if _worker.get() is not None:
         yield
         return
-    pool, thread = WorkerPool(num_workers=1), LoopThread("one-worker")  # another loop may stand still in this one
-
-    async def end() -> None:
-        await pool.__aexit__()
-        left = asyncio.all_tasks() - {asyncio.current_task()}  # where the block was interrupted
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
+    pool, thread = WorkerPool(num_workers=1), LoopThread("one-worker")  # another loop may stand still in this thread
     token = _worker.set(lambda work: thread.call(work(pool)))
     try:
         yield
     finally:
         _worker.reset(token)
-        thread.call(end())
-        thread.close()
+        try:
+            thread.call(pool.__aexit__())
+        finally:
+            thread.close()
 
 
 def with_workers(work: Callable[[Workers], Coroutine[Any, Any, _T]]) -> _T:
