@@ -194,11 +194,16 @@ def broken(**_: Any) -> list[float]:
     raise OSError("the judge is away")
 
 
-def test_health_tells_why_no_sample_comes(make: Any, model: Any) -> None:
-    rollouts = make(reward_funcs=broken)
+def leaving(**_: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(("function", "told"), [(broken, "the judge is away"), (leaving, "it raised SystemExit")])
+def test_health_tells_why_no_sample_comes(make: Any, model: Any, function: Any, told: str) -> None:
+    rollouts = make(reward_funcs=function)
     begin(rollouts, model)
     rollouts.check_health(SECONDS)
-    with pytest.raises(RunFailedError, match=r"no more samples: .*the judge is away"):
+    with pytest.raises(RunFailedError, match=rf"no more samples: .*{told}"):
         wait_for_a_sample(rollouts)
 
 

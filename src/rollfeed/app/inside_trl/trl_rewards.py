@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rollfeed.base.importing import is_async
-from rollfeed.errors import ConfigError
+from rollfeed.base.waiting import call_in_own_thread
+from rollfeed.errors import ConfigError, RewardError
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Prompt, Sample, Verdict
 
@@ -36,7 +38,7 @@ class TrlRewards:
     They get ``prompts``, ``completions``, ``completion_ids`` and a list for each further column; None is no reward.
 
     Args:
-        functions: Plain ones are called in threads.
+        functions: Plain ones are called in threads, which nothing waits for when the process ends.
         dataset: Of the rows.
         tokenizer: The policy's.
     """
@@ -65,10 +67,17 @@ class TrlRewards:
 
 
 async def _call(name: str, function: Callable[..., Any], asked: dict[str, Any]) -> Sequence[float | None]:
-    given = await function(**asked) if is_async(function) else await asyncio.to_thread(function, **asked)
+    given = await (function(**asked) if is_async(function) else _in_own_thread(partial(function, **asked)))
     if len(given) != len(asked["completions"]):
         raise ValueError(f"{name} returned {len(given)} rewards for {len(asked['completions'])} completions")
     return [None if each is None else float(each) for each in given]
+
+
+async def _in_own_thread(function: Callable[[], Any]) -> Any:
+    given, raised = await call_in_own_thread(function, name="rollfeed-reward")
+    if raised is not None:
+        raise raised if isinstance(raised, Exception) else RewardError(f"it raised {type(raised).__name__}") from raised
+    return given
 
 
 def _verdict(rewards: dict[str, float | None]) -> Verdict:
