@@ -48,5 +48,6 @@ class LoopThread:
 async def _end_others() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
-        task.cancel()
+        if not task.cancelling():  # by an interrupt: it is ending, which another would cut short
+            task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
