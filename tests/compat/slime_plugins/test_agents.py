@@ -238,6 +238,49 @@ async def test_an_aborted_agent_is_ended_and_its_turns_are_not_sampled_again(wri
         assert {span.policy_version for span in sample.version_spans} == {0}
 
 
+TWO_SESSIONS = """
+async def generate(args, sample, sampling_params):
+    adapter, samples = Service().adapter, []
+    for sid in ("first", "second"):
+        adapter.open_session(sid, sampling_defaults=sampling_params)
+        await talk(sid, sample.prompt, 1)
+        samples += await adapter.finish_session(sid, base_sample=sample, reward=0.5)
+    return samples
+"""
+
+
+async def test_the_first_session_of_a_rollout_comes_back_and_others_are_answered_anew(write_plugins: Write) -> None:
+    generate, journal = load(write_plugins(TALK + TWO_SESSIONS)), TurnJournal()
+    async with ScriptedEngine() as engine:
+        first = await generate(request_of(), services=services_of(engine, journal))
+        assert (len(first), len(engine.requests)) == (2, 2)
+        again = await generate(request_of(), services=services_of(engine, journal))
+    assert len(engine.requests) == 3
+    assert list(map(told, again)) == list(map(told, first))
+
+
+BOUNDED = """
+async def generate(args, sample, sampling_params):
+    adapter = Service().adapter
+    adapter.open_session("s", sampling_defaults=sampling_params, max_context_tokens=40)
+    await talk("s", "short", 1)
+    try:
+        await talk("s", 40 * "x", 1)
+    except aiohttp.ClientResponseError as error:
+        assert error.status == 400
+    else:
+        raise AssertionError
+    return await adapter.finish_session("s", base_sample=sample, reward=0.5)
+"""
+
+
+async def test_a_session_has_no_more_context_than_it_was_opened_with(write_plugins: Write) -> None:
+    generate = load(write_plugins(TALK + BOUNDED))
+    async with ScriptedEngine(answer=lambda request: request.params.max_new_tokens * "9") as engine:
+        (sample,) = await generate(request_of(), services=services_of(engine))
+    assert (len(sample.token_ids), sample.status) == (40, SampleStatus.TRUNCATED)
+
+
 @pytest.mark.parametrize(
     ("play", "told"),
     [
