@@ -60,7 +60,7 @@ from rollfeed.protocols.steps import (
     RolloutFn,
     RunningGroup,
 )
-from rollfeed.protocols.supply import CheckpointSource, ServerUpdate, WeightPublisher, WeightTransport
+from rollfeed.protocols.supply import CheckpointSource, Command, ServerUpdate, WeightPublisher, WeightTransport
 from rollfeed.protocols.tools import CallFormat, Tool, ToolAnswer, Toolbox, ToolFailure
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "BufferPolicy",
     "CallFormat",
     "CheckpointSource",
+    "Command",
     "DifficultyPolicy",
     "Engine",
     "Environment",

@@ -8,6 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollfeed.types import TensorUpdate, WeightProbe, WeightUpdate
 
+Command = Callable[[str, Any], Awaitable[Mapping[str, Any]]]
+"""POSTs JSON to a path of a server."""
+
 
 class CheckpointSource(Protocol):
     """A source of complete checkpoints."""
@@ -74,14 +77,26 @@ class WeightTransport(Protocol):
 
 @runtime_checkable
 class ServerUpdate(Protocol):
-    """A :class:`WeightUpdate` of a transport's own, which tells a server how to take it."""
+    """A :class:`WeightUpdate` of a transport's own, which tells a server how to take it.
+
+    Servers are told side by side, each :meth:`prepare` and then :meth:`load`; later both again for one that was away
+    and comes back. Of one that has prepared :meth:`load` may not be asked, because it failed meanwhile: no server may
+    wait for another one without an end.
+    """
 
     policy_version: int
 
-    async def load(self, address: str, command: Callable[[str, Any], Awaitable[Mapping[str, Any]]]) -> None:
-        """Have one server load it, while no request runs there or all are held; servers are told side by side.
+    async def prepare(self, address: str, command: Command) -> int:
+        """Do at one server what can be done while it serves the old weights, and return how many bytes were moved.
 
         Args:
             address: The server's.
             command: POSTs JSON to a path of the server and returns the object of its answer; raises EngineError.
+        """
+
+    async def load(self, address: str, command: Command) -> int:
+        """Have one server serve it, while no request runs there or all are held; as :meth:`prepare`.
+
+        What raises EngineProtocolError has left the old weights as they were, and EngineUnavailableError that it is not
+        known which there are.
         """

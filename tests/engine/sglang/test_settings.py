@@ -69,9 +69,13 @@ class Told:
     def __init__(self, policy_version):
         self.policy_version = policy_version
 
+    async def prepare(self, address, command):
+        return 0
+
     async def load(self, address, command):
         body = {"model_path": "in place", "weight_version": str(self.policy_version)}
         await command("/update_weights_from_disk", body)
+        return 0
 
 
 class Teller:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import Command
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import FinishKind, SamplingParams, TensorUpdate, VersionSpan, WeightUpdate
 
@@ -203,10 +204,15 @@ class Cached(WeightUpdate):
 
     key: str
 
-    async def load(self, address: str, command: Callable[[str, Any], Awaitable[Mapping[str, Any]]]) -> None:
+    async def prepare(self, address: str, command: Command) -> int:
+        await command("/prepare_weights", {"key": self.key})
+        return 3
+
+    async def load(self, address: str, command: Command) -> int:
         told = await command("/update_weights_from_cache", {"key": self.key, "at": address})
         if told.get("success") is not True:
             raise EngineProtocolError("not taken")
+        return 4
 
 
 class CacheTransport:
@@ -223,14 +229,8 @@ class CacheTransport:
 
 async def test_a_transport_may_have_an_update_of_its_own(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers:
-
-        async def take(request: web.Request) -> web.Response:
-            body = await request.json()
-            next(each for each in servers if each.address == body["at"]).version = "3"
-            return web.json_response({"success": True})
-
         for server in servers:
-            server.answers["/update_weights_from_cache"] = take
+            server.answers |= {"/update_weights_from_cache": _taken_by(servers), "/prepare_weights": _done}
         transport = CacheTransport()
         async with engine_at(*servers, transport=transport) as engine:
             await engine.apply(TensorUpdate(TENSORS, policy_version=3))
@@ -239,6 +239,66 @@ async def test_a_transport_may_have_an_update_of_its_own(scripted: Any, engine_a
             with pytest.raises(EngineProtocolError, match="servers take no WeightUpdate"):
                 await engine.apply(WeightUpdate(policy_version=4))
         assert transport.is_closed
+
+
+def _taken_by(servers: list[Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def take(request: web.Request) -> web.Response:
+        body = await request.json()
+        next(each for each in servers if each.address == body["at"]).version = "3"
+        return web.json_response({"success": True})
+
+    return take
+
+
+async def _done(_request: web.Request) -> web.Response:
+    return web.json_response({"success": True})
+
+
+async def test_servers_prepare_while_they_serve(scripted: Any, engine_at: EngineAt, until: Until) -> None:
+    async with scripted(2) as servers:
+        go_on = asyncio.Event()
+
+        async def prepare(_request: web.Request) -> web.Response:
+            await go_on.wait()
+            return web.json_response({})
+
+        for server in servers:
+            server.answers |= {"/update_weights_from_cache": _taken_by(servers), "/prepare_weights": prepare}
+        async with engine_at(*servers, transport=CacheTransport()) as engine:
+            updating = asyncio.create_task(engine.apply(TensorUpdate(TENSORS, policy_version=3)))
+            await until(lambda: all(server.bodies("/prepare_weights") for server in servers))
+            completion = await engine.generate(PROMPT, SamplingParams(max_new_tokens=3), request_id="r")
+            assert completion.version_spans == (VersionSpan(0, 3, 0),)
+            assert not any(server.bodies("/pause_generation") for server in servers)
+            go_on.set()
+            await updating
+            assert engine.policy_version == 3
+
+
+async def test_a_server_that_does_not_prepare_is_out_until_it_has_the_version(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(2) as servers:
+        for server in servers:
+            server.answers |= {"/update_weights_from_cache": _taken_by(servers), "/prepare_weights": _done}
+        servers[0].answers["/prepare_weights"] = _server_error
+        async with engine_at(*servers, transport=CacheTransport()) as engine:
+            await engine.apply(TensorUpdate(TENSORS, policy_version=3))
+            assert engine.metrics()["live_workers"] == 1
+            assert (servers[0].version, engine.policy_version) == ("default", 3)
+            servers[0].answers["/prepare_weights"] = _done
+            await until(lambda: engine.metrics()["live_workers"] == 2)
+            assert servers[0].version == "3"
+
+
+async def test_what_no_server_prepares_changes_nothing(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted(2) as servers, engine_at(*servers, transport=CacheTransport()) as engine:
+        for server in servers:
+            server.answers["/prepare_weights"] = _refused
+        with pytest.raises(EngineProtocolError, match=r"weights not taken: .*no such tensor"):
+            await engine.apply(TensorUpdate(TENSORS, policy_version=3))
+        assert (engine.policy_version, engine.metrics()["live_workers"]) == (0, 2)
+        assert not any(server.bodies("/pause_generation") for server in servers)
 
 
 async def test_servers_that_rest_are_left_alone_and_woken_at_the_version_that_somebody_else_gave_them(

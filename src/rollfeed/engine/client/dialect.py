@@ -88,15 +88,18 @@ class Dialect(Protocol):
     async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
         """Let a server go on, whether it was held or not."""
 
-    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
-        """Have a server load new weights, whatever runs there, and leave it as it was.
+    async def prepare(self, address: str, update: WeightUpdate) -> int:
+        """Do what can be done before a server has to stop for new weights; return how many bytes were moved."""
+
+    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
+        """Have a server load what it was prepared for, whatever runs there, leave it as it was, and return the bytes.
 
         Raises:
             EngineProtocolError: If it refuses; it serves the old ones.
             EngineUnavailableError: If it is not known which it serves.
         """
 
-    async def reload(self, worker: Worker, update: WeightUpdate) -> None:
+    async def reload(self, worker: Worker, update: WeightUpdate) -> int:
         """As :meth:`update`, of a server that has no requests of this client."""
 
     def counts_late(self, workers: Sequence[Worker]) -> bool:

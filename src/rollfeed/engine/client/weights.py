@@ -1,6 +1,8 @@
 """New weights for every server, and pauses.
 
-Invariant: no request is sent between the moment an update begins and the moment every worker that
+Servers prepare for an update while they serve; then the gate closes, they load it, and the gate opens.
+
+Invariant: no request is sent between the moment the gate closes and the moment every worker that
 may have requests has confirmed the new version.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
@@ -52,6 +54,8 @@ class ServerWeights:
         self._orphans = orphans
         self._published: WeightUpdate | None = None
         self._lock = asyncio.Lock()
+        self._publishing = asyncio.Lock()
+        """Held around the other one: versions are published one after the other."""
 
     @property
     def is_holding(self) -> bool:
@@ -98,15 +102,19 @@ class ServerWeights:
             EngineProtocolError: If all workers refuse the weights; they serve the old ones.
             EngineUnavailableError: If no worker is left.
         """
-        async with self._lock:
-            self.is_updating = True
-            self.num_holds += 1
-            self._admission.set_open(False)
-            try:
-                await self._update_all(update)
-            finally:
-                self.is_updating = False
-                self._admission.set_open(not self.is_paused)
+        async with self._publishing:
+            workers = self._pool.live
+            outcomes = await self._at_all(workers, lambda worker: self._prepare(worker, update))
+            prepared = dict(zip(workers, outcomes, strict=True))
+            async with self._lock:
+                self.is_updating = True
+                self.num_holds += 1
+                self._admission.set_open(False)
+                try:
+                    await self._update_all(update, prepared)
+                finally:
+                    self.is_updating = False
+                    self._admission.set_open(not self.is_paused)
 
     def rest(self) -> None:
         """Look after no server until :meth:`wake`."""
@@ -191,14 +199,17 @@ class ServerWeights:
             _log.warning("all workers serve version %d, published by somebody else", min(known))
             self.current_version, self._published = min(known), None
 
-    async def _update_all(self, update: WeightUpdate) -> None:
+    async def _prepare(self, worker: Worker, update: WeightUpdate) -> None:
+        await self._dialect.prepare(worker.address, update)
+
+    async def _update_all(self, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]) -> None:
         workers, version = self._pool.live, update.policy_version
         if not workers:  # those that came back would be given older weights first
             self.current_version, self._published = version, update
             workers = self._pool.workers
             outcomes = await self._at_all(workers, lambda worker: self._readmit(worker, must_reload=True))
         else:
-            outcomes = await self._at_all(workers, lambda worker: self._update_one(worker, update))
+            outcomes = await self._at_all(workers, lambda worker: self._update_one(worker, update, prepared))
         failed = [(worker, each) for worker, each in zip(workers, outcomes, strict=True) if each is not None]
         are_refused = len(failed) == len(workers) and all(isinstance(each, EngineProtocolError) for _, each in failed)
         if self._pool.live and are_refused:
@@ -213,7 +224,13 @@ class ServerWeights:
             raise EngineUnavailableError(f"no worker has version {version}: {reason}")
         self._counters.weight_updates += 1
 
-    async def _update_one(self, worker: Worker, update: WeightUpdate) -> None:
+    async def _update_one(
+        self, worker: Worker, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]
+    ) -> None:
+        if worker not in prepared:  # it came back meanwhile
+            await self._prepare(worker, update)
+        elif (problem := prepared[worker]) is not None:
+            raise problem
         try:
             await self._dialect.update(worker, update, is_held=self.is_paused)
         except asyncio.CancelledError:
@@ -233,6 +250,7 @@ class ServerWeights:
                     self._pool.give_up(worker, message)
                 raise EngineUnavailableError(message)
             _log.warning("%s: it is given them again", told)
+            await self._prepare(worker, self._published)
             await self._dialect.reload(worker, self._published)
         if not self._dialect.aborts_by_closing:
             known = tuple(self._orphans.outstanding)

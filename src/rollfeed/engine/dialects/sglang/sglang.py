@@ -30,7 +30,7 @@ from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
 from rollfeed.engine.dialects.sglang.scoring import score_texts
 from rollfeed.engine.http import json_ids
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import ServerUpdate
+from rollfeed.protocols import Command, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _log = logging.getLogger(__name__)
@@ -153,14 +153,16 @@ class SGLang:
     async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
         await self._http.command(f"{address}/continue_generation", {}, timeout_seconds=timeout_seconds)
 
-    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
+    async def prepare(self, address: str, update: WeightUpdate) -> int:
+        return await update.prepare(address, self._commands(address)) if isinstance(update, ServerUpdate) else 0
+
+    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         if self.settings.weight_update is WeightUpdateMode.ABORT:
-            await self._update_emptied(worker, update, is_held=is_held)
-            return
+            return await self._update_emptied(worker, update, is_held=is_held)
         if not is_held:
             await self.hold(worker.address)
         try:
-            await self._load(worker.address, update, empties=False)
+            num_bytes = await self._load(worker.address, update, empties=False)
             # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
             reply = await self._http.control("POST", f"{worker.address}/flush_cache")
             if reply.status != 200 and self.settings.weight_update is WeightUpdateMode.RETRACT:
@@ -168,28 +170,32 @@ class SGLang:
         finally:
             if not is_held:
                 await self.release(worker.address)
+        return num_bytes
 
-    async def reload(self, worker: Worker, update: WeightUpdate) -> None:
-        await self._load(worker.address, update, empties=True)
+    async def reload(self, worker: Worker, update: WeightUpdate) -> int:
+        return await self._load(worker.address, update, empties=True)
 
     def counts_late(self, workers: Sequence[Worker]) -> bool:
         is_in_place = self.settings.weight_update is WeightUpdateMode.IN_PLACE
         return is_in_place and not all(worker.is_exact for worker in workers)
 
-    async def _update_emptied(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
+    async def _update_emptied(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         if is_held:
             await self.release(worker.address)
         try:
             await self._until_idle(worker)
-            await self._load(worker.address, update, empties=True)
+            return await self._load(worker.address, update, empties=True)
         finally:
             if is_held:
                 await self.hold(worker.address)
 
-    async def _load(self, address: str, update: WeightUpdate, *, empties: bool) -> None:
+    def _commands(self, address: str) -> Command:
+        return partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
+
+    async def _load(self, address: str, update: WeightUpdate, *, empties: bool) -> int:
         """Have a server load weights; with ``empties`` it ends what runs, and flushes its cache."""
-        version = update.policy_version
-        command = partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
+        version, num_bytes = update.policy_version, 0
+        command = self._commands(address)
         if isinstance(update, FolderUpdate):
             folder = {"model_path": str(update.folder), "weight_version": str(version)}
             content = await command(
@@ -198,10 +204,11 @@ class SGLang:
             if content.get("success") is not True:
                 raise EngineProtocolError(f"{address}: {content.get('message', 'no success')}")
         elif isinstance(update, ServerUpdate):
-            await update.load(address, command)
+            num_bytes = await update.load(address, command)
         served = await self.version(address)
         if served != version:
             raise EngineProtocolError(f"{address}: serves version {served} after an update to {version}")
+        return num_bytes
 
     async def _until_idle(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
 from rollfeed.engine.dialects.vllm.requests import encode_request
 from rollfeed.engine.dialects.vllm.scoring import score_texts
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import ServerUpdate
+from rollfeed.protocols import Command, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
@@ -130,33 +130,39 @@ class VLLM:
     async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
         await self._offers(f"{address}/resume", timeout_seconds=timeout_seconds)
 
-    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> None:
+    async def prepare(self, address: str, update: WeightUpdate) -> int:
+        return await update.prepare(address, self._commands(address)) if isinstance(update, ServerUpdate) else 0
+
+    async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         address = worker.address
         await empty(worker, seconds=self.settings.control_timeout_seconds)
         if not await self._offers(f"{address}/pause?mode=abort"):
             raise EngineProtocolError(f"{address}: has no routes to change weights by: {_HOW}")
         try:
-            await self._load(address, update)
+            return await self._load(address, update)
         finally:
             if not is_held:
                 await self._http.command(f"{address}/resume", None)
 
-    async def reload(self, worker: Worker, update: WeightUpdate) -> None:
-        await self.update(worker, update, is_held=False)
+    async def reload(self, worker: Worker, update: WeightUpdate) -> int:
+        return await self.update(worker, update, is_held=False)
 
     def counts_late(self, workers: Sequence[Worker]) -> bool:
         del workers
         return False
 
-    async def _load(self, address: str, update: WeightUpdate) -> None:
-        command = partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
-        has_loaded = False
+    def _commands(self, address: str) -> Command:
+        return partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
+
+    async def _load(self, address: str, update: WeightUpdate) -> int:
+        command = self._commands(address)
+        has_loaded, num_bytes = False, 0
         try:
             if isinstance(update, FolderUpdate):
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder)}}
                 await command("/collective_rpc", reload)
             elif isinstance(update, ServerUpdate):
-                await update.load(address, command)
+                num_bytes = await update.load(address, command)
             has_loaded = True
             if self._servers[address].names_versions:
                 await command("/update_weight_version", {"new_version": str(update.policy_version)})
@@ -168,6 +174,7 @@ class VLLM:
                     f"{address}: its weights are not known since an update failed: {error}"
                 ) from error
             raise
+        return num_bytes
 
     async def _offers(self, url: str, *, timeout_seconds: float | None = None) -> bool:
         """POST to a route, and return whether there is one."""
