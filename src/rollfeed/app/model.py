@@ -24,7 +24,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
 from rollfeed.plugins import load_factory
 from rollfeed.prompts import load_tokenizer
-from rollfeed.protocols import Engine, Tokenizer, WeightTransport
+from rollfeed.protocols import Engine, Tokenizer, TransportContext, WeightTransport
 from rollfeed.types import Completion, SamplingParams
 from rollfeed.weights import TRANSPORTS
 
@@ -116,12 +116,16 @@ def build_engine(
 
 def _transport(model: Model, servers: ServerSettings, dialect: Dialect, *, folders: Sequence[Path]) -> WeightTransport:
     folder = None if servers.weights_folder is None else Path(expand_path(servers.weights_folder))
+    context = TransportContext(
+        kind=dialect.setting.rpartition(".")[2],
+        folder=folder,
+        checkpoint=model.checkpoint,
+        untied_head=dialect.untied_head,
+    )
     return load_factory(
         TRANSPORTS.get(servers.weights_transport, servers.weights_transport),
         WeightTransport,
-        folder,
-        model.checkpoint,
-        dialect.untied_head,
+        context,
         key=f"{dialect.setting}.weights_transport",
         folders=folders,
     )

@@ -43,7 +43,7 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     """
     weights_transport: str = Field(default="disk", min_length=1)
     """How new weights reach the servers: `disk`, or the import path of a class or function that makes your own
-    `WeightTransport` from the folder or None, the checkpoint's folder, and whether an output head needs its own name.
+    `WeightTransport` from a `TransportContext`.
     """
 
     @property

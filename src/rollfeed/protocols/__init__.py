@@ -60,7 +60,15 @@ from rollfeed.protocols.steps import (
     RolloutFn,
     RunningGroup,
 )
-from rollfeed.protocols.supply import CheckpointSource, Command, ServerUpdate, WeightPublisher, WeightTransport
+from rollfeed.protocols.supply import (
+    CheckpointSource,
+    Command,
+    MetServer,
+    ServerUpdate,
+    TransportContext,
+    WeightPublisher,
+    WeightTransport,
+)
 from rollfeed.protocols.tools import CallFormat, Tool, ToolAnswer, Toolbox, ToolFailure
 
 __all__ = [
@@ -99,6 +107,7 @@ __all__ = [
     "Learner",
     "LevelOutcome",
     "Matching",
+    "MetServer",
     "MultiTurnEnvironment",
     "PromptBuffer",
     "PromptPreprocessor",
@@ -127,6 +136,7 @@ __all__ = [
     "ToolFailure",
     "Toolbox",
     "Tracker",
+    "TransportContext",
     "TurnJournal",
     "WeightPublisher",
     "WeightTransport",

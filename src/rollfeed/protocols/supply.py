@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rollfeed.types import TensorUpdate, WeightProbe, WeightUpdate
 
@@ -61,8 +62,42 @@ class WeightPublisher(Protocol):
         """Return what the last comparison found, by name; none before it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportContext:
+    """All that a transport is made from: settings and facts of the servers' table."""
+
+    kind: str
+    """The table under ``[engine]``: ``sglang``, or ``openai`` for vLLM and others."""
+    folder: Path | None
+    """``weights_folder``; None where it is not set."""
+    checkpoint: Path | None
+    """Folder of the model that is served, perhaps without its weights."""
+    untied_head: bool
+    """Whether an output head that is the embeddings has to be given under its own name, too."""
+
+
+class MetServer(NamedTuple):
+    """A server as a transport is told of it."""
+
+    address: str
+    num_ranks: int = 1
+    """Processes, each on a GPU of its own, that the model is spread over."""
+    model_path: str | None = None
+    """Folder or name of the checkpoint that it was started with or loaded last, where it tells."""
+
+
 class WeightTransport(Protocol):
-    """Brings tensors of this process to servers. *Extension point* (``weights_transport`` of servers)."""
+    """Brings tensors of this process to servers. *Extension point* (``weights_transport`` of servers).
+
+    It is made by a class or function that takes a :class:`TransportContext`.
+    """
+
+    def meet(self, servers: Sequence[MetServer]) -> None:
+        """Learn of the servers at the start, before anything is staged; behind a router others may come later.
+
+        Raises:
+            EngineProtocolError: If one of them cannot be given weights in this way.
+        """
 
     async def stage(self, update: TensorUpdate) -> WeightUpdate:
         """Return what every server can take: a :class:`FolderUpdate`, or a :class:`ServerUpdate` of its own.

@@ -19,7 +19,9 @@ TENSORS = {"a": np.ones((2, 2), np.float32)}
 
 
 def paths(server: Any) -> list[str]:
-    return [path for path, _ in server.calls if path not in ("/health", "/v1/models", "/weight_info")]
+    return [
+        path for path, _ in server.calls if path not in ("/health", "/v1/models", "/weight_info", "/get_world_size")
+    ]
 
 
 async def test_weights_are_written_and_loaded_by_the_server(

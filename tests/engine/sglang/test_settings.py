@@ -79,8 +79,12 @@ class Told:
 
 
 class Teller:
-    def __init__(self, folder, checkpoint, untied_head):
-        assert checkpoint.is_dir()
+    def __init__(self, context):
+        assert context.checkpoint.is_dir()
+        assert context.kind == "sglang"
+
+    def meet(self, servers):
+        assert [(each.num_ranks, each.model_path) for each in servers] == [(1, "m")]
 
     async def stage(self, update):
         return Told(update.policy_version)

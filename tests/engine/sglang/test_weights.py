@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Command
+from rollfeed.protocols import Command, MetServer
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import FinishKind, SamplingParams, TensorUpdate, VersionSpan, WeightUpdate
 
@@ -219,6 +219,9 @@ class CacheTransport:
     """Fits :class:`rollfeed.protocols.WeightTransport`."""
 
     is_closed = False
+
+    def meet(self, servers: Sequence[MetServer]) -> None:
+        assert {each.num_ranks for each in servers} == {1}
 
     async def stage(self, update: TensorUpdate) -> Cached:
         return Cached(f"key-{len(update.tensors)}", policy_version=update.policy_version)

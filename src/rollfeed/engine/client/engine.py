@@ -21,7 +21,7 @@ from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Http
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Engine, ServerUpdate, Tokenizer, WeightTransport
+from rollfeed.protocols import Engine, MetServer, ServerUpdate, Tokenizer, WeightTransport
 from rollfeed.types import (
     Completion,
     CompletionTimings,
@@ -93,6 +93,9 @@ class ServerEngine(Engine):
             servers = await connect(dialect)
             self.precision = servers.precision
             self._takes_images = all(each.takes_images for each in servers.found.values())
+            if self._transport is not None:
+                met = [MetServer(each, found.num_ranks, found.model_path) for each, found in servers.found.items()]
+                self._transport.meet(met)
             self._pool = ServerPool(router=servers.router, counters=self.counters)
             for address, found in servers.found.items():
                 self._pool.add(address, is_exact=found.is_exact)

@@ -102,6 +102,9 @@ class Found(NamedTuple):
     takes_images: bool = False
     is_exact: bool = True
     """Whether it begins no step before the last one has ended, so that it tells versions exactly."""
+    num_ranks: int = 1
+    """Processes that the model is spread over, each on a GPU of its own."""
+    model_path: str | None = None
 
 
 class ServerLoad(NamedTuple):

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from rollfeed.protocols import WeightTransport
+from rollfeed.protocols import TransportContext, WeightTransport
 from rollfeed.weights.transports.disk import DiskTransport
 
-TRANSPORTS: Mapping[str, Callable[..., WeightTransport]] = {"disk": DiskTransport}
+TRANSPORTS: Mapping[str, Callable[[TransportContext], WeightTransport]] = {"disk": DiskTransport.made_for}
 
 __all__ = ["TRANSPORTS", "DiskTransport"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import CheckpointError, EngineProtocolError
+from rollfeed.protocols import MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.writing import write_some
 
@@ -30,6 +31,14 @@ class DiskTransport:
         self._checkpoint = checkpoint
         self._untied_head = untied_head
         self._written: list[Path] = []
+
+    @classmethod
+    def made_for(cls, context: TransportContext) -> DiskTransport:
+        """Return the transport of a servers' table."""
+        return cls(context.folder, context.checkpoint, context.untied_head)
+
+    def meet(self, servers: Sequence[MetServer]) -> None:
+        del servers
 
     async def stage(self, update: TensorUpdate) -> FolderUpdate:
         folder = await asyncio.to_thread(self.write, update.tensors, policy_version=update.policy_version)

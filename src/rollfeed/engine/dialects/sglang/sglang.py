@@ -101,6 +101,8 @@ class SGLang:
             precision=_precision(info),
             takes_images=model.get("has_image_understanding") is True,
             is_exact=info.get("disable_overlap_schedule") is True,
+            num_ranks=size if isinstance(size := info.get("tp_size"), int) and size > 0 else 1,
+            model_path=str(model["model_path"]),
         )
 
     def check(self, params: SamplingParams) -> None:

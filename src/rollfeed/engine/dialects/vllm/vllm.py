@@ -70,7 +70,11 @@ class VLLM:
         server = await probe(address, settings=self.settings, context=self._context)
         told = await self.version(address)
         self._servers[address] = server._replace(names_versions=told is not None)
-        return Found(policy_version=server.policy_version if told is None else told)
+        size = (await self._http.control("GET", f"{address}/get_world_size")).json().get("world_size")
+        return Found(
+            policy_version=server.policy_version if told is None else told,
+            num_ranks=size if isinstance(size, int) and size > 0 else 1,
+        )
 
     def check(self, params: SamplingParams) -> None:
         for address, server in self._servers.items():
