@@ -175,8 +175,13 @@ def test_calibrate_takes_several_environments_and_those_of_their_levels_that_the
     assert levels == {"core/grid_walk": [0], "core/add_numbers": [0, 12]}
 
 
+@pytest.mark.parametrize("others", [[], ["core/add_numbers"]])
 def test_calibrate_leaves_out_levels_that_cannot_be_asked(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    others: list[str],
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "class Mine:\n    environment_id, version, summary, max_level = 'my/short', 1, 'Only level 0.', 3\n"
@@ -185,13 +190,13 @@ def test_calibrate_leaves_out_levels_that_cannot_be_asked(
         "        return Verdict.graded(response == '1')\n"
     )
     monkeypatch.chdir(tmp_path)
-    command = ["env", "calibrate", "mine.py:Mine", "core/add_numbers", "--levels", "0", "1", "--samples", "2", "--json"]
+    command = ["env", "calibrate", "mine.py:Mine", *others, "--levels", "0", "1", "--samples", "2", "--json"]
     assert main([*command, "--model", str(tiny_checkpoint), "--max-response-len", "2", "--threads", "1"]) == 0
-    mine, added = json.loads(capsys.readouterr().out)["environments"]
+    mine, *added = json.loads(capsys.readouterr().out)["environments"]
     assert ([each["level"] for each in mine["levels"]], list(mine["unusable"])) == ([0], ["1"])
     assert "AssertionError" in mine["unusable"]["1"]
-    assert ([each["level"] for each in added["levels"]], added["unusable"]) == ([0, 1], {})
-    assert main(command[:3] + command[4:] + ["--model", str(tiny_checkpoint)]) == 2
+    assert [([each["level"] for each in of["levels"]], of["unusable"]) for of in added] == [([0, 1], {})] * len(others)
+    assert main(["env", "calibrate", "mine.py:Mine", "--levels", "1", "--model", str(tiny_checkpoint)]) == 2
     assert "mine.py:Mine@1" in capsys.readouterr().err
     del named_by_path["my/short"]
 

@@ -198,7 +198,7 @@ async def test_what_was_drawn_before_none_was_left_is_handed_out(make_source: Ma
 
 async def test_problems_of_the_next_draws_are_prepared(make_source: MakeSource) -> None:
     source = make_source(["my/a"])
-    maker: Any = source._levels["my/a"]._maker
+    maker: Any = source._levels["my/a"].maker
     await source.draw(1)
     prepared = list(maker.prepared)
     assert [level for _, level in map(place, await make_source(["my/a"]).draw(17))] == prepared
@@ -273,7 +273,7 @@ async def test_a_source_that_was_used_goes_to_a_state_all_the_same(make_source: 
 
 async def test_leaving_a_source_ends_what_is_made_ahead(make_source: MakeSource) -> None:
     source = make_source()
-    makers: list[Any] = [levels._maker for levels in source._levels.values()]
+    makers: list[Any] = [levels.maker for levels in source._levels.values()]
     async with source:
         await source.draw(1)
         assert not any(maker.is_closed for maker in makers)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollfeed.environments.registry import named_by_path
 from rollfeed.store import RunReader
 
 SETTINGS = """
@@ -108,3 +109,37 @@ def test_check_names_an_environment_and_a_level_that_are_not_there(rollfeed: Any
     changed = rollfeed("check", write(2), "--set", 'prompts.adaptive.environment_list=["core/copytext"]')
     assert changed.code == 2
     assert "core/copy_text" in changed.err
+
+
+def test_check_names_environments_whose_problems_cannot_be_made(rollfeed: Any, write: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILING)
+    chosen = 'prompts.adaptive.environment_list=["mine.py:Raises", "core/copy_text", "mine.py:Hangs"]'
+    changed = ("--set", chosen, "--set", "prompts.make_timeout_seconds=0.2")
+    checked = rollfeed("check", write(2), *changed)
+    named_by_path.clear()
+    assert checked.code == 2
+    raises, hangs = checked.err.splitlines()
+    assert "my/Raises@2: 5 problems in a row cannot be used (problem 4: OSError: no dice" in raises
+    assert "my/Hangs@2: its first problems cannot be made in time (no result within 0.2 s" in hangs
+    assert hangs.endswith("or take it out of environment_list")
+
+
+FAILING = """
+import time
+
+
+class Raises:
+    environment_id, version, summary, max_level = "my/Raises", 1, "cannot be made", None
+
+    def make(self, level, random):
+        raise OSError("no dice")
+
+    def verify(self, params, response): ...
+
+
+class Hangs(Raises):
+    environment_id = "my/Hangs"
+
+    def make(self, level, random):
+        time.sleep(3600)
+"""

@@ -7,6 +7,7 @@ a run, by error or by signal, leaves no task, thread, socket or half-written fil
 from rollfeed.app.agents import agent_rollout_to_sample, generate_rollout_batch
 from rollfeed.app.build import Functions, PreparedRun, load_functions, open_rollouts, prepare
 from rollfeed.app.calibration import calibrate_environments
+from rollfeed.app.environments.adaptive import check_adaptive_environments
 from rollfeed.app.evaluation import (
     PreparedEvaluation,
     check_eval_output,
@@ -33,6 +34,7 @@ __all__ = [
     "agent_rollout_to_sample",
     "build_engine",
     "calibrate_environments",
+    "check_adaptive_environments",
     "check_eval_output",
     "check_isolation",
     "directory_problem",

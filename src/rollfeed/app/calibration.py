@@ -36,12 +36,12 @@ async def calibrate_environments(
 
     The problems are of the split ``probe``, apart from those that are trained and evaluated on.
 
-    Each level has ``num_samples`` problems; of several environments, levels that cannot be asked are left out and told.
+    Each level has ``num_samples`` problems; levels that cannot be asked are left out and told, unless none can be.
     The engine is started and ended here; by default it is the one that ``engine_settings`` describe, and ``sampling``
     is as in training. ``parameters`` are of all environments.
 
     Raises:
-        ConfigError: If there is no such environment, level or parameter; nothing has been started.
+        ConfigError: If there is no such environment or parameter, or no level can be asked; nothing has been started.
         RollfeedError: If the engine or too many gradings fail.
     """
     engine = engine or build_engine(model, engine_settings)
@@ -90,6 +90,6 @@ def _prepared(
                     prepared[environment_id, level] = prepare(environment_id, level)
                 except ConfigError as error:
                     unusable[environment_id, level] = error
-    if unusable and (len(levels) == 1 or not prepared):
+    if not prepared:
         raise next(iter(unusable.values()))
     return prepared, unusable

@@ -179,6 +179,7 @@ def _can_train(settings: Settings, model: app.Model) -> bool:
 def _check_run(spec: RunSpec) -> _Checked:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
     settings, prepared = spec.settings, app.prepare(spec)
+    app.check_adaptive_environments(prepared.source, settings)
     if prepared.rows.runs_programs or settings.tools.runs_programs:
         asyncio.run(app.check_isolation(settings.reward.code))
     if settings.trains:

@@ -44,6 +44,11 @@ class AdaptiveSource(PromptSource):
         self._dormant: dict[str, Any] = {}
         """States of environments that are not in use."""
 
+    @property
+    def levels(self) -> tuple[EnvironmentLevels, ...]:
+        """The levels of each environment, which make the prompts."""
+        return tuple(self._levels.values())
+
     async def __aenter__(self) -> AdaptiveSource:
         return self
 

@@ -85,7 +85,7 @@ class EnvironmentLevels:
         """Why a level was given up, of the last one."""
         self.failures: Counter[TaskFailureKind] = Counter()
         """Problems that could not be made or used so far."""
-        self._maker = maker
+        self.maker = maker
         self._renderer = renderer
         self._source = source
         self._split = split
@@ -174,12 +174,29 @@ class EnvironmentLevels:
 
     async def close(self) -> None:
         """End what is made ahead."""
-        await self._maker.close()
+        await self.maker.close()
 
     def prefetch(self, level: int) -> None:
         """Have the next problems of a level made, as it will be drawn from."""
         at = self._levels.get(level) or _Level()
-        self._maker.prefetch(level=level, index=at.index, split=self._split)
+        self.maker.prefetch(level=level, index=at.index, split=self._split)
+
+    async def check(self, level: int) -> None:
+        """Make the first problem of a level, and forget that.
+
+        Raises:
+            ConfigError: If none of the first can be used, or none is of the split.
+        """
+        before, where = self.state_dict(), f"environment {self.facts.environment_id}@{level}"
+        try:
+            prompt = await self.find(level)
+        except LevelFailedError as error:
+            remedy = "choose a lower level, or raise rollout_max_prompt_len or make_timeout_seconds"
+            raise ConfigError(f"{where}: {error}: {remedy}") from error
+        finally:
+            self.load_state_dict(before)
+        if prompt is None:
+            raise ConfigError(f"{where}: {self.no_other()}")
 
     async def threshold(self, level: int) -> str | None:
         """Return what tells which problems of a level are held out; None where the environment has its own splits.
@@ -220,14 +237,14 @@ class EnvironmentLevels:
     async def _rule(self, level: int) -> HeldOutRule | None:
         if level not in self._rules:
             try:
-                self._rules[level] = await self._maker.held_out_rule(level)
+                self._rules[level] = await self.maker.held_out_rule(level)
             except TaskFailedError as error:
                 raise LevelFailedError(f"its first problems cannot be made in time ({error.cause})") from error
         return self._rules[level]
 
     async def _made(self, level: int, index: int) -> Task | TaskFailedError:
         try:
-            return await self._maker.make(level=level, index=index, split=self._split)
+            return await self.maker.make(level=level, index=index, split=self._split)
         except TaskFailedError as error:
             return error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -175,7 +176,9 @@ class EnvironmentRegistry:
             return lacking
         ids = self.ids()
         by_name = [known for known in ids if known.partition("/")[2] == environment_id]
-        return suggestion(environment_id, by_name or ids)
+        sizes = Counter(known.partition("/")[0] for known in ids)
+        counts = ", ".join(f"{name}/* ({size})" for name, size in sorted(sizes.items()))
+        return suggestion(environment_id, by_name or ids, otherwise=f"known here: {counts}; see rollfeed env list")
 
 
 def _made(loaded: Any) -> Any:

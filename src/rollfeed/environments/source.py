@@ -84,16 +84,8 @@ class EnvironmentSource(PromptSource):
         Raises:
             ConfigError: If none of the first can be used, or none is of the split.
         """
-        before = self._levels.state_dict()
-        try:
-            self._held_out_below = await self._levels.threshold(self._level)
-            prompt = await self._levels.find(self._level)
-        except LevelFailedError as error:
-            remedy = "choose a lower level, or raise rollout_max_prompt_len or make_timeout_seconds"
-            raise ConfigError(f"environment {self.name}: {error}: {remedy}") from error
-        if prompt is None:
-            raise ConfigError(f"environment {self.name}: {self._levels.no_other()}")
-        self._levels.load_state_dict(before)
+        await self._levels.check(self._level)
+        self._held_out_below = await self._levels.threshold(self._level)
 
     async def draw(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts.

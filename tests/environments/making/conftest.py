@@ -24,8 +24,10 @@ def nothing_is_named_by_path() -> Iterator[None]:
 def moody_maker() -> MakeMaker:
     """Return an async factory of what makes the problems of ``moody.py`` in given workers."""
 
-    async def make(workers: Workers, *, deadline_seconds: float = 30.0, **parameters: Any) -> PooledTaskMaker:
-        chosen = [("moody.py:Moody", parameters)]
+    async def make(
+        workers: Workers, *, name: str = "Moody", deadline_seconds: float = 30.0, **parameters: Any
+    ) -> PooledTaskMaker:
+        chosen = [(f"moody.py:{name}", parameters)]
         (facts,) = await describe_environments(chosen, workers=workers, folders=[Path(__file__).parent])
         return PooledTaskMaker(
             facts,

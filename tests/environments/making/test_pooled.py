@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 
 from rollfeed.base.importing import import_object
 from rollfeed.environments.making import EnvironmentFacts, TaskFailedError, TaskMaker, describe_environments
-from rollfeed.environments.tasks import make_task
+from rollfeed.environments.tasks import HeldOutRule, make_task, problem_hash
 from rollfeed.errors import ConfigError, PluginError
 from rollfeed.protocols import Task
 from rollfeed.workers import WorkerPool
@@ -71,6 +74,38 @@ async def test_failures_say_of_what_kind_they_are(moody_maker: MakeMaker, level:
                 await maker.make(level=level, index=index)
             assert caught.value.kind == kind
         assert (await maker.make(level=0, index=0)).question.startswith("Say ")
+
+
+def kill_who_waits_in(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+    os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("num_before", [0, 5])
+async def test_a_worker_that_others_kill_costs_no_problem(
+    moody_maker: MakeMaker, tmp_path: Path, num_before: int
+) -> None:
+    """The first problem is alone in its message, later ones are not."""
+    path = tmp_path / "pid"
+    inline = await made(TaskMaker(moody(), run_seed=5), SLOW, 20)
+    path.touch()
+    async with WorkerPool(num_workers=1) as pool, await moody_maker(pool, waits_in=str(path)) as maker:
+        tasks = await made(maker, SLOW, num_before)
+        await until_idle(pool)
+        path.unlink()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(asyncio.to_thread(kill_who_waits_in, path))
+            tasks += await made(maker, SLOW, 20 - num_before, first=num_before)
+        assert tasks == inline
+        assert pool.counts.died == 1
+
+
+async def test_a_problem_that_kills_its_worker_twice_is_passed_over(moody_maker: MakeMaker) -> None:
+    async with WorkerPool(num_workers=1) as pool, await moody_maker(pool) as maker:
+        with pytest.raises(TaskFailedError, match="exit code 7"):
+            await maker.make(level=DIES, index=0)
+        assert pool.counts.died == 2
 
 
 async def test_a_problem_that_hangs_takes_none_of_its_message_along(moody_maker: MakeMaker) -> None:
@@ -149,6 +184,16 @@ async def test_the_rule_of_what_is_held_out_is_the_one_of_this_process(moody_mak
             async with await moody_maker(pool, **parameters) as maker:
                 inline = TaskMaker(moody(**parameters), run_seed=5)
                 assert await maker.held_out_rule(0) == await inline.held_out_rule(0)
+
+
+async def test_what_is_held_out_does_not_depend_on_the_seed_of_the_run(moody_maker: MakeMaker) -> None:
+    """Of problems that are all on one side, the lowest of those that were looked at is held out."""
+    environment = import_object("moody.py:OneSided", key="test", folders=[HERE])(highest=10**12)
+    looked_at = [make_task(environment, level=0, index=index, run_seed=0, split="census") for index in range(200)]
+    lowest = HeldOutRule(min(problem_hash(task.identity) for task in looked_at) + 1)
+    assert await TaskMaker(environment, run_seed=5).held_out_rule(0) == lowest
+    async with WorkerPool(num_workers=1) as pool, await moody_maker(pool, name="OneSided", highest=10**12) as maker:
+        assert await maker.held_out_rule(0) == lowest
 
 
 async def test_a_level_without_any_problem_in_time_has_no_rule(moody_maker: MakeMaker) -> None:

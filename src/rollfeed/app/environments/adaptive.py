@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
-from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan
+from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_maker, one_worker
 from rollfeed.app.environments.ways_of_asking import check_asking
 from rollfeed.config import AdaptiveSettings, DifficultyPolicyName, EnvironmentSettings, Settings
 from rollfeed.config.plugins import import_path_of
@@ -20,10 +23,12 @@ from rollfeed.environments.difficulty import (
 from rollfeed.environments.levels import EnvironmentLevels
 from rollfeed.environments.making import EnvironmentFacts
 from rollfeed.environments.tasks import check_level
-from rollfeed.errors import PluginError
+from rollfeed.errors import ConfigError, PluginError
 from rollfeed.plugins import load_factory
-from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import DifficultyPolicy
+from rollfeed.prompts import ChatRenderer, MixtureSource
+from rollfeed.protocols import DifficultyPolicy, PromptSource
+
+_log = logging.getLogger(__name__)
 
 _POLICIES = {
     DifficultyPolicyName.BAND: BandPolicy,
@@ -31,6 +36,8 @@ _POLICIES = {
     DifficultyPolicyName.FIXED: FixedPolicy,
 }
 _OWN = "plugins.difficulty_policy"
+_MAX_SECONDS = 30.0
+"""For the first problems of all environments, when settings are checked."""
 
 
 def adaptive_source(
@@ -56,6 +63,30 @@ def adaptive_source(
         for maker in makers
     ]
     return AdaptiveSource(levels, manager=manager)
+
+
+@one_worker()
+def check_adaptive_environments(source: PromptSource, settings: Settings) -> None:
+    """Make the first problem of each environment of ``[prompts.adaptive]``, and forget that; none is begun after 30 s.
+
+    Raises:
+        ConfigError: If there are some whose level ``initial_difficulty`` a run would give up, a line each.
+    """
+    adaptive, problems, ends_at = settings.prompts.adaptive, list[str](), time.monotonic() + _MAX_SECONDS
+    if adaptive is None or not isinstance(source, MixtureSource):
+        return
+    waiting = [each for one in source.sources if isinstance(one, AdaptiveSource) for each in one.levels]
+    while waiting and time.monotonic() < ends_at:
+        levels = waiting.pop(0)
+        try:
+            ask_maker(levels.maker, partial(levels.check, adaptive.initial_difficulty))
+        except ConfigError as error:
+            problems.append(f"prompts.adaptive: {error}, or take it out of environment_list")
+    if waiting:
+        untried = f"{len(waiting)} environments from {waiting[0].facts.environment_id} on are not tried"
+        _log.warning("prompts.adaptive: %s: those before took %.0f s", untried, _MAX_SECONDS)
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _manager(

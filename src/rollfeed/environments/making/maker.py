@@ -27,7 +27,7 @@ class TaskFailureKind(StrEnum):
     TIMED_OUT = "timed_out"
     """Its worker was killed at the deadline."""
     DIED = "died"
-    """Its worker ended, or ran out of memory."""
+    """Its worker ended, or ran out of memory, twice."""
     NOTHING = "nothing"
     """The environment returned no question, or something else than question, params and answer."""
     TOO_LONG = "too_long"

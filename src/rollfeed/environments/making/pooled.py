@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -194,13 +195,9 @@ class PooledTaskMaker(TaskMaker):
 
     async def _bring(self, stream: _Stream, indices: Sequence[int]) -> None:
         """Have problems made; of several, some may be missing."""
-        arguments = [self._parameters, stream.asked, list(indices), _MESSAGE_SECONDS]
-        path, deadline = maker_path(self.facts.environment_id), self._deadline_seconds
-        if len(indices) > 1:
-            deadline = min(deadline, _LATE_SECONDS)
         try:
             async with self._turns:
-                found = await self._workers.call(path, arguments, deadline_seconds=deadline)
+                found = await self._call(stream, indices)
         except WorkerError as error:
             stream.size, stream.num_alone = 1, _MAX_SIZE
             if len(indices) == 1:
@@ -212,6 +209,19 @@ class PooledTaskMaker(TaskMaker):
             stream.size = min(2 * len(indices), _MAX_SIZE) if len(found) == len(indices) else len(found)
         for index, each in zip(indices, found, strict=False):
             stream.ready[index] = _read(each)
+
+    async def _call(self, stream: _Stream, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return what a worker makes; one that dies may have been killed by others, so the next one tries once more."""
+        arguments = [self._parameters, stream.asked, list(indices), _MESSAGE_SECONDS]
+        deadline = self._deadline_seconds if len(indices) == 1 else min(self._deadline_seconds, _LATE_SECONDS)
+        call = partial(self._workers.call, maker_path(self.facts.environment_id), arguments, deadline_seconds=deadline)
+        try:
+            made: list[dict[str, Any]] = await call()
+        except WorkerDiedError:
+            if len(indices) > 1:  # these are asked for one by one
+                raise
+            made = await call()
+        return made
 
 
 def _read(found: Mapping[str, Any]) -> _Made:
