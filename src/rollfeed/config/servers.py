@@ -37,6 +37,10 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     """For an abort, a pause or a look at the load."""
     update_timeout_seconds: float = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
     """For a server to load new weights."""
+    late_update_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
+    """For the last servers to load new weights once half of them have, or four times as long as those took; then they
+    are taken out until they have them. No request is sent meanwhile.
+    """
     weights_folder: str | None = None
     """Where new weights are written for the servers to load, a folder that they can read under the same path; by
     default a temporary one, which is enough for servers on this machine.

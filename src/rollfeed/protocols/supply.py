@@ -59,7 +59,7 @@ class WeightPublisher(Protocol):
         """
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what the last comparison found, by name; none before it."""
+        """Return what the last update took, and what the last comparison found, by name; none before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

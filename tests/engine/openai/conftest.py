@@ -74,6 +74,8 @@ class FakeVLLM:
         self.calls: list[tuple[str, Any]] = []
         self.weight_version: str | None = None
         """What this vLLM calls its weights; None for one that keeps no name."""
+        self.takes_names = True
+        """Whether weights are called as it is told."""
         self.new_version: tuple[int, str] | None = None
         """Tokens after which a response finds the weights called otherwise, once."""
         self.update_status = 200
@@ -113,7 +115,8 @@ class FakeVLLM:
             if request.path == "/weight_info" and self.weight_version is not None:
                 return web.json_response({"weight_version": self.weight_version})
             if request.path == "/update_weight_version" and self.weight_version is not None:
-                self.weight_version = body["new_version"]
+                if self.takes_names:
+                    self.weight_version = body["new_version"]
                 return web.json_response({"success": True, "new_version": self.weight_version})
             if request.path == "/reset_prefix_cache":
                 return web.Response(status=self.reset_status)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rollfeed.errors import EngineProtocolError
 from rollfeed.types import FinishKind, TensorUpdate
 
 PROMPT = np.array([112, 113, 114], np.int32)
@@ -92,10 +91,11 @@ async def test_an_update_that_one_server_fails_takes_that_one_out(vllm: Any, eng
         assert engine.metrics()["live_workers"] == 1
 
 
-async def test_servers_at_different_versions_are_refused(vllm: Any, engine_at: Any) -> None:
-    async with vllm(weight_version="1") as one, vllm(weight_version="2") as other:
-        with pytest.raises(EngineProtocolError, match=r"different versions .* has 1, .* has 2"):
-            await engine_at(one, other).__aenter__()
+async def test_of_servers_at_different_versions_the_newest_answer(vllm: Any, engine_at: Any, asked: Any) -> None:
+    async with vllm(weight_version="1") as one, vllm(weight_version="2") as other, engine_at(one, other) as engine:
+        assert engine.policy_version == 2
+        await asyncio.gather(*(engine.generate(ids, asked(), request_id="x") for ids in prompts(8)))
+        assert (len(one.bodies), len(other.bodies)) == (0, 8)
 
 
 async def test_an_abort_of_all_reaches_every_server(vllm: Any, engine_at: Any, asked: Any, until: Any) -> None:

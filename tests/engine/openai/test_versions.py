@@ -105,3 +105,12 @@ async def test_older_weights_of_which_there_is_no_copy_stop_everything(vllm: Any
             with pytest.raises(EngineUnavailableError, match="serves version 3, 4 is current"):
                 await engine.generate(PROMPT, asked(), request_id="a")
         assert len(server.bodies) == 1
+
+
+async def test_a_server_that_keeps_the_old_name_has_no_requests(vllm: Any, engine_at: Any, asked: Any) -> None:
+    async with vllm(weight_version="3", takes_names=False) as server, engine_at(server) as engine:
+        with pytest.raises(EngineUnavailableError, match="serves version 3 after an update to 4"):
+            await engine.apply(TensorUpdate(TENSORS, policy_version=4))
+        with pytest.raises(EngineUnavailableError):
+            await engine.generate(PROMPT, asked(), request_id="a")
+        assert server.bodies == []

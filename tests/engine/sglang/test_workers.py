@@ -217,13 +217,6 @@ async def test_nobody_at_the_address_is_told_with_the_time_waited(engine_at: Eng
         await engine.__aenter__()
 
 
-async def test_servers_at_different_versions_are_refused(scripted: Any, engine_at: EngineAt) -> None:
-    async with scripted(2) as servers:
-        servers[1].version = "4"
-        with pytest.raises(EngineProtocolError, match=r"different versions .* has 0, .* has 4"):
-            await engine_at(*servers).__aenter__()
-
-
 async def test_the_version_that_all_serve_is_where_the_engine_begins(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers:
         for server in servers:

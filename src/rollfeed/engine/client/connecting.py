@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.replies import Found, Router
-from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineUnavailableError
 
 _POLL_SECONDS = 0.2
 
@@ -23,7 +23,11 @@ class Servers(NamedTuple):
     found: Mapping[str, Found]
     """By the address of the worker."""
     policy_version: int
-    """Of all of them."""
+    """The newest of theirs."""
+
+    def is_behind(self, found: Found) -> bool:
+        """Whether a server has an older version, as one that a publisher which was killed had not reached."""
+        return found.policy_version is not None and found.policy_version < self.policy_version
 
     @property
     def precision(self) -> str:
@@ -36,7 +40,7 @@ async def connect(dialect: Dialect) -> Servers:
 
     Raises:
         EngineUnavailableError: If one is not healthy in time.
-        EngineProtocolError: If something else answers than what is configured, or the servers differ in their versions.
+        EngineProtocolError: If something else answers than what is configured.
     """
     patiently = partial(_patiently, seconds=dialect.settings.startup_timeout_seconds)
     router = await patiently(dialect.find_router)
@@ -45,7 +49,7 @@ async def connect(dialect: Dialect) -> Servers:
         addresses = await patiently(partial(_list_workers, router, setting=dialect.setting))
     meet = partial(dialect.meet, is_behind_router=router is not None)
     found = await asyncio.gather(*(patiently(partial(meet, address)) for address in addresses))
-    return Servers(router, dict(zip(addresses, found, strict=True)), _common_version(addresses, found))
+    return Servers(router, dict(zip(addresses, found, strict=True)), max(each.policy_version or 0 for each in found))
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
@@ -68,11 +72,3 @@ async def _list_workers(router: Router, *, setting: str) -> Sequence[str]:
     if not addresses:
         raise EngineUnavailableError(f"{setting}.router = {router.address}: it lists no workers")
     return addresses
-
-
-def _common_version(addresses: Sequence[str], found: Sequence[Found]) -> int:
-    versions = [each.policy_version or 0 for each in found]
-    if len(set(versions)) > 1:
-        told = ", ".join(f"{address} has {version}" for address, version in zip(addresses, versions, strict=True))
-        raise EngineProtocolError(f"the servers are at different versions ({told}): bring them to one")
-    return versions[0]

@@ -48,9 +48,36 @@ class Counters:
     """Tries given up by closing their connection, at which the server stops when it notices."""
     closed_tokens: int = 0
     """Most tokens that those may still have cost: what they were asked for and had not returned."""
+    sampled_tokens: int = 0
+    """Tokens of whole replies."""
+    stale_cache_tokens: int = 0
+    """Those among them that were decoded on keys and values of weights older than their own."""
     weight_updates: int = 0
     """Versions published from here."""
 
     def totals(self) -> Mapping[str, float]:
         """Return all of them by name."""
         return {name: float(value) for name, value in asdict(self).items()}
+
+
+@dataclass(slots=True)
+class UpdateCosts:
+    """Costs of the last update."""
+
+    prepare_seconds: float = 0.0
+    """Until every server was prepared; they served meanwhile."""
+    pause_seconds: float = 0.0
+    """For which a server stood still, the longest of all."""
+    num_bytes: int = 0
+    """Moved to the servers, all together."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return all of them by name."""
+        return {
+            #: engine/weights_prepare_seconds: of the last update, seconds in which servers prepared while they served
+            "weights_prepare_seconds": self.prepare_seconds,
+            #: engine/weights_pause_seconds: of the last update, seconds that a server stood still, the longest
+            "weights_pause_seconds": self.pause_seconds,
+            #: engine/weights_bytes: of the last update, bytes moved to all servers together
+            "weights_bytes": float(self.num_bytes),
+        }

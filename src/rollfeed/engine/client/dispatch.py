@@ -203,6 +203,9 @@ class Dispatcher:
             await parts.distrust(worker)
             message = f"{worker.address}: answered from version {version}, {sent_version} is current"
             raise TryFailedError(Failure.STALE, message)
+        parts.counters.sampled_tokens += num_tokens
+        if parts.dialect.keeps_cache and reply.version_spans:
+            parts.counters.stale_cache_tokens += num_tokens - reply.version_spans[0].end
         newest = max((span.policy_version for span in reply.version_spans), default=version)
         if num_tokens and newest > parts.weights.current_version:
             await parts.weights.meet_newer(parts.pool.owners(worker), newest)

@@ -98,7 +98,9 @@ class ServerEngine(Engine):
                 self._transport.meet(met)
             self._pool = ServerPool(router=servers.router, counters=self.counters)
             for address, found in servers.found.items():
-                self._pool.add(address, is_exact=found.is_exact)
+                worker = self._pool.add(address, is_exact=found.is_exact)
+                if servers.is_behind(found):
+                    await self._pool.take_out(worker, f"serves {found.policy_version}, others {servers.policy_version}")
             self._orphans = Orphans(pool=self._pool, dialect=dialect, counters=self.counters)
             admission = Turnstile()
             self.weights = ServerWeights(
@@ -265,6 +267,9 @@ class ServerEngine(Engine):
         flights = self._pool.flights
         return {
             **self.counters.totals(),
+            **self.weights.costs.metrics(),
+            #: engine/stale_cache_share: of the tokens so far, those decoded on keys and values of older weights
+            "stale_cache_share": self.counters.stale_cache_tokens / max(1, self.counters.sampled_tokens),
             #: engine/live_workers: servers that may have requests
             "live_workers": float(len(self._pool.live)),
             #: engine/requests_in_flight: requests at the servers

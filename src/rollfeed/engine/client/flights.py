@@ -141,6 +141,8 @@ class Worker:
         """Healthy, at the current version, and given requests."""
         self.is_unsure = False
         """Whether it may have been started again, with other weights, since it last told its version."""
+        self.must_reload = False
+        """Whether it needs its weights again, whatever version it tells: an update of them has not ended well."""
         self.problem: str | None = None
         """Why it cannot come back before new weights have been published."""
         self.num_failed_probes = 0

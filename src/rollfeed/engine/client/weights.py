@@ -10,19 +10,56 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
-from rollfeed.engine.client.counters import Counters
+from rollfeed.engine.client.counters import Counters, UpdateCosts
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Turnstile, Worker
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.types import WeightUpdate
+from rollfeed.types import FolderUpdate, WeightUpdate
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02
+_TIMES_LATER = 4.0
+"""As long as half of the servers took, a late one may take at least."""
+
+
+class _Patience:
+    """Waits for servers, and not much longer for the last ones than for half of them."""
+
+    def __init__(self, num_servers: int, *, late_seconds: float) -> None:
+        self._num_servers = num_servers
+        self._late_seconds = late_seconds
+        self._num_done = 0
+        self._began = asyncio.get_running_loop().time()
+        self._until: float | None = None
+        self._waiting: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def of(self, worker: Worker) -> AsyncIterator[None]:
+        """Raise EngineUnavailableError where what is done for a worker does not end in time."""
+        try:
+            async with asyncio.timeout_at(self._until) as timeout:
+                self._waiting.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(timeout)
+        except TimeoutError:
+            raise EngineUnavailableError(
+                f"{worker.address}: has not taken them, long after {self._num_done} of {self._num_servers} servers had"
+            ) from None
+        self._num_done += 1
+        if self._until is None and 2 * self._num_done >= self._num_servers:
+            now = asyncio.get_running_loop().time()
+            self._until = now + max(self._late_seconds, _TIMES_LATER * (now - self._began))
+            for timeout in self._waiting:
+                timeout.reschedule(self._until)
 
 
 class ServerWeights:
@@ -47,12 +84,15 @@ class ServerWeights:
         """Somebody else may do with the servers as they like; they are not looked after."""
         self.num_holds = 0
         """Pauses and updates begun so far."""
+        self.costs = UpdateCosts()
         self._pool = pool
         self._dialect = dialect
         self._counters = counters
         self._admission = admission
         self._orphans = orphans
         self._published: WeightUpdate | None = None
+        self._may_go_back = True
+        """Whether the servers' version is one that an earlier process has left."""
         self._lock = asyncio.Lock()
         self._publishing = asyncio.Lock()
         """Held around the other one: versions are published one after the other."""
@@ -96,16 +136,21 @@ class ServerWeights:
     async def update(self, update: WeightUpdate) -> None:
         """Have every live worker serve new weights; where none is live, those that answer.
 
-        A worker that fails is taken out, and comes back when it has them.
+        A worker that fails is taken out, and comes back when it has them. Only the first update may have a version
+        below the servers', which an earlier process has left there: what comes later is above.
 
         Raises:
-            EngineProtocolError: If all workers refuse the weights; they serve the old ones.
+            EngineProtocolError: If all workers refuse the weights, or somebody else publishes to them; they serve the
+                old ones.
             EngineUnavailableError: If no worker is left.
         """
         async with self._publishing:
-            workers = self._pool.live
+            workers, began = self._pool.live, asyncio.get_running_loop().time()
+            await self._check_version(workers, update.policy_version)
+            self.costs = UpdateCosts()
             outcomes = await self._at_all(workers, lambda worker: self._prepare(worker, update))
             prepared = dict(zip(workers, outcomes, strict=True))
+            self.costs.prepare_seconds = asyncio.get_running_loop().time() - began
             async with self._lock:
                 self.is_updating = True
                 self.num_holds += 1
@@ -138,7 +183,7 @@ class ServerWeights:
                 problem = told[0] if told else "the router lists none"
                 raise EngineUnavailableError(f"none of {len(workers)} servers tells its version: {problem}")
             if max(versions) != self.current_version:
-                self.current_version, self._published = max(versions), None
+                self._take_over(max(versions), None)
             for worker, version in zip(workers, told, strict=True):
                 if version != self.current_version:
                     await self._pool.take_out(worker, f"it serves version {version}, {self.current_version} is current")
@@ -154,7 +199,7 @@ class ServerWeights:
         """
         async with self._lock:
             if not worker.is_live:
-                await self._readmit(worker, must_reload=worker.problem is not None)
+                await self._readmit(worker, must_reload=worker.must_reload or worker.problem is not None)
 
     async def assure(self, worker: Worker) -> None:
         """Ask a worker for its version that may have lost its weights; where it has, it is taken out and given them.
@@ -197,25 +242,48 @@ class ServerWeights:
             if len(known) < len(told) or not known or min(known) < version:
                 raise TryFailedError(Failure.AHEAD, f"tokens of version {version}, which not all servers have yet")
             _log.warning("all workers serve version %d, published by somebody else", min(known))
-            self.current_version, self._published = min(known), None
+            self._take_over(min(known), None)
+
+    async def _check_version(self, workers: Sequence[Worker], version: int) -> None:
+        """Refuse a version that would go back, and servers to which somebody else publishes."""
+        current, remedy = self.current_version, "stop the other trainer, or give this run servers of its own"
+        seconds = self._dialect.settings.probe_timeout_seconds
+        asked = (self._dialect.version(worker.address, timeout_seconds=seconds) for worker in workers)
+        for worker, told in zip(workers, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(told, int) and told > current:  # what else is wrong with it shows when it is told to load
+                raise EngineProtocolError(
+                    f"version {version} not published: {worker.address} serves version {told}, and {current} is the "
+                    f"newest that it had from here: {remedy}"
+                )
+        if version < current and not self._may_go_back:
+            by_whom = "" if self._published is not None else f" from somebody else: {remedy}; or"
+            raise EngineProtocolError(
+                f"version {version} not published: the servers have {current}{by_whom}: give it a higher number"
+            )
+        if version < current:
+            _log.warning("the servers have version %d of an earlier run; they go back to %d", current, version)
 
     async def _prepare(self, worker: Worker, update: WeightUpdate) -> None:
-        await self._dialect.prepare(worker.address, update)
+        self.costs.num_bytes += await self._dialect.prepare(worker.address, update)
+        if isinstance(update, FolderUpdate):
+            self.costs.num_bytes += await asyncio.to_thread(_num_bytes, update.folder)
 
     async def _update_all(self, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]) -> None:
         workers, version = self._pool.live, update.policy_version
         if not workers:  # those that came back would be given older weights first
-            self.current_version, self._published = version, update
+            self._take_over(version, update)
             workers = self._pool.workers
             outcomes = await self._at_all(workers, lambda worker: self._readmit(worker, must_reload=True))
         else:
-            outcomes = await self._at_all(workers, lambda worker: self._update_one(worker, update, prepared))
+            patience = _Patience(len(workers), late_seconds=self._dialect.settings.late_update_seconds)
+            outcomes = await self._at_all(workers, lambda worker: self._update_one(worker, update, prepared, patience))
         failed = [(worker, each) for worker, each in zip(workers, outcomes, strict=True) if each is not None]
         are_refused = len(failed) == len(workers) and all(isinstance(each, EngineProtocolError) for _, each in failed)
         if self._pool.live and are_refused:
             raise EngineProtocolError(f"weights not taken: {failed[0][1]}")
-        self.current_version, self._published = version, update
+        self._take_over(version, update)
         for worker, error in failed:
+            worker.must_reload = True
             await self._pool.take_out(worker, f"weight update failed: {error}")
             if self._dialect.is_alone:
                 self._pool.give_up(worker, str(error))
@@ -224,24 +292,37 @@ class ServerWeights:
             raise EngineUnavailableError(f"no worker has version {version}: {reason}")
         self._counters.weight_updates += 1
 
+    def _take_over(self, version: int, update: WeightUpdate | None) -> None:
+        self.current_version, self._published, self._may_go_back = version, update, False
+
     async def _update_one(
-        self, worker: Worker, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]
+        self,
+        worker: Worker,
+        update: WeightUpdate,
+        prepared: Mapping[Worker, EngineError | None],
+        patience: _Patience,
     ) -> None:
         if worker not in prepared:  # it came back meanwhile
             await self._prepare(worker, update)
         elif (problem := prepared[worker]) is not None:
             raise problem
+        began = asyncio.get_running_loop().time()
         try:
-            await self._dialect.update(worker, update, is_held=self.is_paused)
+            async with patience.of(worker):
+                self.costs.num_bytes += await self._dialect.update(worker, update, is_held=self.is_paused)
         except asyncio.CancelledError:
-            worker.suspected.set()  # what it serves now is not known
+            worker.must_reload = True  # what it serves now is not known
+            worker.suspected.set()
             await self._pool.take_out(worker, "an update of its weights was not waited for")
             raise
-        self.current_version = max(self.current_version, update.policy_version)
+        self.costs.pause_seconds = max(self.costs.pause_seconds, asyncio.get_running_loop().time() - began)
+        # At once: requests that run there already meet it, also if nobody waits for the other servers.
+        self._take_over(update.policy_version, update)
 
     async def _readmit(self, worker: Worker, *, must_reload: bool) -> None:
         version, current = await self._dialect.version(worker.address), self.current_version
-        is_other = version != current if version is not None else self._published is not None
+        # A server that was started again calls its first weights 0, which a later update may be called, too.
+        is_other = version != current if version else self._published is not None or version not in (None, current)
         if is_other or must_reload:
             told = f"{worker.address}: serves version {version}, {current} is current"
             if self._published is None:
@@ -289,3 +370,8 @@ async def empty(worker: Worker, *, seconds: float) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise EngineUnavailableError(f"{worker.address}: requests do not end") from None
+
+
+def _num_bytes(folder: Path) -> int:
+    """Return how large the weights in a folder are; 0 where only the servers see it."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

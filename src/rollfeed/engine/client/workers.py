@@ -129,7 +129,7 @@ class ServerPool:
         """
         if self._router is not None and worker.address not in await self._router.workers():
             await self._router.add(worker.address)
-        worker.is_live, worker.is_unsure, worker.problem = True, False, None
+        worker.is_live, worker.is_unsure, worker.must_reload, worker.problem = True, False, False, None
         worker.num_failed_probes = 0
         self._counters.readmitted_workers += 1
         self._changed()

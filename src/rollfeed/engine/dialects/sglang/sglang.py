@@ -2,16 +2,19 @@
 
 A prefix cache cannot be flushed under running requests: old servers (0.5.15) exit when an update tries
 it, newer ones (0.5.23) say that it failed and have changed the weights. So an update either empties the servers
-first (``abort``: what ran goes on afterwards from the tokens it has), or has them put back what runs and
-flushes when the weights are there (``retract``), or keeps the cache unless nothing runs (``in_place``). A pause
-of SGLang's mode ``abort`` is not used: it looks once a second whether it is done. A paused server ends no request.
+first (``abort``: what ran goes on afterwards from the tokens it has; newer servers do so when the update says so), or
+has them put back what runs and flushes when the weights are there (``retract``), or keeps the cache unless nothing
+runs (``in_place``). A pause of SGLang's mode ``abort`` is not used: it looks once a second whether it is done. A paused
+server ends no request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -29,7 +32,7 @@ from rollfeed.engine.dialects.sglang.replies import SGLangAnswer
 from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
 from rollfeed.engine.dialects.sglang.scoring import score_texts
 from rollfeed.engine.http import json_ids
-from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
@@ -41,6 +44,10 @@ _ABORT_SECONDS = 3.0
 _POLL_SECONDS = 0.02
 _LANDING_SECONDS = 1.0
 """For the partial replies of an emptied server."""
+_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_ENDING_SINCE = (0, 5, 23)
+_CHANGED = "Weights were updated"
+"""In a refusal: of the flush, not of the weights."""
 _SEED_MASK = (1 << 31) - 1
 _SEED_STRIDE = 0x9E3779B1
 _ENCODER = msgspec.json.Encoder()
@@ -70,6 +77,9 @@ class SGLang:
         self._with_text = with_text
         self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
         is_retracted = settings.weight_update is WeightUpdateMode.RETRACT
+        self.keeps_cache = settings.weight_update is WeightUpdateMode.IN_PLACE
+        self._ending: set[str] = set()
+        """Servers that end what runs by themselves, when an update says so."""
         self._holding = {"mode": "retract" if is_retracted else "in_place"}
 
     def open(self, context: Context) -> None:
@@ -96,6 +106,8 @@ class SGLang:
             )
         model, info = await self._model(address), await self._server_info(address)
         await self._check_context(address)
+        if _ends_requests(info):
+            self._ending.add(address)
         return Found(
             policy_version=version_told_by(address, model.get("weight_version", "default")),
             precision=_precision(info),
@@ -161,17 +173,15 @@ class SGLang:
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         if self.settings.weight_update is WeightUpdateMode.ABORT:
             return await self._update_emptied(worker, update, is_held=is_held)
+        address = worker.address
         if not is_held:
-            await self.hold(worker.address)
-        try:
-            num_bytes = await self._load(worker.address, update, empties=False)
+            await self.hold(address)
+        async with _afterwards(None if is_held else partial(self.release, address)):
+            num_bytes = await self._load(address, update, empties=False)
             # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
-            reply = await self._http.control("POST", f"{worker.address}/flush_cache")
+            reply = await self._http.control("POST", f"{address}/flush_cache")
             if reply.status != 200 and self.settings.weight_update is WeightUpdateMode.RETRACT:
-                _log.warning("%s: goes on with keys and values of older weights: it does not flush", worker.address)
-        finally:
-            if not is_held:
-                await self.release(worker.address)
+                _log.warning("%s: goes on with keys and values of older weights: it does not flush", address)
         return num_bytes
 
     async def reload(self, worker: Worker, update: WeightUpdate) -> int:
@@ -184,12 +194,10 @@ class SGLang:
     async def _update_emptied(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         if is_held:
             await self.release(worker.address)
-        try:
-            await self._until_idle(worker)
+        async with _afterwards(partial(self.hold, worker.address) if is_held else None):
+            if not (isinstance(update, FolderUpdate) and worker.address in self._ending):
+                await self._until_idle(worker)
             return await self._load(worker.address, update, empties=True)
-        finally:
-            if is_held:
-                await self.hold(worker.address)
 
     def _commands(self, address: str) -> Command:
         return partial(self._http.ask, address, timeout_seconds=self.settings.update_timeout_seconds)
@@ -200,16 +208,21 @@ class SGLang:
         command = self._commands(address)
         if isinstance(update, FolderUpdate):
             folder = {"model_path": str(update.folder), "weight_version": str(version)}
-            content = await command(
-                "/update_weights_from_disk", {**folder, "flush_cache": empties, "abort_all_requests": empties}
-            )
+            try:
+                content = await command(
+                    "/update_weights_from_disk", {**folder, "flush_cache": empties, "abort_all_requests": empties}
+                )
+            except EngineProtocolError as error:
+                if _CHANGED in str(error):
+                    raise EngineUnavailableError(f"{error}; its weights are new and their name is not") from error
+                raise
             if content.get("success") is not True:
                 raise EngineProtocolError(f"{address}: {content.get('message', 'no success')}")
         elif isinstance(update, ServerUpdate):
             num_bytes = await update.load(address, command)
         served = await self.version(address)
         if served != version:
-            raise EngineProtocolError(f"{address}: serves version {served} after an update to {version}")
+            raise EngineUnavailableError(f"{address}: serves version {served} after an update to {version}")
         return num_bytes
 
     async def _until_idle(self, worker: Worker) -> None:
@@ -261,6 +274,27 @@ class SGLang:
                 raise EngineProtocolError(
                     f"engine.context_length = {self._context.context_length}: {address} takes {limit} tokens; lower it"
                 )
+
+
+@asynccontextmanager
+async def _afterwards(do: Callable[[], Awaitable[object]] | None) -> AsyncIterator[None]:
+    """Do something when the body has ended; where that has failed, shortly, and only its own error counts."""
+    try:
+        yield
+    except BaseException:
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_ABORT_SECONDS):
+                if do is not None:
+                    await do()
+        raise
+    if do is not None:
+        await do()
+
+
+def _ends_requests(told: Mapping[str, Any]) -> bool:
+    """Whether a server ends what runs when an update says so; one of an old release dies of it."""
+    found = _RELEASE.match(str(told.get("version")))
+    return found is not None and tuple(map(int, found.groups())) >= _ENDING_SINCE
 
 
 def _precision(told: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ class VLLM:
     aborts_by_closing = True
     repeats_ids = False
     is_alone = True
+    keeps_cache = False
 
     def __init__(self, settings: OpenAISettings) -> None:
         self.settings = settings
@@ -170,6 +171,8 @@ class VLLM:
             has_loaded = True
             if self._servers[address].names_versions:
                 await command("/update_weight_version", {"new_version": str(update.policy_version)})
+                if (served := await self.version(address)) != update.policy_version:
+                    raise EngineProtocolError(f"serves version {served} after an update to {update.policy_version}")
             # Without the parameter a server answers 200 and keeps its cache while anybody's request uses it.
             await command("/reset_prefix_cache?reset_running_requests=true", None)
         except EngineError as error:
