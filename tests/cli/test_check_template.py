@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from tests.conversations.zoo.families import load
 
-from rollfeed.cli.check import _template_text
+from rollfeed.cli.checking import _template_text
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import RewrittenTurns
 

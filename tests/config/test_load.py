@@ -51,6 +51,43 @@ def test_variables_of_the_template_decide_what_a_run_is_and_its_date_does_not(tm
     assert thinking.identity() != plain.identity()
 
 
+def test_later_files_win_lists_are_replaced_and_tables_merged(tmp_path: Path) -> None:
+    base, more, last = (tmp_path / name for name in ("base.toml", "more.toml", "other/last.toml"))
+    base.write_text(f"seed = 1\n[rollout]\nnum_rollout = 7\nrollout_batch_size = 3\n{MINIMAL}")
+    more.write_text('[rollout]\nrollout_batch_size = 5\n[[prompts.environments]]\nid = "core/add_numbers"\n')
+    last.parent.mkdir()
+    last.write_text("seed = 2\n")
+    spec = RunSpec.load([base, more, last], ["rollout.n_samples_per_prompt=6"])
+    rollout = spec.settings.rollout
+    sizes = (rollout.num_rollout, rollout.rollout_batch_size, rollout.n_samples_per_prompt)
+    assert (spec.settings.seed, *sizes) == (2, 7, 5, 6)
+    assert [each.id for each in spec.settings.prompts.environments] == ["core/add_numbers"]
+    assert spec.folders == (last.parent, tmp_path, Path.cwd())
+    assert spec.chosen == {"rollout.n_samples_per_prompt"}
+
+
+def test_an_error_names_all_files_that_were_read(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(MINIMAL)
+    (tmp_path / "more.toml").write_text("[rollout]\nnum_rollout = 0\n")
+    with pytest.raises(ConfigError, match=r"base\.toml, .*more\.toml: rollout\.num_rollout = 0"):
+        RunSpec.load([tmp_path / "base.toml", tmp_path / "more.toml"])
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("num_rollout=3", "num_rollout: unknown setting; did you mean rollout.num_rollout?"),
+        ("num_rolout=3", "num_rolout: unknown setting; did you mean rollout.num_rollout?"),
+        ("engine.rm_type=a", "engine.rm_type: unknown setting; did you mean reward.rm_type or eval.rm_type?"),
+        ("rollout.top_k=3", "rollout.top_k: unknown setting; did you mean sampling.rollout_top_k or eval.top_k?"),
+    ],
+)
+def test_a_key_without_its_table_is_answered_with_the_full_key(tmp_path: Path, override: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, MINIMAL, override)
+    assert str(refused.value).endswith(meant)
+
+
 def test_defaults_fill_what_a_file_leaves_out(tmp_path: Path) -> None:
     settings = load(tmp_path, MINIMAL)
     assert settings.seed == 0

@@ -21,7 +21,7 @@ from rollfeed.app.model import Endpoint, Model, build_engine, load_model, load_s
 from rollfeed.app.rewards import check_isolation, grade_rows, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import environment_source, overlaps, source_names
-from rollfeed.app.stored_run import stored_spec
+from rollfeed.app.stored_run import stored_folders, stored_spec
 from rollfeed.app.training import directory_problem, prepare_warm_up, train
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "run_problem",
     "score_file",
     "source_names",
+    "stored_folders",
     "stored_spec",
     "train",
     "write_evaluation",

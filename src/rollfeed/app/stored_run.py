@@ -20,8 +20,16 @@ def stored_spec(directory: Path, overrides: Sequence[str] = ()) -> RunSpec:
     """
     record = _record(directory)
     settings = read_stored(record.settings, where=f"settings of {directory}", overrides=overrides)
-    folders = dict.fromkeys([*map(Path, record.folders), Path.cwd()])
-    return RunSpec(settings, tuple(folders), chosen_keys(record.settings, overrides, settings))
+    return RunSpec(settings, stored_folders(directory), chosen_keys(record.settings, overrides, settings))
+
+
+def stored_folders(directory: Path) -> tuple[Path, ...]:
+    """Return where the run in ``directory`` looked for files and plug-ins, and this folder.
+
+    Raises:
+        ConfigError: If there is no run, or it is damaged.
+    """
+    return tuple(dict.fromkeys([*map(Path, _record(directory).folders), Path.cwd()]))
 
 
 def stored_template_date(settings: Settings, out: Path) -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from rollfeed.config import PluginSettings, RewardSettings, ScoringSettings, load_scoring_settings
+from rollfeed.config import PluginSettings, RewardSettings, RunSpec, ScoringSettings, load_scoring_settings
 from rollfeed.config.paths import expand_path
 from rollfeed.errors import ConfigError
 
@@ -22,20 +22,23 @@ def add_command(
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
-    help: str,
     epilog: str,
+    help: str | None = None,
     description: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Return the parser of a command or an action, which runs ``run``; an epilog of several lines stays as it is."""
+    """Return the parser of a command or an action, which runs ``run``; an epilog of several lines stays as it is.
+
+    ``help`` is what the list of a command's actions says; that of the commands is in ``main.py``.
+    """
     form = argparse.RawDescriptionHelpFormatter if "\n" in epilog else argparse.HelpFormatter
     parser = commands.add_parser(name, help=help, description=description, epilog=epilog, formatter_class=form)
     parser.set_defaults(run=run)
     return parser
 
 
-def add_actions(commands: Parsers, name: str, *, help: str) -> Parsers:
+def add_actions(commands: Parsers, name: str) -> Parsers:
     """Return what the actions of a command are added to."""
-    return commands.add_parser(name, help=help).add_subparsers(title="actions", required=True, metavar="ACTION")
+    return commands.add_parser(name).add_subparsers(title="actions", required=True, metavar="ACTION")
 
 
 def add_numbers(parser: Any, options: Mapping[str, tuple[int | float, str]]) -> None:
@@ -74,8 +77,9 @@ def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, told: str
 
 def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool = True) -> None:
     """Add the settings file and its overrides."""
-    nargs = None if needs_file else "?"
-    parser.add_argument("file", metavar="FILE", type=path_argument, nargs=nargs, help="settings file (TOML)")
+    told = "settings file: TOML, or the settings.json of a run; of several files, later ones win"
+    nargs = "+" if needs_file else "*"
+    parser.add_argument("files", metavar="FILE", type=path_argument, nargs=nargs, default=[], help=told)
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -84,6 +88,22 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool 
         default=[],
         help="override a setting, for example rollout.num_rollout=3; may be given several times",
     )
+
+
+def load_spec(files: Sequence[Path], overrides: Sequence[str]) -> RunSpec:
+    """Return what settings files say, with overrides; what a ``settings.json`` names is where its run found it.
+
+    Raises:
+        ConfigError: If a file or a setting is wrong.
+    """
+    spec = RunSpec.load(files, overrides)
+    runs = [file.parent for file in files if file.suffix == ".json" and (file.parent / "journal.sqlite").exists()]
+    if not runs:
+        return spec
+    from rollfeed.app import stored_folders  # which takes a while, that others need not wait
+
+    folders = [folder for run in runs for folder in stored_folders(run)]
+    return replace(spec, folders=tuple(dict.fromkeys([*spec.folders, *folders])))
 
 
 def add_reward_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ _SAMPLES, _CONVERSATIONS = "samples.jsonl", "conversations.jsonl"
 
 def register(commands: Parsers) -> None:
     """Add the command to the parser."""
-    actions = add_actions(commands, "atif", help="write samples as ATIF trajectories, or read them")
+    actions = add_actions(commands, "atif")
     write = add_command(
         actions,
         "export",

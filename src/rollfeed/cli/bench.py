@@ -36,7 +36,7 @@ class _Bench(NamedTuple):
 
 def register(commands: Parsers) -> None:
     """Add the command and its actions to the parser."""
-    actions = add_actions(commands, "bench", help="measure speed as ratios to a reference, in one run")
+    actions = add_actions(commands, "bench")
     for name, bench in _BENCHES.items():
         parser = add_command(
             actions,

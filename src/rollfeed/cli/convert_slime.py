@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollfeed.cli import check as checking
-from rollfeed.cli import exit_codes
+from rollfeed.cli import checking, exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path
 from rollfeed.config import RunSpec
 from rollfeed.config.load import validate_settings
@@ -44,7 +43,6 @@ def register(commands: Parsers) -> None:
         commands,
         "convert-slime",
         run,
-        help="make a settings file of a script for slime or miles",
         description="Write the settings that a script for slime or miles means, and list what they cannot say.",
         epilog=_EPILOG,
     )

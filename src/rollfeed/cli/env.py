@@ -43,9 +43,7 @@ examples:
 
 def register(commands: Parsers) -> None:
     """Add the command and its actions to the parser."""
-    actions = add_actions(
-        commands, "env", help="list environments, show problems of one, check them, measure levels, or plot"
-    )
+    actions = add_actions(commands, "env")
     listing = add_command(
         actions, "list", run_list, help="list all environments", epilog="example: rollfeed env list --json"
     )

@@ -11,11 +11,18 @@ from typing import Any
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, path_argument
+from rollfeed.cli.arguments import (
+    Parsers,
+    add_command,
+    add_flags,
+    add_path,
+    add_settings_arguments,
+    load_spec,
+    path_argument,
+)
 from rollfeed.cli.progress import StatusLine
 from rollfeed.cli.run import default_directory
 from rollfeed.compat.convert.table import EVAL_FLAGS
-from rollfeed.config import RunSpec
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare
 from rollfeed.protocols import Engine, Isolation
@@ -42,7 +49,6 @@ def register(commands: Parsers) -> None:
         commands,
         "eval",
         run,
-        help="measure a model on held-out prompts",
         description="Answer the prompts of all evaluation sets, score the answers, and give accuracy with its 95 % "
         "interval, pass@k, pass^k, rewards and lengths.",
         epilog=_EPILOG,
@@ -67,21 +73,25 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.compare is not None:
         return _compare(arguments)
-    if arguments.file is None:
+    if not arguments.files:
         raise ConfigError("rollfeed eval: give a settings file, or --compare and two runs")
     arguments.overrides = [*_slime_overrides(arguments), *arguments.overrides]
-    spec = RunSpec.load(arguments.file, arguments.overrides)
+    spec = load_spec(arguments.files, arguments.overrides)
     settings = spec.settings
     model = app.load_settings_model(settings)
     prepared = app.prepare_run_evaluation(spec, model)
     engine = app.build_engine(
         model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders
     )
-    out = arguments.out or default_directory(arguments.file, kind="-eval")
+    out = arguments.out or default_directory(arguments.files, kind="-eval")
     app.check_eval_output(out, overwrite=arguments.overwrite)
     with StatusLine(progress_line, quiet=arguments.quiet) as progress:
         result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress)))
-    about = {"settings": str(arguments.file), "overrides": arguments.overrides, "model": settings.model.checkpoint}
+    about = {
+        "settings": ", ".join(map(str, arguments.files)),
+        "overrides": arguments.overrides,
+        "model": settings.model.checkpoint,
+    }
     app.write_evaluation(result, out, about=about)
     if arguments.json:
         print(json.dumps({"out": str(out), **about, **result.summary()}, ensure_ascii=False))
@@ -107,8 +117,10 @@ def _slime_overrides(arguments: argparse.Namespace) -> list[str]:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    if arguments.file is not None:
-        raise ConfigError(f"rollfeed eval: --compare takes two runs and no settings file: leave {arguments.file} out")
+    if arguments.files:
+        raise ConfigError(
+            f"rollfeed eval: --compare takes two runs and no settings file: leave {arguments.files[0]} out"
+        )
     before, after = arguments.compare
     found = compare(app.read_outcomes(before), app.read_outcomes(after))
     if arguments.json:

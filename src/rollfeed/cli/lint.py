@@ -32,7 +32,6 @@ def register(commands: Parsers) -> None:
         commands,
         "lint",
         run,
-        help="check that what is trained was sampled: masks, turns, logprobs, versions",
         description="Derive masks and turns again from the chat template and the tokens, and tell where the samples of "
         "a run differ.",
         epilog=_EPILOG,

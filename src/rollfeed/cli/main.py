@@ -13,10 +13,28 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 
+from rollfeed import __version__
 from rollfeed.cli import exit_codes
 from rollfeed.cli.output import close_output, open_output
 from rollfeed.errors import COMPUTING_ERRORS, ConfigError, RollfeedError, in_one_line
+
+_COMMANDS = {
+    "run": "generate rollouts as a settings file says",
+    "train": "generate rollouts and train on them",
+    "eval": "measure a model on held-out prompts",
+    "check": "check a settings file, its data, plug-ins and model without starting anything",
+    "convert-slime": "make a settings file of a script for slime or miles",
+    "show": "print the steps, groups, rewards and drop reasons of a run",
+    "lint": "check that what is trained was sampled: masks, turns, logprobs, versions",
+    "atif": "write samples as ATIF trajectories, or read them",
+    "env": "list environments, show problems of one, check them, measure levels, or plot",
+    "score": "grade the responses of a JSONL file",
+    "serve": "serve a model, a gateway for agents, a fake of a model, or graders, over HTTP",
+    "bench": "measure speed as ratios to a reference, in one run",
+}
+"""What the list of commands says of each; a command is a module of this package."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,10 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    parser = build_parser()
-    from rollfeed.cli.convert_slime import with_flags_as_source  # imported with the parser by now
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = build_parser(next(iter(words), ""))
+    if words[:1] == ["convert-slime"]:
+        from rollfeed.cli.convert_slime import with_flags_as_source  # imported with its parser by now
 
-    parsed = parser.parse_args(with_flags_as_source(sys.argv[1:] if arguments is None else list(arguments)))
+        words = with_flags_as_source(words)
+    parsed = parser.parse_args(words)
     log = logging.getLogger("rollfeed")
     log.handlers = [_StderrHandler()]
     log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
@@ -57,20 +78,21 @@ class _StderrHandler(logging.Handler):
         print(self.format(record), file=sys.stderr)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
-    # Imported here, as Ctrl-C is told in one line during the seconds that it takes, too.
-    from rollfeed.cli import atif, bench, check, convert_slime, env, lint, run, score, serve, show, train
-    from rollfeed.cli import eval as evaluation
-
+def build_parser(command: str) -> argparse.ArgumentParser:
+    """Return a parser that knows the names of all commands, and the arguments of one; others are not imported."""
     parser = argparse.ArgumentParser(
         prog="rollfeed",
         description="Rollouts for reinforcement learning of language models, and their way to the trainer.",
         epilog="example: rollfeed run examples/demo/demo.toml",
     )
+    parser.add_argument("--version", action="version", version=f"rollfeed {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (run, train, evaluation, check, convert_slime, show, lint, atif, env, score, serve, bench):
-        command.register(commands)
+    for name, told in _COMMANDS.items():
+        if name == command:
+            # Imported here, as Ctrl-C is told in one line during the seconds that it takes, too.
+            import_module(f"rollfeed.cli.{name.replace('-', '_')}").register(commands)
+        else:
+            commands.add_parser(name, help=told)
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +14,8 @@ from rich.console import Console
 
 from rollfeed import app
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments
+from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, load_spec
 from rollfeed.cli.progress import ProgressReporter
-from rollfeed.config import RunSpec
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.store import RunReader
 from rollfeed.types.text import counted
@@ -34,7 +34,6 @@ def register(commands: Parsers) -> None:
         commands,
         "run",
         run,
-        help="generate rollouts as a settings file says",
         description="Generate rollouts, step after step, into a run directory. An unfinished run is continued.",
         epilog=_EXAMPLES,
     )
@@ -70,13 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
         RollfeedError: If the run fails.
     """
     _check_combination(arguments)
-    if arguments.resume is not None and arguments.file is not None:
+    if arguments.resume is not None and arguments.files:
         RunReader(arguments.resume).close()  # there must be a run to go on with
-    if arguments.file is not None:
-        spec = RunSpec.load(arguments.file, arguments.overrides)
+    if arguments.files:
+        spec = load_spec(arguments.files, arguments.overrides)
     else:
         spec = app.stored_spec(arguments.resume, arguments.overrides)
-    out = arguments.resume or arguments.out or default_directory(arguments.file)
+    out = arguments.resume or arguments.out or default_directory(arguments.files)
     if problem := app.run_problem(spec, out, overwrite=arguments.overwrite, step=arguments.step):
         raise RunDirectoryError(problem)
     prepared = app.prepare(spec, out=None if arguments.overwrite else out)
@@ -102,7 +101,7 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
     if arguments.resume is None and arguments.step is not None:
         raise ConfigError(f"--step {arguments.step}: says where --resume DIR goes on; give --resume too")
-    if arguments.resume is None and arguments.file is None:
+    if arguments.resume is None and not arguments.files:
         raise ConfigError("nothing to run: give a settings file, or --resume DIR to go on with a run")
     if arguments.resume is not None and arguments.out is not None:
         raise ConfigError(f"--resume {arguments.resume}: goes on in that directory; leave out --out")
@@ -110,6 +109,6 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--resume {arguments.resume}: goes on with the run there; leave out --overwrite")
 
 
-def default_directory(file: Path, *, kind: str = "") -> Path:
-    """Return a new directory below ``runs``, named after the settings file, what is done and the time."""
-    return Path("runs") / f"{file.stem}{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+def default_directory(files: Sequence[Path], *, kind: str = "") -> Path:
+    """Return a new directory below ``runs``, named after the settings files, what is done and the time."""
+    return Path("runs") / f"{'-'.join(file.stem for file in files)}{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"

@@ -43,7 +43,6 @@ def register(commands: Parsers) -> None:
         commands,
         "score",
         run,
-        help="grade the responses of a JSONL file",
         description="Grade the responses of a JSONL file, in order, into another, which appears when it is complete.",
         epilog=_EPILOG,
     )

@@ -8,8 +8,6 @@ from rollfeed.cli.arguments import Parsers, add_actions
 
 def register(commands: Parsers) -> None:
     """Add the command and its actions to the parser."""
-    actions = add_actions(
-        commands, "serve", help="serve a model, a gateway for agents, a fake of a model, or graders, over HTTP"
-    )
+    actions = add_actions(commands, "serve")
     for action in (serve_engine, serve_gateway, serve_fake, serve_reward):
         action.register(actions)

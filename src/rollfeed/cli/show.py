@@ -63,7 +63,6 @@ def register(commands: Parsers) -> None:
         commands,
         "show",
         run,
-        help="print the steps, groups, rewards and drop reasons of a run",
         description="Print the steps of a run, their groups, rewards, lengths, drop reasons and waste. "
         "Works while the run goes on, and after it was killed.",
         epilog=_EXAMPLE,

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments
+from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments, load_spec
 from rollfeed.cli.run import add_run_directory, console_of, default_directory
 from rollfeed.cli.show import eval_view
 from rollfeed.cli.training_view import TrainingView
-from rollfeed.config import RolloutMode, RunSpec
+from rollfeed.config import RolloutMode
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
 from rollfeed.store import RunReader
@@ -27,7 +27,6 @@ def register(commands: Parsers) -> None:
         commands,
         "train",
         run,
-        help="generate rollouts and train on them",
         description="Generate rollouts, train on each batch, and put the new weights into the engine. An unfinished "
         "run goes on from its last checkpoint, a finished one when rollout.num_rollout is raised.",
         epilog="example: rollfeed train examples/reverse/train.toml --out runs/reverse --set seed=1",
@@ -43,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If anything is wrong that can be known beforehand; nothing has been started.
         RollfeedError: If the run fails.
     """
-    spec = RunSpec.load(arguments.file, arguments.overrides)
+    spec = load_spec(arguments.files, arguments.overrides)
     settings = spec.settings
-    out = arguments.out or default_directory(arguments.file)
+    out = arguments.out or default_directory(arguments.files)
     if problem := app.directory_problem(spec, out, overwrite=arguments.overwrite):
         raise RunDirectoryError(problem)
     prepared = app.prepare(spec, out=None if arguments.overwrite else out)
@@ -78,9 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
             on_evaluation=view.on_evaluation,
             on_warm_up=lambda probe: view.warming_up(probe.num_updates, probe.accuracy, probe.goal),
         )
-        summary = asyncio.run(
-            exit_codes.until_signal(training, said=f"stopped; rollfeed train {arguments.file} --out {out} goes on")
-        )
+        again = f"rollfeed train {' '.join(map(str, arguments.files))} --out {out}"
+        summary = asyncio.run(exit_codes.until_signal(training, said=f"stopped; {again} goes on"))
     if arguments.json:
         with RunReader(summary.directory) as reader:
             evaluations = reader.evaluations()

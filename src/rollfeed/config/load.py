@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -66,6 +68,15 @@ def validate_settings(tree: Mapping[str, Any], *, where: str, overrides: Sequenc
     return _validated(Settings, changed, where)
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of two settings files as one: values of the later win, tables are merged, lists replaced."""
+    tree = dict(below)
+    for name, value in above.items():
+        earlier = tree.get(name)
+        tree[name] = merged(earlier, value) if isinstance(earlier, Mapping) and isinstance(value, Mapping) else value
+    return tree
+
+
 def _validated(root: type[S], tree: Mapping[str, Any], where: str) -> S:
     try:
         return root.model_validate(tree)
@@ -76,8 +87,21 @@ def _validated(root: type[S], tree: Mapping[str, Any], where: str) -> S:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a settings file. Raises ConfigError if it cannot be read, or is not TOML."""
+    tables: dict[str, Any] = _read(path, tomllib.loads)
+    return tables
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the settings in a run's ``settings.json``. Raises ConfigError if it cannot be read, or has none."""
+    tree = _read(path, json.loads)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: holds no settings, which are one JSON object; give the settings.json of a run")
+    return tree
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such settings file; give the path of a .toml file") from None
     except IsADirectoryError:
@@ -89,6 +113,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -131,8 +157,7 @@ def describe(details: ErrorDetails, root: type[Section]) -> str:
     key = ".".join(str(part) for part in details["loc"])
     kind, given = details["type"], details["input"]
     if kind == "extra_forbidden":
-        known = _fields_at(root, details["loc"][:-1])
-        return f"{key}: unknown setting; {suggestion(str(details['loc'][-1]), known)}"
+        return f"{key}: unknown setting; {_meant(root, details['loc'])}"
     if kind == "missing":
         return f"{key}: is required; add it"
     message = details["msg"].removeprefix("Value error, ")
@@ -141,6 +166,27 @@ def describe(details: ErrorDetails, root: type[Section]) -> str:
     message = message[0].lower() + message[1:]
     shown = repr(given) if not isinstance(given, dict | list) else f"a {'table' if isinstance(given, dict) else 'list'}"
     return f"{key} = {shown}: {message}"
+
+
+def _meant(root: type[Section], location: Sequence[str | int]) -> str:
+    """Return what to tell who wrote an unknown key: the keys of all tables with its name, or one that is like it."""
+    name, here = str(location[-1]), _fields_at(root, location[:-1])
+    keys = list(_keys_of(root))
+    found = [key for key in keys if f".{key}".endswith((f".{name}", f"_{name}"))]
+    near = difflib.get_close_matches(name, {*here, *(key.rpartition(".")[2] for key in keys)}, n=1, cutoff=0.8)
+    if not found and near and near[0] not in here:
+        found = [key for key in keys if key.endswith(f".{near[0]}")]
+    return f"did you mean {' or '.join(found)}?" if 0 < len(found) <= 4 else suggestion(name, here)
+
+
+def _keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section and the tables in it, without those of entries of lists."""
+    for name, info in section.model_fields.items():
+        inner = section_in(info.annotation)
+        if inner is None:
+            yield f"{prefix}{name}"
+        elif get_origin(info.annotation) is not tuple:
+            yield from _keys_of(inner, f"{prefix}{name}.")
 
 
 def _fields_at(root: type[Section], location: Sequence[str | int]) -> list[str]:

@@ -17,6 +17,8 @@ _HEAD = """# Settings
 
 A settings file is TOML: the key `seed`, and the tables below. Every key can be overridden on the command line with
 `--set table.key=value` (list entries by number: `--set prompts.environments.0.level=2`). Unknown keys are refused.
+Commands take several files, `rollfeed run base.toml large.toml`: values of later ones win, tables are merged and lists
+replaced. The `settings.json` of a run is such a file, too. `rollfeed check FILE --print` shows what comes of it.
 An unfinished run in the same folder is gone on with; which settings may be others then stands
 [below](#going-on-with-a-run).
 

@@ -19,7 +19,7 @@ def read_stored(tree: Mapping[str, Any], *, where: str, overrides: Sequence[str]
     Raises:
         ConfigError: If this version cannot read them, or an override is wrong.
     """
-    return validate_settings(_as_of_now(tree), where=where, overrides=overrides)
+    return validate_settings(as_of_now(tree), where=where, overrides=overrides)
 
 
 def stored_identity(tree: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -58,7 +58,8 @@ def _other_meanings(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
     return found
 
 
-def _as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
+def as_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that a run stored, those of earlier versions as they are called now."""
     changed = deepcopy(dict(tree))
     if "advantage" in changed.get("train", {}):
         estimator = changed["train"].pop("advantage")

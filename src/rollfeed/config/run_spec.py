@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
-from rollfeed.config.load import chosen_keys, read_toml, validate_settings
+from rollfeed.config.load import chosen_keys, merged, read_json, read_toml, validate_settings
+from rollfeed.config.resuming import as_of_now
 from rollfeed.config.settings import Settings
 
 
@@ -24,13 +27,25 @@ class RunSpec:
     """Keys of settings that are as they are on purpose: a run that is resumed may have others than before."""
 
     @classmethod
-    def load(cls, file: Path, overrides: Sequence[str] = ()) -> RunSpec:
-        """Read a settings file and apply ``key=value`` overrides; it looks for files beside that, and in this folder.
+    def load(cls, file: Path | Sequence[Path], overrides: Sequence[str] = ()) -> RunSpec:
+        """Read a settings file, or several of which later ones win, and apply ``key=value`` overrides.
+
+        Files that settings name are looked for beside the later ones first, then in this folder.
 
         Raises:
-            ConfigError: If the file cannot be read, is not TOML, or has a setting that is wrong.
+            ConfigError: If a file cannot be read, is not TOML, or has a setting that is wrong.
         """
-        tree = read_toml(file)
-        settings = validate_settings(tree, where=str(file), overrides=overrides)
-        folders = tuple(dict.fromkeys([file.resolve().parent, Path.cwd()]))
-        return cls(settings, folders, chosen_keys(tree, overrides, settings))
+        files = [file] if isinstance(file, Path) else file
+        tree = reduce(merged, map(read_settings, files))
+        settings = validate_settings(tree, where=", ".join(map(str, files)), overrides=overrides)
+        folders = dict.fromkeys([*(file.resolve().parent for file in reversed(files)), Path.cwd()])
+        return cls(settings, tuple(folders), chosen_keys(tree, overrides, settings))
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return the tables of a settings file: TOML, or the ``settings.json`` that a run left.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    return as_of_now(read_json(file)) if file.suffix == ".json" else read_toml(file)

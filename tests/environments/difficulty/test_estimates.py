@@ -47,8 +47,7 @@ def test_the_command_starts_without_what_only_estimates_need() -> None:
     """In another process: what is imported here stays imported."""
     source = """
 import sys
-from rollfeed.cli.main import build_parser
-build_parser()
+import rollfeed.app
 print(sorted({"gmpy2", "mpmath", "scipy", "sympy", "torch"} & sys.modules.keys()))
 """
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
