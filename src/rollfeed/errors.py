@@ -87,6 +87,9 @@ class EngineUnavailableError(EngineError):
 class EngineProtocolError(EngineError):
     """A request or a reply breaks the contract; repeating it cannot help."""
 
+    status: int | None = None
+    """Of HTTP, where a server refused with one."""
+
 
 class RewardError(RollfeedError):
     """A reward function raised, or returned something that is not a reward."""

@@ -46,8 +46,9 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     default a temporary one, which is enough for servers on this machine.
     """
     weights_transport: str = Field(default="disk", min_length=1)
-    """How new weights reach the servers: `disk`, or the import path of a class or function that makes your own
-    `WeightTransport` from a `TransportContext`.
+    """How new weights reach the servers: `disk`; `tensors`, from this process to servers on its host; `nccl`, by
+    broadcast; or the import path of a class or function that makes your own `WeightTransport` from a `TransportContext`
+    (docs/weights.md).
     """
 
     @property

@@ -182,7 +182,9 @@ class Http:
         if reply.status >= 500:
             raise EngineUnavailableError(f"{url}: {reply.error}")
         if reply.status != 200:
-            raise EngineProtocolError(f"{url}: {reply.error}")
+            refusal = EngineProtocolError(f"{url}: {reply.error}")
+            refusal.status = reply.status
+            raise refusal
         return reply
 
     async def ask(

@@ -18,6 +18,7 @@ from rollfeed.engine.server.openai import CompletionsCall, chunk, logprobs_of, p
 from rollfeed.engine.server.parsing import GenerateCall, parse_generate
 from rollfeed.engine.server.replies import generate_reply, partial_reply, settled_text
 from rollfeed.engine.server.service import RunningJob, Service
+from rollfeed.engine.server.weight_sessions import WeightHandlers
 from rollfeed.engine.server.wire import EventStream, error_body, errors_as_json, json_reply, read_json
 from rollfeed.errors import EngineError
 
@@ -29,7 +30,7 @@ _LARGE_TEXT_BYTES = 1 << 14
 def create_application(service: Service) -> web.Application:
     """Return the application of a service whose engine is entered."""
     application = web.Application(middlewares=[errors_as_json], client_max_size=_MAX_BODY_BYTES)
-    for handlers in (GenerateHandlers, CompletionHandlers, ChatHandlers, ControlHandlers):
+    for handlers in (GenerateHandlers, CompletionHandlers, ChatHandlers, ControlHandlers, WeightHandlers):
         application.add_routes(handlers(service).routes())
     return application
 

@@ -284,6 +284,11 @@ class Service:
             await self.engine.apply(FolderUpdate(Path(model_path), policy_version=number), abort_running=abort_running)
             self.model_path = model_path
 
+    async def update_from_tensors(self, tensors: Mapping[str, Any], version: str) -> None:
+        """Replace weights by tensors, all or none of them. Raises EngineProtocolError if they do not fit."""
+        async with self._control:
+            await self.engine.apply(TensorUpdate(tensors, policy_version=self.versions.number(version)))
+
     async def set_version(self, version: str, *, abort_running: bool) -> None:
         """Name the weights that are served."""
         async with self._control:

@@ -5,6 +5,23 @@ from collections.abc import Callable, Mapping
 from rollfeed.protocols import TransportContext, WeightTransport
 from rollfeed.weights.transports.disk import DiskTransport
 
-TRANSPORTS: Mapping[str, Callable[[TransportContext], WeightTransport]] = {"disk": DiskTransport.made_for}
+
+def _tensors(context: TransportContext) -> WeightTransport:
+    from rollfeed.weights.transports.tensors import TensorTransport  # which brings torch
+
+    return TensorTransport(context)
+
+
+def _broadcast(context: TransportContext) -> WeightTransport:
+    from rollfeed.weights.transports.nccl import BroadcastTransport
+
+    return BroadcastTransport(context)
+
+
+TRANSPORTS: Mapping[str, Callable[[TransportContext], WeightTransport]] = {
+    "disk": DiskTransport.made_for,
+    "nccl": _broadcast,
+    "tensors": _tensors,
+}
 
 __all__ = ["TRANSPORTS", "DiskTransport"]

@@ -179,9 +179,7 @@ class SGLang:
         async with _afterwards(None if is_held else partial(self.release, address)):
             num_bytes = await self._load(address, update, empties=False)
             # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
-            reply = await self._http.control("POST", f"{address}/flush_cache")
-            if reply.status != 200 and self.settings.weight_update is WeightUpdateMode.RETRACT:
-                _log.warning("%s: goes on with keys and values of older weights: it does not flush", address)
+            await self._flush(address)
         return num_bytes
 
     async def reload(self, worker: Worker, update: WeightUpdate) -> int:
@@ -219,11 +217,20 @@ class SGLang:
             if content.get("success") is not True:
                 raise EngineProtocolError(f"{address}: {content.get('message', 'no success')}")
         elif isinstance(update, ServerUpdate):
+            if empties:  # an update waits for all that runs
+                await self._http.command(f"{address}/abort_request", {"abort_all": True})
             num_bytes = await update.load(address, command)
+            if empties:
+                await self._flush(address)
         served = await self.version(address)
         if served != version:
             raise EngineUnavailableError(f"{address}: serves version {served} after an update to {version}")
         return num_bytes
+
+    async def _flush(self, address: str) -> None:
+        reply = await self._http.control("POST", f"{address}/flush_cache")
+        if reply.status != 200 and self.settings.weight_update is WeightUpdateMode.RETRACT:
+            _log.warning("%s: goes on with keys and values of older weights: it does not flush", address)
 
     async def _until_idle(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,173 @@
+"""Endpoints by which a publisher gives the server tensors: in its requests, or by a process group.
+
+They are SGLang's (0.5.23), with a difference: tensors of a session are held until it ends, and then replace the weights
+together, if one of them came with the name of a version. A publisher that dies on the way changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from rollfeed.base.sglang_wire import RequestError
+from rollfeed.engine.server.service import Service
+from rollfeed.engine.server.wire import json_reply, read_json
+from rollfeed.errors import EngineProtocolError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_MOST_BODY_BYTES = 1 << 34
+"""Of a request with tensors in it."""
+_GROUP_SECONDS = 300.0
+_BUCKET = "flattened_bucket"
+
+
+class WeightHandlers:
+    """Sessions of weight updates and the process groups that they may come by."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._held: dict[str, Any] | None = None
+        """Tensors of the session; None without one."""
+        self._version: str | None = None
+        self._groups: dict[str, ProcessGroup] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the endpoints."""
+        return [
+            web.post("/begin_weight_update", self.begin),
+            web.post("/end_weight_update", self.end),
+            web.post("/update_weights_from_tensor", self.update_from_tensor),
+            web.post("/init_weights_update_group", self.init_group),
+            web.post("/destroy_weights_update_group", self.destroy_group),
+            web.post("/update_weights_from_distributed", self.update_from_group),
+        ]
+
+    async def begin(self, request: web.Request) -> web.Response:
+        """Open a session."""
+        await read_json(request, optional=True)
+        if self._held is not None:
+            return await _refused("a weight-update session is already open; call end_weight_update() first")
+        self._held, self._version = {}, None
+        return await _taken("Success")
+
+    async def end(self, request: web.Request) -> web.Response:
+        """Close a session; what came with it replaces the weights now."""
+        await read_json(request, optional=True)
+        if self._held is None:
+            return await _refused("no weight-update session is open; call begin_weight_update() first")
+        held, version, self._held, self._version = self._held, self._version, None, None
+        if version is None:
+            return await _taken("Success: tensors without the name of a version are not kept")
+        try:
+            await self._service.to_the_end(self._service.update_from_tensors(held, version))
+        except EngineProtocolError as error:
+            return await _refused(f"Failed to update weights: {error}")
+        return await _taken("Success")
+
+    async def update_from_tensor(self, request: web.Request) -> web.Response:
+        """Take a bucket, with its bytes in the request."""
+        from rollfeed.base.tensor_buckets import read_bucket
+
+        body = await read_json(request.clone(client_max_size=_MOST_BODY_BYTES))
+        texts = body.get("serialized_named_tensors")
+        if not (isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str)):
+            raise RequestError("serialized_named_tensors must be a list of one text, since the model is not spread")
+        if body.get("load_format") != _BUCKET:
+            raise RequestError(f"load_format must be {_BUCKET!r}")
+        if self._held is None:
+            return await _outside("update_weights_from_tensor")
+        try:
+            tensors = await asyncio.to_thread(read_bucket, texts[0])
+        except ValueError as error:
+            raise RequestError(f"serialized_named_tensors: {error}") from None
+        return await self._hold(tensors, body)
+
+    async def init_group(self, request: web.Request) -> web.Response:
+        """Join a process group, in which a publisher has rank 0."""
+        from rollfeed.base import update_group
+
+        body = await read_json(request)
+        name, host, port = (
+            _given(body, "group_name", str),
+            _given(body, "master_address", str),
+            _given(body, "master_port", int),
+        )
+        rank, world_size = _given(body, "rank_offset", int), _given(body, "world_size", int)
+        if body.get("backend") != "gloo":
+            return await _refused("Failed to initialize custom process group: this server takes the backend gloo only")
+        if name in self._groups:
+            return await _refused(f"Failed to initialize custom process group: {name} is there already")
+
+        def join() -> ProcessGroup:
+            store = update_group.connect(host, port, timeout_seconds=_GROUP_SECONDS)
+            return update_group.join(
+                store, name, backend="gloo", rank=rank, world_size=world_size, timeout_seconds=_GROUP_SECONDS
+            )
+
+        try:
+            self._groups[name] = await asyncio.to_thread(join)
+        except (RuntimeError, ValueError, TypeError) as error:
+            return await _refused(f"Failed to initialize custom process group: {error}")
+        return await _taken("Succeeded to initialize custom process group.")
+
+    async def destroy_group(self, request: web.Request) -> web.Response:
+        """Leave a process group."""
+        from rollfeed.base import update_group
+
+        group = self._groups.pop(_given(await read_json(request), "group_name", str), None)
+        if group is None:
+            return await _refused("The group to be destroyed does not exist.")
+        await asyncio.to_thread(update_group.leave, group)
+        return await _taken("Succeeded to destroy custom process group.")
+
+    async def update_from_group(self, request: web.Request) -> web.Response:
+        """Receive a bucket by a process group."""
+        from rollfeed.base import update_group
+        from rollfeed.base.tensor_buckets import bucket_of
+
+        body = await read_json(request)
+        name = _given(body, "group_name", str)
+        if self._held is None:
+            return await _outside("update_weights_from_distributed")
+        group = self._groups.get(name)
+        if group is None or body.get("load_format") != _BUCKET:
+            reason = f"load_format must be {_BUCKET!r}" if group else f"Group {name} not in {list(self._groups)}."
+            return await _refused(f"Failed to receive weights: {reason}")
+        try:
+            bucket = bucket_of(body.get("names", []), body.get("dtypes", []), body.get("shapes", []))
+            await asyncio.to_thread(update_group.broadcast, group, bucket.bytes_B)
+        except (RuntimeError, ValueError, TypeError) as error:
+            return await _refused(f"Failed to receive weights: {error}")
+        return await self._hold(bucket.tensors(), body)
+
+    async def _hold(self, tensors: Mapping[str, Any], body: Mapping[str, Any]) -> web.Response:
+        if self._held is None:  # ended while they came
+            return await _outside("an update")
+        self._held |= tensors
+        if body.get("weight_version") is not None:
+            self._version = _given(body, "weight_version", str)
+        return await _taken("Success")
+
+
+def _given(body: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    value = body.get(name)
+    if type(value) is not kind or value == "":
+        raise RequestError(f"{name} is missing: give {'a text' if kind is str else 'a number'}")
+    return value
+
+
+async def _taken(message: str) -> web.Response:
+    return await json_reply({"success": True, "message": message})
+
+
+async def _refused(message: str) -> web.Response:
+    return await json_reply({"success": False, "message": message}, status=400)
+
+
+async def _outside(what: str) -> web.Response:
+    return await _refused(f"{what} must run between begin_weight_update() and end_weight_update()")
