@@ -114,10 +114,13 @@ def batch_by_seed() -> Callable[..., TrainBatch]:
 
 @pytest.fixture
 def make_trainer(tiny_checkpoint: Path) -> Callable[..., Trainer]:
-    def make(*, checkpoint: Path = tiny_checkpoint, num_batches: int = 10, **settings: Any) -> Trainer:
+    def make(
+        *, checkpoint: Path = tiny_checkpoint, reference: Path | None = None, num_batches: int = 10, **settings: Any
+    ) -> Trainer:
         values = {"device": "cpu", "threads": 1, "optimizer": {"learning_rate": 1e-2}, **settings}
         return Trainer(
             checkpoint,
+            reference=reference,
             settings=TrainSettings(**values),
             temperature=1.0,
             num_batches=num_batches,

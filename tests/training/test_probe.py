@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollfeed.training.probe import choose_texts, score_texts
+from rollfeed.training.probe import choose_texts, rounding_by_name, score_texts
 
 TEXTS = [np.arange(10, 50, dtype=np.int32), np.array([7, 9], np.int32), np.arange(90, 60, -1, dtype=np.int32)]
 
@@ -95,3 +95,19 @@ def test_texts_are_where_prompts_end_and_answers_begin_each_of_another_group(gro
     everything = choose_texts(batch, num_texts=100, num_tokens=1000)
     assert len(everything) == 6
     assert len(everything[0]) == len(batch.samples[0].token_ids)
+
+
+def test_weights_are_rounded_by_the_names_of_the_checkpoint(make_trainer) -> None:
+    trainer = make_trainer()
+    policy, name = trainer.policy, "model.layers.1.mlp.up_proj.weight"
+
+    def rounded(given: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2 if given == name else tensor
+
+    rounding = rounding_by_name(trainer.weights(), rounded)
+    scored = score_texts(policy, TEXTS, rounding=rounding, micro_batch_tokens=64)
+    before = expected(policy.model)
+    with torch.no_grad():
+        policy.model.model.layers[1].mlp.up_proj.weight.mul_(2)
+    np.testing.assert_allclose(scored, expected(policy.model), atol=1e-5)
+    assert np.abs(scored - before).max() > 1e-3

@@ -20,6 +20,7 @@ from rollfeed.testing.prompts import CharTokenizer
 from rollfeed.training.packing import token_weights
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import SamplingParams, TensorUpdate, TrainBatch, VersionSpan
+from rollfeed.weights import write_checkpoint
 
 LEARNING_RATE = 0.05
 # With a large epsilon AdamW's updates are nearly proportional to gradients, so that errors of tiny ones stay tiny.
@@ -379,6 +380,17 @@ def test_the_reference_is_the_model_as_training_found_it(make_trainer, batch_by_
         for each in (free, strong)
     ]
     assert moved[1] < moved[0]
+
+
+def test_a_reference_of_its_own_stays_what_it_is(make_trainer, batch_by_seed, tiny_checkpoint, tmp_path) -> None:
+    other, batch = make_trainer(), batch_by_seed(5)
+    other.train_step(batch)
+    write_checkpoint(other.weights(), tmp_path / "reference", checkpoint=tiny_checkpoint)
+    trainer = make_trainer(reference=tmp_path / "reference", loss={"kl_coefficient": 1e-9, "kl_estimator": "k3"})
+    trainer.take_as_reference()
+    assert trainer.train_step(batch).metrics["train/reference_kl"] > 0.001
+    # The same update as the reference had; what penalises the divergence is nothing beside it.
+    assert trainer.train_step(batch).metrics["train/reference_kl"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_truncation_weights_tokens_by_the_ratio_to_the_engine(make_trainer, sample_of, group_of, batch_of) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rollfeed import app
 from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, tell_of_correction
+from rollfeed.app.training.trained_checkpoints import trained_checkpoints
 from rollfeed.config import RolloutMode, RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.conversations import audit_template, call_syntax, names_in
@@ -137,7 +138,8 @@ class _Checked(NamedTuple):
 
 def _can_train(settings: Settings, model: app.Model) -> bool:
     """Whether the weights are here: servers answer without them, and a ``[train]`` is not in the way of that."""
-    return settings.trains and (settings.engine.is_embedded or has_weights(model.checkpoint))
+    is_here = settings.engine.is_embedded or settings.train.checkpoint is not None or has_weights(model.checkpoint)
+    return settings.trains and is_here
 
 
 def _check_run(spec: RunSpec) -> _Checked:
@@ -152,8 +154,9 @@ def _check_run(spec: RunSpec) -> _Checked:
         warn_without_drawing()
         asyncio.run(app.prepare_warm_up(prepared))
     if _can_train(settings, prepared.model):
-        check_trained_model(settings, prepared.model.checkpoint)
-        check_trained_prompts(settings, prepared.dataset_prompts, prepared.model.checkpoint)
+        start, _ = trained_checkpoints(settings, prepared.model.checkpoint)
+        check_trained_model(settings, start)
+        check_trained_prompts(settings, prepared.dataset_prompts, start)
     return _Checked(prepared.model, prepared.functions, prepared.source, prepared.data_limit)
 
 

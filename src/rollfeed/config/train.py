@@ -181,8 +181,12 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     correction_high: float = Field(default=2.0, ge=1.0, le=1e6, strict=False)
     """The largest weight."""
     kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
-    """Weight of the divergence from the reference, which is the model as training found it; 0 needs no reference in
-    memory.
+    """Weight of the divergence from the reference, which is the model as training found it unless
+    `reference_checkpoint` names another; 0 needs no reference in memory.
+    """
+    reference_checkpoint: Annotated[str | None, Resume.MODEL] = Field(default=None, min_length=1)
+    """The reference, as `model.checkpoint` names a model, with the same vocabulary; a warm-up does not change it. Used
+    where `kl_coefficient` is above 0.
     """
     kl_estimator: KLEstimator = Field(default=KLEstimator.K3, strict=False)
     """As Schulman names them ("Approximating KL Divergence", 2020): `k1` is the log-ratio, `k2` half its square, `k3`
@@ -195,6 +199,8 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
         if "dual_clip" not in self.model_fields_set:
             is_bounded = self.clip_low == self.clip_high or self.objective is Objective.CISPO
             object.__setattr__(self, "dual_clip", 0.0 if is_bounded else 3.0)  # it depends on others, and is frozen
+        if self.reference_checkpoint is not None and not self.kl_coefficient:
+            raise ValueError("reference_checkpoint has no effect with kl_coefficient = 0: raise it, or leave it out")
         if 0.0 < self.dual_clip <= 1.0:
             raise ValueError(f"dual_clip = {self.dual_clip:g} would clip ratios that have not risen: raise it above 1")
         if self.dual_clip and self.objective is Objective.CISPO:
@@ -260,6 +266,10 @@ class TrainSettings(Section):
     method: Free[Method | None] = Field(default=None, strict=False)  # what it sets has keys of its own
     """Sets `[advantage]` and keys of `[train.loss]` as the method's paper has them; keys that are set, here or with
     `--set`, stay as they are. `rollfeed check` shows what comes of it, and docs/training.md has the table.
+    """
+    checkpoint: Annotated[str | None, Resume.MODEL] = Field(default=None, min_length=1)
+    """The model that training begins with, as `model.checkpoint` names one, where that is in a precision that cannot be
+    trained (FP8): the same model in BF16, FP16 or FP32. By default `model.checkpoint` itself.
     """
     loss: LossSettings = LossSettings()
     """What is minimised."""

@@ -106,6 +106,16 @@ def check_vocabulary(folder: Path) -> None:
         )
 
 
+def token_ids_of(folder: Path) -> dict[str, int]:
+    """Return the ids of a folder's tokenizer by token; none without a ``tokenizer.json``.
+
+    Raises:
+        CheckpointError: If that is unreadable.
+    """
+    path = folder / "tokenizer.json"
+    return _token_ids(path)[0] if path.exists() else {}
+
+
 def _token_ids(path: Path) -> tuple[dict[str, int], set[str]]:
     """Return the ids of a ``tokenizer.json`` by token, and which tokens are special."""
     tokenizer = read_object(path)

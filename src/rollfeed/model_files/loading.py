@@ -35,7 +35,7 @@ def load_causal_model(
     Raises:
         CheckpointError: If the folder is not that of a causal language model, or weights are missing or not finite.
     """
-    read_config(folder)
+    _check_config(folder)
     read_headers(folder)
     with _as_checkpoint_error(folder), _quiet():
         empty = _empty_model(folder, trust_remote_code=trust_remote_code, change_config=change_config)
@@ -68,7 +68,7 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.modeling_utils import LoadStateDictConfig
 
-    read_config(folder)
+    _check_config(folder)
     headers = read_headers(folder)
     with _as_checkpoint_error(folder), _quiet():
         model = _empty_model(folder, trust_remote_code=trust_remote_code)
@@ -85,6 +85,15 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
         model._adjust_missing_and_unexpected_keys(found)
     _refuse_differences(folder, mismatched=found.mismatched_keys, missing=found.missing_keys)
     tell_of_unknown(folder, found.unexpected_keys)
+
+
+def _check_config(folder: Path) -> None:
+    about = read_config(folder).get("quantization_config")
+    if isinstance(about, dict) and about.get("quant_method") == "fp8":
+        raise CheckpointError(
+            f"{folder}: its weights are in FP8, which only servers compute with: have SGLang or vLLM serve it, and "
+            "train the same model in BF16 (train.checkpoint)"
+        )
 
 
 def _empty_model(

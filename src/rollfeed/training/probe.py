@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ _COARSER = {"F64": ("float32", "bfloat16", "float16"), "F32": ("bfloat16", "floa
 """What a server may hold weights in that are published in another type."""
 _NAMES = {"F16": "float16", "BF16": "bfloat16"}
 _INT8 = "int8"
+FP8 = "fp8"
+"""As servers of a checkpoint in FP8 hold them."""
 _EMBEDDED = {"fp32": PUBLISHED, "bf16": "bfloat16", "int8": _INT8}
 """By the precision of the embedded engine."""
 
@@ -124,7 +126,7 @@ class TrainerProbes:
     """Scores of a few texts of the first batch by the trainer, version after version.
 
     ``types`` are how an engine may hold the weights (:func:`weight_types`); ``to_int8`` returns a matrix as the
-    embedded engine holds it in 8 bits.
+    embedded engine holds it in 8 bits, and ``to_fp8`` the tensor of a name as servers of a checkpoint in FP8 do.
     """
 
     def __init__(
@@ -135,12 +137,14 @@ class TrainerProbes:
         types: Sequence[str],
         micro_batch_tokens: int,
         to_int8: Callable[[torch.Tensor], torch.Tensor],
+        to_fp8: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._trainer = trainer
         self._settings = settings
         self._types = types
         self._micro_batch_tokens = micro_batch_tokens
         self._to_int8 = to_int8
+        self._to_fp8 = to_fp8
         self._texts: tuple[NDArray[np.int32], ...] = ()
 
     async def begin(self, batch: TrainBatch) -> WeightProbe | None:
@@ -170,7 +174,7 @@ class TrainerProbes:
                 name: score_texts(
                     self._trainer.policy,
                     self._texts,
-                    rounding=rounding_of(name, to_int8=self._to_int8),
+                    rounding=self._rounding(name),
                     micro_batch_tokens=self._micro_batch_tokens,
                 )
                 for name in self._types
@@ -179,19 +183,34 @@ class TrainerProbes:
         except (*COMPUTING_ERRORS, ValueError) as error:
             raise RunFailedError(f"the trainer's log-probabilities cannot be computed: {in_one_line(error)}") from error
 
+    def _rounding(self, name: str) -> Rounding | None:
+        if name == FP8 and self._to_fp8 is not None:
+            return rounding_by_name(self._trainer.weights(), self._to_fp8)
+        return rounding_of(name, to_int8=self._to_int8)
+
 
 def weight_types(checkpoint: Path, *, precision: str, is_embedded: bool) -> tuple[str, ...]:
     """Return how an engine may hold the trainer's weights: ``published``, or as the type that they are rounded to.
 
-    Folders that servers read are in the checkpoint's type, and a server may have been started with a coarser one.
+    What servers are given is in the checkpoint's type, and a server may have been started with a coarser one.
 
     ``is_embedded`` says whether the engine is part of this process, and handed the trainer's own weights.
     """
     if is_embedded:
         return (_EMBEDDED[precision],)
     stored = Counter(header.dtype for header in read_headers(checkpoint).values()) if has_weights(checkpoint) else {}
+    if "F8_E4M3" in stored:
+        return (FP8,)
     kind = max(stored, key=lambda name: stored[name], default="F32")
     return (_NAMES.get(kind, PUBLISHED), *_COARSER.get(kind, ()))
+
+
+def rounding_by_name(
+    weights: Mapping[str, torch.Tensor], rounded: Callable[[str, torch.Tensor], torch.Tensor]
+) -> Rounding:
+    """Return what becomes of weights that are rounded by their names; those that have none in ``weights`` have none."""
+    names = {tensor.data_ptr(): name for name, tensor in weights.items()}
+    return lambda module, weight: rounded(names.get(weight.data_ptr(), ""), weight)
 
 
 def rounding_of(name: str, *, to_int8: Callable[[torch.Tensor], torch.Tensor]) -> Rounding | None:

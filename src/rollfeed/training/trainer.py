@@ -88,7 +88,8 @@ class Trainer:
     """Trains a transformers causal language model on batches of rollouts.
 
     The policy that is trained is the one at ``temperature``; ``num_batches`` of the whole run decide the learning rate,
-    and ``max_response_length`` is the default of ``loss.constant_length``.
+    and ``max_response_length`` is the default of ``loss.constant_length``. ``reference`` is a folder of its own for the
+    model that divergence is measured from.
 
     Raises:
         CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.
@@ -103,8 +104,10 @@ class Trainer:
         temperature: float,
         num_batches: int,
         max_response_length: int,
+        reference: Path | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        self.checkpoint = checkpoint
         self.step = 0
         """Batches trained on so far."""
         self._num_made = 0
@@ -115,14 +118,15 @@ class Trainer:
         autocast = autocast_of(settings.precision, self.device)
         threads = settings.threads or num_physical_cores()
 
-        def load() -> Policy:
-            model = load_policy_model(checkpoint, device=self.device, trust_remote_code=trust_remote_code)
+        def load(folder: Path) -> Policy:
+            model = load_policy_model(folder, device=self.device, trust_remote_code=trust_remote_code)
             return Policy(model, temperature=temperature, autocast=autocast, threads=threads)
 
         self._stopwatch = Stopwatch()
-        self._policy = load()
+        self._policy = load(checkpoint)
         self._names = CheckpointNames(self._policy.model, read_headers(checkpoint))
-        self._reference = load() if settings.loss.kl_coefficient > 0 else None
+        self._has_own_reference = reference is not None
+        self._reference = load(reference or checkpoint) if settings.loss.kl_coefficient > 0 else None
         if self._reference is not None:
             self._reference.model.requires_grad_(False)
         if settings.activation_checkpointing:
@@ -226,8 +230,8 @@ class Trainer:
         return self._names.tensors()
 
     def take_as_reference(self) -> None:
-        """Measure the divergence, where it is penalised, from the model as it is now."""
-        if self._reference is not None:
+        """Measure the divergence, where it is penalised, from the model as it is now, unless a reference was given."""
+        if self._reference is not None and not self._has_own_reference:
             self._reference.model.load_state_dict(self._policy.model.state_dict())
 
     def state_dict(self) -> TrainerState:

@@ -5,6 +5,7 @@ from rollfeed.weights.directory import Ignored, WeightDirectory
 from rollfeed.weights.proof import Scores, compare
 from rollfeed.weights.proving import EngineProof
 from rollfeed.weights.publishing import Publisher
+from rollfeed.weights.serving import ServingForm
 from rollfeed.weights.transports import TRANSPORTS, DiskTransport
 from rollfeed.weights.writing import write_checkpoint
 
@@ -15,6 +16,7 @@ __all__ = [
     "Ignored",
     "Publisher",
     "Scores",
+    "ServingForm",
     "WeightDirectory",
     "check_complete",
     "compare",

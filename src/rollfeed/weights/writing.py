@@ -62,7 +62,7 @@ def _fill(
     folder: Path, tensors: Mapping[str, Any], checkpoint: Path | None, form: ServingForm, *, complete: bool = False
 ) -> None:
     if checkpoint is not None:
-        _copy_beside(checkpoint, folder)
+        copy_beside(checkpoint, folder)
     # A tensor in FP8 and its scales are made at once, also where they are in two files.
     sources = {served: name for name in tensors for served in form.headers({name: tensors[name]})}
     sources |= {name: name for name in tensors}
@@ -82,7 +82,8 @@ def _fill(
         _write_index(folder, files, checkpoint, num_bytes=num_bytes)
 
 
-def _copy_beside(checkpoint: Path, folder: Path) -> None:
+def copy_beside(checkpoint: Path, folder: Path) -> None:
+    """Copy all of a model's folder but its weights."""
     for path in (path for pattern in BESIDE_WEIGHTS for path in checkpoint.glob(pattern)):
         if path.is_file() and not any(map(path.match, _OF_OTHER_WEIGHTS)):
             shutil.copyfile(path, folder / path.name)

@@ -166,7 +166,7 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
             f"{checkpoint}: no weights, and training needs them here, also where servers generate: put the model's "
             "*.safetensors and config.json there"
         )
-    if settings.engine.is_embedded and settings.needs_engine:
+    if settings.engine.is_embedded and settings.needs_engine and settings.train.checkpoint is None:
         return  # the engine has looked
     # It brings PyTorch, which takes seconds to import.
     import torch

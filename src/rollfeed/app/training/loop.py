@@ -40,6 +40,7 @@ from rollfeed.app.training.directory import (
     save_warm_up,
     where_it_goes_on,
 )
+from rollfeed.app.training.trained_checkpoints import trained_checkpoints
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.base.waiting import until_done
 from rollfeed.config import RolloutMode
@@ -60,6 +61,7 @@ from rollfeed.report import warn_without_drawing, write_curves
 from rollfeed.store import Rewind
 from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.types import TensorUpdate, TrainBatch
+from rollfeed.weights import ServingForm
 
 if TYPE_CHECKING:
     from rollfeed.training.probe import TrainerProbes
@@ -145,13 +147,15 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     settings = prepared.settings
     check_training(settings)
     tell_of_correction(settings)
-    check_trained_model(settings, prepared.model.checkpoint)
-    check_trained_prompts(settings, prepared.dataset_prompts, prepared.model.checkpoint)
+    start, reference = trained_checkpoints(settings, prepared.model.checkpoint)
+    check_trained_model(settings, start)
+    check_trained_prompts(settings, prepared.dataset_prompts, start)
     # PyTorch takes seconds to import.
     from rollfeed.training.trainer import Trainer
 
     return Trainer(
-        prepared.model.checkpoint,
+        start,
+        reference=reference,
         settings=settings.train,
         temperature=1.0 if settings.rollout.mode is RolloutMode.SFT else settings.sampling.rollout_temperature,
         num_batches=prepared.num_batches,
@@ -163,15 +167,18 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
 def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
     # PyTorch takes seconds to import, and the trainer has.
     from rollfeed.engine.backends.native.places import quantised
-    from rollfeed.training.probe import TrainerProbes, weight_types
+    from rollfeed.training.probe import FP8, TrainerProbes, weight_types
 
     settings, is_embedded = prepared.settings, prepared.settings.engine.is_embedded and prepared.settings.needs_engine
+    checkpoint = prepared.model.checkpoint
+    types = weight_types(checkpoint, precision=prepared.engine.precision, is_embedded=is_embedded)
     return TrainerProbes(
         trainer,
         settings=settings.weights.proof if settings.needs_engine else ProofSettings(num_texts=0),
-        types=weight_types(prepared.model.checkpoint, precision=prepared.engine.precision, is_embedded=is_embedded),
+        types=types,
         micro_batch_tokens=settings.train.micro_batch_tokens,
         to_int8=quantised,
+        to_fp8=ServingForm(checkpoint).rounded if FP8 in types else None,
     )
 
 
@@ -212,7 +219,7 @@ class _Loop:
             # Whatever stops a training: what was trained on need not be trained on again.
             await self._save_stopped()
             raise
-        await asyncio.to_thread(export_model, self.trainer, self.out, checkpoint=self.prepared.model.checkpoint)
+        await asyncio.to_thread(export_model, self.trainer, self.out, checkpoint=self.trainer.checkpoint)
         return ended
 
     async def _make_batches(self, rollouts: Rollouts) -> str | None:

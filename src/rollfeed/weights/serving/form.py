@@ -86,6 +86,24 @@ class ServingForm:
                 found[name] = TensorHeader(shape, _format_type(tensor))
         return found
 
+    def rounded(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a tensor with the values that servers compute with, in its own type.
+
+        Matrices in one tensor under no name of the checkpoint, as transformers has those of experts, are taken to be
+        in FP8 there.
+        """
+        import torch
+
+        from rollfeed.weights.serving.fp8 import Fp8Tensor, dequantise, quantise
+
+        if name in self._stored:
+            served = [each for _, each in self._cast(name, tensor)]
+            return (dequantise(Fp8Tensor(*served), self._block) if self.is_fp8(name) else served[0]).to(tensor.dtype)
+        if tensor.ndim < 3:
+            return tensor
+        matrices = [dequantise(quantise(each, self._block), self._block) for each in tensor.flatten(0, -3)]
+        return torch.stack(matrices).reshape(tensor.shape).to(tensor.dtype)
+
     def is_fp8(self, name: str) -> bool:
         """Whether servers hold a tensor in FP8."""
         return name in self._stored and self._stored[name].dtype == _FP8

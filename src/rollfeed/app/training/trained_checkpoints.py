@@ -1,0 +1,81 @@
+"""The checkpoints beside the serving one: what training begins with, and what divergence is measured from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rollfeed.app.model import vocab_size_of
+from rollfeed.config import Settings
+from rollfeed.engine import resolve_checkpoint
+from rollfeed.engine.checkpoint import token_ids_of
+from rollfeed.errors import CheckpointError
+from rollfeed.model_files import find_config, has_weights, read_headers
+from rollfeed.weights import TRANSPORTS, ServingForm
+
+
+class TrainedCheckpoints(NamedTuple):
+    """Folders in Hugging Face layout."""
+
+    start: Path
+    """What training begins with."""
+    reference: Path | None
+    """What divergence is measured from; None for what training begins with, or where none is penalised."""
+
+
+def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints:
+    """Find the checkpoints of a training; hub names are downloaded, GGUF files converted.
+
+    Raises:
+        CheckpointError: If one is not there or quantised, is not of the model that ``serving`` is, or weights cannot be
+            published in the form of that.
+    """
+    named = {"train.checkpoint": settings.train.checkpoint}
+    if settings.train.loss.kl_coefficient > 0:
+        named["train.loss.reference_checkpoint"] = settings.train.loss.reference_checkpoint
+    found = {key: _found(key, name, settings, serving) for key, name in named.items() if name is not None}
+    start, reference = found.get("train.checkpoint", serving), found.get("train.loss.reference_checkpoint")
+    if (find_config(start) or {}).get("quantization_config"):
+        raise CheckpointError(
+            f"{start}: its weights are quantised, and cannot be trained: set train.checkpoint to the same model in BF16"
+        )
+    servers = next(iter(settings.engine.servers.values()), None)
+    if settings.needs_engine and servers is not None and servers.weights_transport in TRANSPORTS:
+        form = ServingForm(serving)
+        if start != serving:
+            _check_shapes(form, start, serving)
+    return TrainedCheckpoints(start, reference)
+
+
+def _found(key: str, name: str, settings: Settings, serving: Path) -> Path:
+    if name == settings.model.checkpoint:
+        return serving
+    try:
+        folder = resolve_checkpoint(name)
+        if (find_config(folder) or {}).get("quantization_config"):
+            raise CheckpointError(f"{folder}: its weights are quantised: give the same model in BF16")
+        ours, theirs = (token_ids_of(each) for each in (folder, serving))
+        if (ours and theirs and ours != theirs) or vocab_size_of(folder) != vocab_size_of(serving):
+            raise CheckpointError(f"{folder}: its tokens are not those of model.checkpoint ({serving})")
+    except CheckpointError as error:
+        raise CheckpointError(f"{key}: {error}") from None
+    return folder
+
+
+def _check_shapes(form: ServingForm, start: Path, serving: Path) -> None:
+    """Refuse a model with tensors that the serving one has not, or in other shapes."""
+    if not has_weights(serving):
+        return
+    served = {name: header for headers in form.by_file.values() for name, header in headers.items()}
+    for name, header in read_headers(start).items():
+        there = served.get(name)
+        if there is not None and there.shape != header.shape:
+            raise CheckpointError(
+                f"train.checkpoint: {start}: weight {name!r} has the shape {header.shape}, and in model.checkpoint "
+                f"({serving}) {there.shape}: give the same model in another precision"
+            )
+        if there is None and not name.endswith(("lm_head.weight", "rotary_emb.inv_freq")):
+            raise CheckpointError(
+                f"train.checkpoint: {start}: weight {name!r} is not in model.checkpoint ({serving}): give the same "
+                "model in another precision"
+            )
