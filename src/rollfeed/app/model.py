@@ -121,6 +121,8 @@ def _transport(model: Model, servers: ServerSettings, dialect: Dialect, *, folde
         folder=folder,
         checkpoint=model.checkpoint,
         untied_head=dialect.untied_head,
+        receivers=servers.weights_receivers,
+        key=dialect.api_key.value,
     )
     return load_factory(
         TRANSPORTS.get(servers.weights_transport, servers.weights_transport),

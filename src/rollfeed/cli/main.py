@@ -31,7 +31,7 @@ _COMMANDS = {
     "atif": "write samples as ATIF trajectories, or read them",
     "env": "list environments, show problems of one, check them, measure levels, or plot",
     "score": "grade the responses of a JSONL file",
-    "serve": "serve a model, a gateway for agents, a fake of a model, or graders, over HTTP",
+    "serve": "serve a model, a gateway for agents, a fake of a model, graders, or weights for a server, over HTTP",
     "bench": "measure speed as ratios to a reference, in one run",
 }
 """What the list of commands says of each; a command is a module of this package."""

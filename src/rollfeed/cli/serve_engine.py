@@ -11,10 +11,11 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
@@ -31,6 +32,7 @@ from rollfeed.errors import ConfigError, RollfeedError
 
 if TYPE_CHECKING:
     from rollfeed.engine.local import EmbeddedEngine
+    from rollfeed.weights.transports.delta import CheckpointStore
 
 logger = logging.getLogger("rollfeed.serve")
 
@@ -139,8 +141,19 @@ def serve_one(options: ServeOptions, *, name: str) -> int:
 
 
 async def _serve(options: ServeOptions, name: str) -> int:
-    with _collecting_afterwards():
-        engine, serving = _prepare(options, name)
+    from rollfeed.weights.transports.delta import CheckpointStore
+
+    # Deltas of weights make folders there, which the engine is then told to load.
+    with (
+        tempfile.TemporaryDirectory(prefix="rollfeed-weights-") as folder,
+        closing(CheckpointStore(Path(folder))) as received,
+    ):
+        with _collecting_afterwards():
+            engine, serving = _prepare(options, name, received)
+        return await _serve_engine(engine, serving, name)
+
+
+async def _serve_engine(engine: EmbeddedEngine, serving: AbstractAsyncContextManager[str], name: str) -> int:
     told = exit_codes.ToldToEnd()
     async with engine, serving as address:
         logger.info("serving %s at %s", name, address)
@@ -177,7 +190,9 @@ def _collecting_afterwards() -> Iterator[None]:
         gc.enable()
 
 
-def _prepare(options: ServeOptions, name: str) -> tuple[EmbeddedEngine, AbstractAsyncContextManager[str]]:
+def _prepare(
+    options: ServeOptions, name: str, received: CheckpointStore
+) -> tuple[EmbeddedEngine, AbstractAsyncContextManager[str]]:
     """Return the engine and the server of it, neither of them entered."""
     try:
         from rollfeed.engine.local import create_local_engine
@@ -187,6 +202,7 @@ def _prepare(options: ServeOptions, name: str) -> tuple[EmbeddedEngine, Abstract
             f"the embedded engine needs {error.name}, which is not installed: pip install 'rollfeed[local]'"
         ) from None
     from rollfeed.model_files import read_config
+    from rollfeed.weights.transports.delta import DeltaReceiver
 
     model = load_model(options.model)
     config = read_config(model.checkpoint)
@@ -201,7 +217,8 @@ def _prepare(options: ServeOptions, name: str) -> tuple[EmbeddedEngine, Abstract
         model_path=options.model, name=name, created=int(time.time()), config=config, max_waiting=options.max_waiting
     )
     service = Service(engine, tokenizer=model.tokenizer, model=served)
-    return engine, serve(service, host=options.host, port=options.port)
+    routes = DeltaReceiver(received).routes()
+    return engine, serve(service, host=options.host, port=options.port, more_routes=routes)
 
 
 def _exit_later(code: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from rollfeed.config.api_key import KeyVariable
+from rollfeed.config.paths import checked_address
 from rollfeed.config.section import Resume, Section
 
 
@@ -47,9 +49,21 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     """
     weights_transport: str = Field(default="disk", min_length=1)
     """How new weights reach the servers: `disk`; `tensors`, from this process to servers on its host; `nccl`, by
-    broadcast; or the import path of a class or function that makes your own `WeightTransport` from a `TransportContext`
-    (docs/weights.md).
+    broadcast; `delta`, what has changed only; or the import path of a class or function that makes your own
+    `WeightTransport` from a `TransportContext` (docs/weights.md).
     """
+    weights_receivers: tuple[Annotated[str, AfterValidator(checked_address)], ...] = Field(default=(), strict=False)
+    """With `delta`: addresses of `rollfeed serve weights`, one on each host of servers, with the servers' key. Without
+    one the servers receive by themselves, which `rollfeed serve engine` does.
+    """
+
+    @model_validator(mode="after")
+    def _receivers_are_asked(self) -> Self:
+        if self.weights_receivers and self.weights_transport in ("disk", "tensors", "nccl"):
+            raise ValueError(
+                f"weights_receivers: weights_transport = {self.weights_transport!r} asks none: remove them"
+            )
+        return self
 
     @property
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -74,6 +74,10 @@ class TransportContext:
     """Folder of the model that is served, perhaps without its weights."""
     untied_head: bool
     """Whether an output head that is the embeddings has to be given under its own name, too."""
+    receivers: tuple[str, ...] = ()
+    """Addresses in ``weights_receivers``."""
+    key: str | None = field(default=None, repr=False)
+    """Of the servers, and of what stands in front of them."""
 
 
 class MetServer(NamedTuple):
@@ -111,13 +115,8 @@ class WeightTransport(Protocol):
 
 
 @runtime_checkable
-class ServerUpdate(Protocol):
-    """A :class:`WeightUpdate` of a transport's own, which tells a server how to take it.
-
-    Servers are told side by side, each :meth:`prepare` and then :meth:`load`; later both again for one that was away
-    and comes back. Of one that has prepared :meth:`load` may not be asked, because it failed meanwhile: no server may
-    wait for another one without an end.
-    """
+class PreparedUpdate(Protocol):
+    """A :class:`WeightUpdate` for which servers prepare; later again for one that was away and comes back."""
 
     policy_version: int
 
@@ -128,6 +127,16 @@ class ServerUpdate(Protocol):
             address: The server's.
             command: POSTs JSON to a path of the server and returns the object of its answer; raises EngineError.
         """
+
+
+@runtime_checkable
+class ServerUpdate(PreparedUpdate, Protocol):
+    """A :class:`PreparedUpdate` of a transport's own, which tells a server how to take it.
+
+    Servers are told side by side, each :meth:`prepare` and then :meth:`load`; later both again for one that was away
+    and comes back. Of one that has prepared :meth:`load` may not be asked, because it failed meanwhile: no server may
+    wait for another one without an end.
+    """
 
     async def load(self, address: str, command: Command) -> int:
         """Have one server serve it, while no request runs there or all are held; as :meth:`prepare`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -27,17 +27,20 @@ _LARGE_TEXT_BYTES = 1 << 14
 """Bodies beyond this are tokenised in a thread."""
 
 
-def create_application(service: Service) -> web.Application:
+def create_application(service: Service, *, more_routes: Iterable[web.RouteDef] = ()) -> web.Application:
     """Return the application of a service whose engine is entered."""
     application = web.Application(middlewares=[errors_as_json], client_max_size=_MAX_BODY_BYTES)
+    application.add_routes(more_routes)
     for handlers in (GenerateHandlers, CompletionHandlers, ChatHandlers, ControlHandlers, WeightHandlers):
         application.add_routes(handlers(service).routes())
     return application
 
 
 @asynccontextmanager
-async def serve(service: Service, *, host: str, port: int) -> AsyncIterator[str]:
-    """Serve while the block runs; give the address, for example ``http://127.0.0.1:30000``.
+async def serve(
+    service: Service, *, host: str, port: int, more_routes: Iterable[web.RouteDef] = ()
+) -> AsyncIterator[str]:
+    """Serve while the block runs, with more endpoints; give the address, for example ``http://127.0.0.1:30000``.
 
     A client that goes away aborts what it asked for. Leaving aborts everything, lets the partial
     replies out and closes all connections.
@@ -45,7 +48,8 @@ async def serve(service: Service, *, host: str, port: int) -> AsyncIterator[str]
     Raises:
         ConfigError: If the address cannot be listened on.
     """
-    async with serve_application(create_application(service), host=host, port=port) as address:
+    application = create_application(service, more_routes=more_routes)
+    async with serve_application(application, host=host, port=port) as address:
         try:
             yield address
         finally:

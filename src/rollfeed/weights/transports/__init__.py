@@ -6,6 +6,12 @@ from rollfeed.protocols import TransportContext, WeightTransport
 from rollfeed.weights.transports.disk import DiskTransport
 
 
+def _delta(context: TransportContext) -> WeightTransport:
+    from rollfeed.weights.transports.delta import DeltaTransport  # here, as the next ones, because it brings more
+
+    return DeltaTransport(context)
+
+
 def _tensors(context: TransportContext) -> WeightTransport:
     from rollfeed.weights.transports.tensors import TensorTransport  # which brings torch
 
@@ -19,6 +25,7 @@ def _broadcast(context: TransportContext) -> WeightTransport:
 
 
 TRANSPORTS: Mapping[str, Callable[[TransportContext], WeightTransport]] = {
+    "delta": _delta,
     "disk": DiskTransport.made_for,
     "nccl": _broadcast,
     "tensors": _tensors,

@@ -14,7 +14,7 @@ from rollfeed.protocols import MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.writing import write_some
 
-_KEPT_FOLDERS = 2
+KEPT_FOLDERS = 2
 """A server that comes back late loads the last one; the one before may still be being read."""
 
 
@@ -57,7 +57,7 @@ class DiskTransport:
         except (OSError, CheckpointError) as error:
             raise EngineProtocolError(f"weights of version {policy_version} cannot be written: {error}") from error
         self._written.append(folder)
-        while len(self._written) > _KEPT_FOLDERS:
+        while len(self._written) > KEPT_FOLDERS:
             shutil.rmtree(self._written.pop(0), ignore_errors=True)
         return folder
 

@@ -33,7 +33,7 @@ from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
 from rollfeed.engine.dialects.sglang.scoring import score_texts
 from rollfeed.engine.http import json_ids
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Command, ServerUpdate
+from rollfeed.protocols import Command, PreparedUpdate, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class SGLang:
         await self._http.command(f"{address}/continue_generation", {}, timeout_seconds=timeout_seconds)
 
     async def prepare(self, address: str, update: WeightUpdate) -> int:
-        return await update.prepare(address, self._commands(address)) if isinstance(update, ServerUpdate) else 0
+        return await update.prepare(address, self._commands(address)) if isinstance(update, PreparedUpdate) else 0
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         if self.settings.weight_update is WeightUpdateMode.ABORT:
@@ -205,7 +205,7 @@ class SGLang:
         version, num_bytes = update.policy_version, 0
         command = self._commands(address)
         if isinstance(update, FolderUpdate):
-            folder = {"model_path": str(update.folder), "weight_version": str(version)}
+            folder = {"model_path": str(update.folder_at(address)), "weight_version": str(version)}
             try:
                 content = await command(
                     "/update_weights_from_disk", {**folder, "flush_cache": empties, "abort_all_requests": empties}

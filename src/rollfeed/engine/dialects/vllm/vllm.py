@@ -28,7 +28,7 @@ from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
 from rollfeed.engine.dialects.vllm.requests import encode_request
 from rollfeed.engine.dialects.vllm.scoring import score_texts
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Command, ServerUpdate
+from rollfeed.protocols import Command, PreparedUpdate, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
@@ -136,7 +136,7 @@ class VLLM:
         await self._offers(f"{address}/resume", timeout_seconds=timeout_seconds)
 
     async def prepare(self, address: str, update: WeightUpdate) -> int:
-        return await update.prepare(address, self._commands(address)) if isinstance(update, ServerUpdate) else 0
+        return await update.prepare(address, self._commands(address)) if isinstance(update, PreparedUpdate) else 0
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         address = worker.address
@@ -164,7 +164,7 @@ class VLLM:
         has_loaded, num_bytes = False, 0
         try:
             if isinstance(update, FolderUpdate):
-                reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder)}}
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.folder_at(address))}}
                 await command("/collective_rpc", reload)
             elif isinstance(update, ServerUpdate):
                 num_bytes = await update.load(address, command)

@@ -1,0 +1,110 @@
+"""A receiver of deltas over HTTP, beside a server that loads folders or inside one."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rollfeed.weights.transports.delta.encoding import DamagedError
+from rollfeed.weights.transports.delta.store import CheckpointStore, HeldVersion, OtherBaseError
+
+PREPARE_PATH = "/prepare_weights_from_delta"
+HELD_PATH = "/prepared_weights"
+_CHUNK_BYTES = 1 << 20
+
+
+class DeltaReceiver:
+    """Makes checkpoint folders from deltas, one after the other, and says where they are.
+
+    Args:
+        store: Where the folders are.
+        key: That every request has to bear; None where its address is enough.
+    """
+
+    def __init__(self, store: CheckpointStore, *, key: str | None = None) -> None:
+        self._store = store
+        self._key = key
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[HeldVersion]] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the endpoints."""
+        return [web.get(HELD_PATH, self.tell), web.post(PREPARE_PATH, self.prepare)]
+
+    async def tell(self, request: web.Request) -> web.Response:
+        """Return the versions that are here, the newest last."""
+        self._check(request)
+        return _reply({"versions": [msgspec.to_builtins(held) for held in self._store.held]})
+
+    async def prepare(self, request: web.Request) -> web.Response:
+        """Take a delta, as the bytes of the body or as JSON with its path, and return the folder it makes."""
+        self._check(request)
+        try:
+            delta, incoming = await self._delta(request)
+            # To its end, also when whoever has sent it goes away: nothing else may begin meanwhile.
+            receiving = asyncio.ensure_future(self._receive(delta, incoming))
+            self._tasks.add(receiving)
+            receiving.add_done_callback(self._forget)
+            held = await asyncio.shield(receiving)
+        except OtherBaseError as error:
+            return _refusal(409, str(error))
+        except DamagedError as error:
+            return _refusal(400, f"the delta is damaged, and nothing of it is kept: {error}")
+        except FileNotFoundError as error:
+            return _refusal(404, str(error))
+        except OSError as error:
+            problem = f"{error.strerror or error}, so the delta is not kept; the older versions are as they were"
+            return _refusal(507, problem)
+        return _reply({"success": True, **msgspec.to_builtins(held)})
+
+    async def _receive(self, delta: Path, incoming: Path | None) -> HeldVersion:
+        def receive() -> HeldVersion:
+            try:
+                return self._store.receive(delta)
+            finally:
+                if incoming is not None:
+                    incoming.unlink(missing_ok=True)
+
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(receive)
+
+    def _forget(self, task: asyncio.Task[HeldVersion]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its publisher is told; without one, nobody need be
+
+    async def _delta(self, request: web.Request) -> tuple[Path, Path | None]:
+        """Return where the delta is, and what is to be removed in the end."""
+        if request.content_type == "application/json":
+            body = await request.json()
+            path = body.get("path") if isinstance(body, dict) else None
+            if not isinstance(path, str):
+                raise DamagedError("the body has no path of a delta")
+            return Path(path), None
+        incoming = self._store.incoming()
+        try:
+            with incoming.open("wb") as file:
+                async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
+                    await asyncio.to_thread(file.write, chunk)
+        except BaseException:
+            incoming.unlink(missing_ok=True)
+            raise
+        return incoming, incoming
+
+    def _check(self, request: web.Request) -> None:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
+            raise web.HTTPUnauthorized(reason="this receiver needs its key as a bearer token")
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return _reply({"success": False, "message": message}, status=status)
+
+
+def _reply(content: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
