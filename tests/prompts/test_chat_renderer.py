@@ -60,3 +60,27 @@ def test_model_without_a_chat_template_is_refused_with_a_remedy(
 def test_messages_without_a_template_are_refused(renderer: ChatRenderer) -> None:
     with pytest.raises(ConfigError, match="set apply_chat_template = true"):
         renderer.render([{"role": "user", "content": "hi"}], apply_chat_template=False)
+
+
+def test_a_system_prompt_begins_conversations_without_one(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder)
+    renderer = ChatRenderer(tokenizer, rollout_max_prompt_len=None, system_prompt="Be brief.")
+    begun = "<bos><turn>system\nBe brief.</turn><turn>user\nhi</turn><turn>assistant\n"
+    rendered = renderer.render("hi", apply_chat_template=True)
+    assert rendered.text == begun
+    assert rendered.messages == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
+    assert renderer.render([{"role": "user", "content": "hi"}], apply_chat_template=True).text == begun
+    own = [{"role": "system", "content": "Be long."}, {"role": "user", "content": "hi"}]
+    assert "Be brief." not in renderer.render(own, apply_chat_template=True).text
+
+
+def test_a_chat_template_may_come_from_a_file(tokenizer_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}{{ 'think' if thinks else '' }}")
+    tokenizer = load_tokenizer(tokenizer_folder, chat_template=path, chat_template_kwargs={"thinks": True})
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "[user] hithink"
+    path.write_text("{% for m in messages %}\n{{ m.content }")
+    with pytest.raises(ConfigError, match=r"model.chat_template = '.*own.jinja': cannot be read \(.*line 2\)"):
+        load_tokenizer(tokenizer_folder, chat_template=path)
+    with pytest.raises(ConfigError, match="No such file"):
+        load_tokenizer(tokenizer_folder, chat_template=tmp_path / "none.jinja")

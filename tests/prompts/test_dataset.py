@@ -204,7 +204,7 @@ async def test_batches_of_a_parquet_file_that_are_too_large_to_join_are_read_in_
                 raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", refusing_large_ones)
-    monkeypatch.setattr("rollfeed.prompts.files._MAX_BATCH_ROWS", 4)
+    monkeypatch.setattr("rollfeed.prompts.files.column_files._MAX_BATCH_ROWS", 4)
     source = make_source(f"{path}@[1:]", num_epoch=1)
     assert await ids_of(source, 99) == [f"train/{row}@e0" for row in range(1, 10)]
     assert sizes == [4, 1, 1]
@@ -224,8 +224,8 @@ async def test_rows_of_a_parquet_file_are_read_by_their_size_and_not_by_that_of_
             yield batch
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", noting)
-    monkeypatch.setattr("rollfeed.prompts.files._BATCH_BYTES", 200_000)
-    monkeypatch.setattr("rollfeed.prompts.files._MAX_BATCH_ROWS", 128)
+    monkeypatch.setattr("rollfeed.prompts.files.column_files._BATCH_BYTES", 200_000)
+    monkeypatch.setattr("rollfeed.prompts.files.column_files._MAX_BATCH_ROWS", 128)
     source = make_source(str(path), num_epoch=1)
     assert [prompt.text.count("long") for prompt in await source.draw(999)] == [0] * 200 + [20_000] * 100
     assert (sizes[0], max(sizes)) == (64, 128)
@@ -417,9 +417,9 @@ def test_malformed_slice_shows_how_to_write_one(make_source: Make, write_jsonl: 
 
 
 def test_what_is_no_file_of_a_known_kind_is_refused(make_source: Make, tmp_path: Path) -> None:
-    assert "is a folder" in refusal(make_source, str(tmp_path))
-    (tmp_path / "train.csv").write_text("prompt\n")
-    assert "unknown kind of file '.csv'; use .jsonl or .parquet" in refusal(make_source, f"{tmp_path}/train.csv")
+    assert "is a folder without a .jsonl" in refusal(make_source, str(tmp_path))
+    (tmp_path / "train.xlsx").write_text("prompt\n")
+    assert "unknown kind of file '.xlsx'; use .jsonl, .json," in refusal(make_source, f"{tmp_path}/train.xlsx")
     assert "is not a regular file" in refusal(make_source, "/dev/null")
     assert "cannot be read" in refusal(make_source, "a" * 5_000 + ".jsonl")
 
@@ -427,15 +427,22 @@ def test_what_is_no_file_of_a_known_kind_is_refused(make_source: Make, tmp_path:
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("train.json", b"{}", "where each line is an object, rename it to .jsonl"),
-        ("train.jsonl.gz", b"", "unpack it first"),
-        ("train.jsonl", b"\x1f\x8b\x08", "is compressed; unpack it first"),
+        ("train.json", b"{}", "is one JSON object; make it an array of objects, or one object a line"),
+        ("train.json", b'[{"prompt": "a"},]', "not JSON: "),
+        ("train.json", b'[\n{"prompt": "a"},\n{"prompt": a}\n]', "not JSON: Expecting value at line 3, column 12"),
+        ("train.jsonl.gz", b"no", "cannot be read"),
+        ("train.jsonl.xz", b"", "unpack it first"),
+        ("train.jsonl", b"\x1f\x8b\x08", "is compressed, which its name does not say: add .gz"),
         ("train.jsonl", '{"prompt": "a"}'.encode("utf-16"), "is UTF-16 or UTF-32 text; save it as UTF-8"),
-        ("train.jsonl", b'[{"prompt": "a"}, {"prompt": "b"}]', "is one JSON array; write one object a line"),
+        (
+            "train.jsonl",
+            b'[{"prompt": "a"}, {"prompt": "b"}]',
+            "is one JSON array; rename it to .json, or write one object a line",
+        ),
         (
             "train.jsonl",
             b'[\n{"prompt": "a"},\n{"prompt": "b"}\n]',
-            "is JSON over several lines; write one object a line",
+            "is JSON over several lines; rename it to .json, or write one object a line",
         ),
         ("train.jsonl", b'{\n"prompt": "a"\n}', "is JSON over several lines"),
     ],

@@ -112,11 +112,13 @@ def _dataset_set(
     def note(prompt: Prompt, rm_type: str) -> None:
         unlabelled[prompt.prompt_id] = rm_type
 
-    keys = {key: column(key) for key in ("label_key", "metadata_key", "tools_key", "image_key")}
+    keys = {key: column(key) for key in ("template", "label_key", "metadata_key", "tools_key", "image_key")}
+    keys["metadata_columns"] = column("metadata_columns") or ()
     try:
         loaded = load_prompts(
             str(find_file(chosen.path, folders)),
             name=chosen.name,
+            split=chosen.split,
             renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length, **asking(plan)),
             keys=ColumnKeys(input_key=column("input_key") or "prompt", **keys),
             apply_chat_template=plan.apply_chat_template,

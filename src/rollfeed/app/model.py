@@ -56,6 +56,7 @@ def load_model(
         folder,
         trust_remote_code=settings.trust_remote_code,
         chat_template_kwargs=settings.chat_template_kwargs,
+        chat_template=None if settings.chat_template is None else Path(settings.chat_template),
         template_date=settings.template_datetime,
     )
     told = tokenizer.template_date

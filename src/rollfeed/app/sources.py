@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def build_source(
         if is_sft and (dataset.adaptive or any(asking(dataset).values())):
             raise ConfigError(
                 f"prompts.datasets: {dataset.path}: what is learned as it stands is not asked: remove "
-                "custom_prompt_preprocessor, answer_marker_type and adaptive"
+                "custom_prompt_preprocessor, answer_marker_type, system_prompt and adaptive"
             )
         renderer = make_renderer(**asking(dataset))
         read = _dataset_source(
@@ -166,7 +167,7 @@ def build_source(
 
 
 def find_file(path: str, folders: Sequence[Path]) -> Path:
-    """Return the first of ``folders`` with such a file; a slice ``@[a:b]`` behind the name does not count.
+    """Return the first of ``folders`` with such a file, or one that fits a pattern; a slice behind it does not count.
 
     ``~`` and environment variables are replaced. A file that is nowhere is returned all the same, for its reader to
     complain of.
@@ -174,7 +175,7 @@ def find_file(path: str, folders: Sequence[Path]) -> Path:
     path = expand_path(path)
     for folder in folders:
         for name in (path, path.rpartition("@[")[0]):
-            if name and (folder / name).exists():
+            if name and ((folder / name).exists() or (has_magic(name) and glob(str(folder / name), recursive=True))):
                 return folder / path
     return Path(path)
 
@@ -193,11 +194,14 @@ def _dataset_source(
     loaded = load_prompts(
         str(find_file(dataset.path, folders)),
         name=dataset.name,
+        split=dataset.split,
         renderer=renderer,
         keys=ColumnKeys(
             input_key=dataset.input_key,
+            template=dataset.template,
             label_key=dataset.label_key,
             metadata_key=dataset.metadata_key,
+            metadata_columns=dataset.metadata_columns,
             tools_key=dataset.tools_key,
             image_key=dataset.image_key,
         ),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from rollfeed.config.prompts import Template
 from rollfeed.config.section import Resume, Section
 from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
@@ -61,6 +62,8 @@ class EvalKeys(Section):
     """As in `[[prompts.datasets]]`."""
     answer_marker_type: AnswerMarker | None = Field(default=None, strict=False)
     """As in `[[prompts.datasets]]`."""
+    system_prompt: str | None = Field(default=None, min_length=1)
+    """As in `[[prompts.datasets]]`."""
 
     @field_validator("top_k")
     @classmethod
@@ -75,10 +78,14 @@ class EvalColumnKeys(EvalKeys):
 
     input_key: _Key | None = None
     """Column with the question; by default `prompt`."""
+    template: Template | None = None
+    """The question made of columns, as in `[[prompts.datasets]]`; it goes before `input_key`."""
     label_key: _Key | None = None
     """Column with the label that graders compare with."""
     metadata_key: _Key | None = None
     """Column with a dictionary (or its JSON text) for graders; `rm_type` in it chooses the grader of that row."""
+    metadata_columns: tuple[_Key, ...] | None = Field(default=None, strict=False)
+    """Further columns that become entries of the metadata."""
     tools_key: _Key | None = None
     """Column with tool definitions for the chat template."""
     image_key: _Key | None = None
@@ -89,7 +96,9 @@ class EvalDatasetSettings(EvalColumnKeys):
     """A file of prompts, or a slice of one, to measure on (`[[eval.datasets]]`)."""
 
     path: str = Field(min_length=1)
-    """A `.jsonl` or `.parquet` file, found as those of `[[prompts.datasets]]`; `path@[a:b]` takes a slice of it."""
+    """Rows as `[[prompts.datasets]]` takes them; `path@[a:b]` takes a slice of them."""
+    split: _Key | None = None
+    """Of a folder or a data set of the hub that has several."""
     name: _Key | None = None
     """Names the set in results; by default the file's stem."""
 

@@ -49,6 +49,8 @@ class ModelSettings(Section, resume=Resume.MODEL):
     """
     trust_remote_code: bool = False
     """Let the tokenizer run code that comes with the checkpoint."""
+    chat_template: str | None = Field(default=None, min_length=1)
+    """A file with a chat template (Jinja) in place of the checkpoint's, looked for beside the settings file."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default={})
     """Variables of the chat template, such as `{enable_thinking = false}`, for every prompt that is rendered."""
     template_date: Free[str | None] = None  # what the run was told is compared where it is known

@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rollfeed.config.section import Free, Resume, Section
 from rollfeed.protocols import AnswerMarker, PromptPreprocessor
+from rollfeed.types.text import template_fields
+
+
+def _checked_template(template: str) -> str:
+    if not any(name is not None for _, name in template_fields(template)):
+        raise ValueError("names no column: write {name} where one belongs")
+    return template
+
 
 Key = Annotated[str, Field(min_length=1)]
+Template = Annotated[str, Field(min_length=1), AfterValidator(_checked_template)]
 Parameters = dict[str, str | int | float | bool]
 Weight = Annotated[float, Field(gt=0.0, le=1e6, strict=False)]
 
@@ -28,18 +37,29 @@ class AskingSettings(Section):
     answer_marker_type: AnswerMarker | None = Field(default=None, strict=False)
     r"""`\boxed{}` or `<answer></answer>`: a sentence behind each question in text asks for an answer in it."""
 
+    system_prompt: str | None = Field(default=None, min_length=1)
+    """The first message of every conversation that has no system message of its own."""
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         keys = self.custom_prompt_preprocessor, self.answer_marker_type
-        if problem := asking_problem(*keys, is_chat=self.apply_chat_template):
+        if problem := asking_problem(*keys, is_chat=self.apply_chat_template, system_prompt=self.system_prompt):
             raise ValueError(problem)
         return self
 
 
 def asking_problem(
-    preprocessor: PromptPreprocessor | None, marker: AnswerMarker | None, *, is_chat: bool
+    preprocessor: PromptPreprocessor | None,
+    marker: AnswerMarker | None,
+    *,
+    is_chat: bool,
+    system_prompt: str | None = None,
 ) -> str | None:
     """Return why a form of questions, the marks of answers and the chat template do not go together; or None."""
+    if system_prompt is not None and not is_chat:
+        return "system_prompt needs a chat template: set apply_chat_template = true, or remove it"
+    if system_prompt is not None and preprocessor is PromptPreprocessor.CHAT:
+        return f"custom_prompt_preprocessor = {preprocessor.value!r} has no system prompt: remove one of them"
     if preprocessor is None:
         return None
     chats = preprocessor is PromptPreprocessor.CHAT
@@ -56,30 +76,46 @@ def asking_problem(
 
 
 class DatasetSettings(AskingSettings):
-    """One file of prompts, a row each (`[[prompts.datasets]]`)."""
+    """Prompts that are there, a row each (`[[prompts.datasets]]`)."""
 
     path: str = Field(min_length=1)
-    """A `.jsonl` or `.parquet` file, looked for beside the settings file, then in the current folder. `path@[a:b]`
-    takes a slice of its rows; bounds may be negative.
+    """A file of rows (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`, `.arrow`; text also `.gz`, `.zst`, `.bz2`), a
+    folder of such files or one that `datasets` saved, a pattern as `data/*.csv`, or a data set of the hub. Looked for
+    beside the settings file, then in the current folder. `path@[a:b]` takes a slice of the rows; bounds may be
+    negative.
     """
+    split: Key | None = None
+    """Of a folder or a data set of the hub that has several, as `train` and `test`."""
     name: str | None = Field(default=None, min_length=1)
-    """Names the source in prompt ids and metrics; by default the file's stem."""
+    """Names the source in prompt ids and metrics; by default the file's stem, or the folder's name."""
     weight: Weight = 1.0
     """Share of the draws, relative to the other sources' weights."""
     input_key: Key = "prompt"
     """Column with the question: text, or a list of chat messages."""
+    template: Template | None = None
+    r"""The question made of columns, in place of `input_key`: `"{question} Answer in {unit}."`; a brace of the text is
+    written twice, as in `\\boxed{{}}`.
+    """
     label_key: Key | None = None
     """Column with the label that graders compare with."""
     metadata_key: Key | None = None
     """Column with a dictionary (or its JSON text) for graders and plug-ins; `rm_type` in it chooses the grader of
     that row.
     """
+    metadata_columns: tuple[Key, ...] = Field(default=(), strict=False)
+    """Further columns that become entries of the metadata, for reward functions that ask for them by name."""
     tools_key: Key | None = None
     """Column with tool definitions for the chat template."""
     image_key: Key | None = None
     """Column with image paths or URLs."""
     adaptive: bool = False
     """Ask rows that were always or never solved less often, until that is forgotten; see docs/adaptive.md."""
+
+    @model_validator(mode="after")
+    def _asks_once(self) -> Self:
+        if self.template is not None and "input_key" in self.model_fields_set:
+            raise ValueError("input_key and template both say what is asked: remove one of them")
+        return self
 
 
 class EnvironmentSettings(AskingSettings):

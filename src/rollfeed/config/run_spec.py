@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.config.load import chosen_keys, merged, read_json, read_toml, validate_settings
+from rollfeed.config.paths import expand_path
 from rollfeed.config.resuming import as_of_now
 from rollfeed.config.settings import Settings
 
@@ -39,6 +40,10 @@ class RunSpec:
         tree = reduce(merged, map(read_settings, files))
         settings = validate_settings(tree, where=", ".join(map(str, files)), overrides=overrides)
         folders = dict.fromkeys([*(file.resolve().parent for file in reversed(files)), Path.cwd()])
+        if (template := settings.model.chat_template) is not None:
+            path = next((each for folder in folders if (each := folder / expand_path(template)).exists()), template)
+            model = settings.model.model_copy(update={"chat_template": str(path)})
+            settings = settings.model_copy(update={"model": model})
         return cls(settings, tuple(folders), chosen_keys(tree, overrides, settings))
 
 

@@ -51,6 +51,7 @@ class SetPlan:
     apply_chat_template: bool
     custom_prompt_preprocessor: PromptPreprocessor | None
     answer_marker_type: AnswerMarker | None
+    system_prompt: str | None
 
 
 def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: TrainingDefaults) -> SetPlan:
@@ -81,7 +82,8 @@ def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: Training
     own_rm_type = key("rm_type", None)
     is_chat = key("apply_chat_template", True)
     preprocessor, marker = key("custom_prompt_preprocessor", None), key("answer_marker_type", None)
-    if problem := asking_problem(preprocessor, marker, is_chat=is_chat):
+    system_prompt = key("system_prompt", None)
+    if problem := asking_problem(preprocessor, marker, is_chat=is_chat, system_prompt=system_prompt):
         raise ConfigError(f"eval set {name}: {problem}")
     return SetPlan(
         n_samples_per_prompt=key("n_samples_per_prompt", training.n_samples_per_prompt),
@@ -96,6 +98,7 @@ def plan_set(name: str, chosen: EvalKeys, defaults: EvalKeys, training: Training
         apply_chat_template=is_chat,
         custom_prompt_preprocessor=preprocessor,
         answer_marker_type=marker,
+        system_prompt=system_prompt,
     )
 
 

@@ -244,6 +244,11 @@ def _try(render: _Render, messages: _Messages) -> str:
         return ""
 
 
+def check_template(text: str) -> None:
+    """Raise CheckpointError if a text is no chat template; says where."""
+    _compiled(text)
+
+
 def _compiled(text: str) -> Any:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

@@ -68,34 +68,36 @@ def load_prompts(
     skip_bad_rows: bool = False,
     check_row: RowCheck | None = None,
     learn: Learn | None = None,
+    split: str | None = None,
 ) -> LoadedPrompts:
     """Read a prompt file, so that a mistake in it shows before anything else starts.
 
     Args:
-        path: A ``.jsonl`` or ``.parquet`` file, or a slice of it: ``path@[start:stop]``.
+        path: As :func:`rollfeed.prompts.files.open_prompt_file` takes it; ``path@[start:stop]`` is a slice.
         renderer: Makes token ids, and holds the length limit.
-        name: Names the source in prompt ids; by default the file's stem.
+        name: Names the source in prompt ids; by default the file's stem, or the folder's name.
         keys: Which column holds what.
         apply_chat_template: Render through the chat template; False takes texts as they are.
         skip_bad_rows: Count and skip rows that cannot be read or used.
         check_row: Says why a row cannot be used that could be read.
         learn: Says what is learned of a row that has its answer, whose whole length then counts.
+        split: Of a folder or a data set of the hub that has several.
 
     Raises:
         DataError: If the file or a row cannot be used, or no prompt is left.
         ConfigError: If the model has no chat template but one is to be applied, or ``check_row`` raises it.
     """
     keys = keys or ColumnKeys()
+    file = open_prompt_file(path, columns={column for _, column in keys.named()}, split=split)
     if apply_chat_template:
         renderer.check_template()  # a missing one is no fault of a row
-    file = open_prompt_file(path, columns=keys.named().values())
-    loaded = LoadedPrompts(name=name or well_formed(file.path.stem), has_answers=learn is not None)
+    loaded = LoadedPrompts(name=name or well_formed(file.name), has_answers=learn is not None)
     records: Iterable[tuple[RawRow, Mapping[str, Any]]] = _parsed(file.rows, loaded, skip_bad_rows)
     columns = file.columns
     if columns is None:
         records = list(records)
         columns = tuple(dict.fromkeys(column for _, record in records for column in record))
-    for key, column in keys.named().items() if columns else ():
+    for key, column in keys.named() if columns else ():
         if column not in columns:
             raise missing_column(file.path, key, column, columns)
     for raw, record in records:

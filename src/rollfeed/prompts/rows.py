@@ -9,7 +9,7 @@ from typing import Any
 
 from rollfeed.prompts.messages import kind_of, read_message, read_tools
 from rollfeed.types import Message
-from rollfeed.types.text import well_formed_json
+from rollfeed.types.text import template_fields, well_formed_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,18 +18,26 @@ class ColumnKeys:
 
     input_key: str = "prompt"
     """Text, or a list of chat messages."""
+    template: str | None = None
+    """Text with columns in it, as ``{question}``, in place of ``input_key``."""
     label_key: str | None = None
     metadata_key: str | None = None
     """An object, or its JSON text. Rows may leave it out."""
+    metadata_columns: tuple[str, ...] = ()
+    """Further columns, each an entry of the metadata. Rows may leave them out."""
     tools_key: str | None = None
     """A list of objects, or its JSON text. Rows may leave it out."""
     image_key: str | None = None
     """Paths or URLs, or one. Rows may leave it out."""
 
-    def named(self) -> dict[str, str]:
-        """Return the columns in use, by setting."""
-        names = ("input_key", "label_key", "metadata_key", "tools_key", "image_key")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+    def named(self) -> list[tuple[str, str]]:
+        """Return the settings that name columns in use, and these."""
+        keys = ("label_key", "metadata_key", "tools_key", "image_key")
+        named = [(key, value) for key in keys if (value := getattr(self, key)) is not None]
+        named += [("metadata_columns", name) for name in self.metadata_columns]
+        if self.template is None:
+            return [("input_key", self.input_key), *named]
+        return [*(("template", name) for _, name in template_fields(self.template) if name is not None), *named]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +59,17 @@ def read_fields(record: Mapping[str, Any], keys: ColumnKeys, *, is_chat: bool) -
     Raises:
         ValueError: If a column is missing or holds something else; says which and what.
     """
+    if keys.template is None:
+        content = _read_content(_require(record, "input_key", keys.input_key), keys.input_key, is_chat=is_chat)
+    else:
+        content = "".join(
+            text + ("" if name is None else _as_text(_require(record, "template", name)))
+            for text, name in template_fields(keys.template)
+        )
     return RowFields(
-        content=_read_content(_require(record, "input_key", keys.input_key), keys.input_key, is_chat=is_chat),
+        content=content,
         label=None if keys.label_key is None else _read_label(record, keys.label_key),
-        metadata=_read_metadata(record, keys.metadata_key),
+        metadata={**_read_metadata(record, keys.metadata_key), **_read_columns(record, keys.metadata_columns)},
         tools=_read_tools(record, keys.tools_key),
         images=_read_images(record, keys.image_key),
     )
@@ -66,6 +81,17 @@ def _require(record: Mapping[str, Any], setting: str, key: str) -> Any:
     if record[key] is None:
         raise ValueError(f"column {key!r} ({setting}) is null")
     return record[key]
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _read_columns(record: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    found = {name: record[name] for name in columns if name in record}
+    for name, value in found.items():
+        _check_json(value, name)
+    return found
 
 
 def _read_content(value: Any, key: str, *, is_chat: bool) -> str | tuple[Message, ...]:

@@ -20,7 +20,7 @@ from rollfeed.conversations import call_syntax
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import check_content, read_eos_token_ids, read_object
 from rollfeed.prompts.asking import asked
-from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate
+from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate, check_template
 from rollfeed.protocols import AnswerMarker, CallFormat, PromptPreprocessor, Rendered, Tokenizer
 from rollfeed.types import Message
 from rollfeed.types.text import well_formed
@@ -50,6 +50,7 @@ def load_tokenizer(
     *,
     trust_remote_code: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    chat_template: Path | None = None,
     template_date: datetime | None = None,
 ) -> LocalTokenizer:
     """Load the tokenizer of a checkpoint folder; nothing is fetched.
@@ -59,12 +60,13 @@ def load_tokenizer(
             ``generation_config.json``.
         trust_remote_code: Run Python code that lies in the folder, where the tokenizer is defined by it.
         chat_template_kwargs: Variables of the chat template, such as ``enable_thinking``.
+        chat_template: A file with another chat template than the checkpoint's.
         template_date: What a chat template is told that asks for the date; by default now. It never changes after.
 
     Raises:
         CheckpointError: If the folder has no tokenizer that can be loaded, or only one that needs code of its own, or
             its chat template cannot be read.
-        ConfigError: If a variable of the template is not to be set.
+        ConfigError: If a variable of the template is not to be set, or ``chat_template`` cannot be read.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give the folder of a checkpoint with its tokenizer")
@@ -87,6 +89,8 @@ def load_tokenizer(
             ) from error
         message = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: cannot load a tokenizer from it: {message}") from error
+    if chat_template is not None:
+        tokenizer.chat_template = _own_template(chat_template)
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LocalTokenizer(
         tokenizer,
@@ -95,6 +99,18 @@ def load_tokenizer(
             tokenizer, arguments=chat_template_kwargs or {}, date=template_date or datetime.now().replace(microsecond=0)
         ),
     )
+
+
+def _own_template(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        check_template(text)
+    except (OSError, UnicodeDecodeError, CheckpointError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).partition("; mend it")[0]
+        raise ConfigError(
+            f"model.chat_template = {str(path)!r}: cannot be read ({reason}): give a file with one"
+        ) from None
+    return text
 
 
 def _loader(folder: Path) -> Any:
@@ -243,6 +259,7 @@ class ChatRenderer:
         call_format: How the policy is told to call them where the chat template does not say it.
         preprocessor: The form of questions in text; messages stay as they are.
         marker: The marks in which questions in text ask for answers.
+        system_prompt: Begins conversations that have no system message.
     """
 
     def __init__(
@@ -254,6 +271,7 @@ class ChatRenderer:
         call_format: CallFormat = CallFormat.AUTO,
         preprocessor: PromptPreprocessor | None = None,
         marker: AnswerMarker | None = None,
+        system_prompt: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._rollout_max_prompt_len = rollout_max_prompt_len
@@ -261,6 +279,7 @@ class ChatRenderer:
         self._call_format = call_format
         self._preprocessor = preprocessor
         self._marker = marker
+        self._system_prompt = system_prompt
 
     def render(
         self,
@@ -280,6 +299,10 @@ class ChatRenderer:
         """
         if isinstance(content, str):
             content = asked(content, self._preprocessor, self._marker)
+        if self._system_prompt is not None and apply_chat_template:
+            turns = ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
+            if not turns or turns[0].get("role") not in ("system", "developer"):
+                content = ({"role": "system", "content": self._system_prompt}, *turns)
         if self._tools:
             tools = tuple(tools or self._tools)
             syntax = call_syntax(self._tokenizer, self._call_format, is_chat=apply_chat_template)

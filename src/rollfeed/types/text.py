@@ -7,6 +7,7 @@ It becomes U+FFFD, the replacement character, wherever text comes in and whereve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 
@@ -37,6 +38,25 @@ def text_of(content: Any) -> str:
     if not isinstance(content, list | tuple):
         return "" if content is None else str(content)
     return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
+
+
+def template_fields(template: str) -> list[tuple[str, str | None]]:
+    """Return the pieces of a template such as ``"Q: {question}"``: each a text, and the name behind it or None.
+
+    Raises:
+        ValueError: If its braces are not those of names; ``{{`` and ``}}`` are braces of the text.
+    """
+    remedy = "write {name} for a column, and {{ or }} for a brace of the text, as in \\boxed{{}}"
+    try:
+        pieces = [(text, name, more, how) for text, name, more, how in Formatter().parse(template)]
+    except ValueError as error:
+        raise ValueError(f"{error}: {remedy}") from None
+    for _, name, more, how in pieces:
+        if name is not None and (not name.strip() or more or how):
+            raise ValueError(
+                f"{{{name}{'!' * bool(how)}{how or ''}{':' * bool(more)}{more}}} names no column: {remedy}"
+            )
+    return [(text, name) for text, name, _, _ in pieces]
 
 
 def held_back(text: str, mark: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from rollfeed import app
 from rollfeed.app.sources import RowChecks, build_source
-from rollfeed.config import EvalKeys, RolloutConfig, SamplingSettings, Settings
+from rollfeed.config import EvalKeys, RolloutConfig, RunSpec, SamplingSettings, Settings
 from rollfeed.config.load import validate_settings
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.environments import EnvironmentRegistry, make_task
@@ -105,10 +105,10 @@ async def test_messages_stay_as_they_are(tokenizer: Tokenizer, tmp_path: Path) -
     row = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     for keys in (CHAT | BOXED, {}):
-        settings = settings_of({"prompts": {"datasets": [{"path": "a.jsonl", **keys}]}})
+        settings = settings_of({"prompts": {"num_epoch": 1, "datasets": [{"path": "a.jsonl", **keys}]}})
         (prompt,) = await build_source(settings, tokenizer, folders=[tmp_path]).draw(1)
         assert [message["content"] for message in prompt.messages or ()] == ["Be brief.", "Hi"]
-    settings = settings_of({"prompts": {"datasets": [{"path": "a.jsonl", **TINY_ZERO}]}})
+    settings = settings_of({"prompts": {"num_epoch": 1, "datasets": [{"path": "a.jsonl", **TINY_ZERO}]}})
     with pytest.raises(ConfigError, match="a list of messages needs the chat template"):
         build_source(settings, tokenizer, folders=[tmp_path])
 
@@ -163,7 +163,9 @@ def test_what_is_learned_as_it_stands_is_not_asked(tokenizer: Tokenizer, tmp_pat
         "prompts": {"datasets": [{"path": "a.jsonl", **keys}]},
         "rollout": {"mode": "sft", "n_samples_per_prompt": 1},
     }
-    with pytest.raises(ConfigError, match="remove custom_prompt_preprocessor, answer_marker_type and adaptive"):
+    with pytest.raises(
+        ConfigError, match="remove custom_prompt_preprocessor, answer_marker_type, system_prompt and adaptive"
+    ):
         build_source(settings_of(tree), tokenizer, folders=[tmp_path])
 
 
@@ -222,3 +224,49 @@ def test_evaluation_asks_data_sets_and_environments_in_their_form(tokenizer: Tok
         settings.eval, config=settings, tokenizer=tokenizer, context_length=4096, folders=[tmp_path]
     )
     assert all(each.prompts[0].text.endswith("\nAssistant: <think>") for each in prepared.sets)
+
+
+async def test_a_system_prompt_goes_before_data_sets_and_environments(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for prompt in await drawn(tokenizer, tmp_path, {"system_prompt": "Answer with a number."}):
+        assert prompt.messages is not None
+        assert prompt.messages[0] == {"role": "system", "content": "Answer with a number."}
+        assert "Answer with a number." in prompt.text
+
+
+def test_an_evaluation_set_has_its_own_system_prompt_or_that_of_all() -> None:
+    training = TrainingDefaults(
+        sampling=SamplingSettings(), n_samples_per_prompt=1, rm_type=None, reward_key=None, context_length=4096
+    )
+    plan = plan_set("a", EvalKeys(), EvalKeys(system_prompt="Be brief."), training)
+    assert plan.system_prompt == "Be brief."
+    assert plan_set("a", EvalKeys(system_prompt="Own."), EvalKeys(system_prompt="x"), training).system_prompt == "Own."
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"system_prompt": "s", "apply_chat_template": False}, "system_prompt needs a chat template"),
+        ({"system_prompt": "s", **CHAT}, "has no system prompt"),
+        ({"template": "{a}", "input_key": "b"}, "input_key and template both say what is asked"),
+        ({"template": "what?"}, "names no column"),
+        ({"template": "\\boxed{} {a}"}, r"\{\} names no column: write \{name\} for a column, and \{\{"),
+        ({"template": "{a"}, r"expected '\}' before end of string: write \{name\}"),
+    ],
+)
+def test_what_does_not_go_together_in_a_question_is_refused(keys: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        settings_of({"prompts": {"datasets": [{"path": "a.jsonl", **keys}]}})
+
+
+async def test_files_that_a_pattern_names_are_found_beside_the_settings(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,label\nq,2\n")
+    dataset = {"path": "*.csv", "label_key": "label", "template": "so {prompt}"}
+    source = build_source(settings_of({"prompts": {"datasets": [dataset]}}), tokenizer, folders=[tmp_path])
+    (prompt,) = await source.draw(1)
+    assert "so q" in prompt.text
+
+
+def test_a_chat_template_is_found_beside_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("x")
+    (tmp_path / "run.toml").write_text('[model]\nchat_template = "own.jinja"\n[[eval.datasets]]\npath = "a"\n')
+    assert RunSpec.load(tmp_path / "run.toml").settings.model.chat_template == str(tmp_path / "own.jinja")

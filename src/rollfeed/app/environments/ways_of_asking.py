@@ -14,7 +14,11 @@ from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
 def asking(settings: AskingSettings | SetPlan) -> dict[str, Any]:
     """Return what a renderer is told of how questions are asked."""
-    return {"preprocessor": settings.custom_prompt_preprocessor, "marker": settings.answer_marker_type}
+    return {
+        "preprocessor": settings.custom_prompt_preprocessor,
+        "marker": settings.answer_marker_type,
+        "system_prompt": settings.system_prompt,
+    }
 
 
 def asked_marker(settings: AskingSettings | SetPlan) -> AnswerMarker | None:
@@ -39,7 +43,7 @@ def check_asking(
             f"environment {chosen.id}: reads answers between marks only, and nothing asks for them: set "
             f"answer_marker_type = {AnswerMarker.TAGS.value!r}, or {AnswerMarker.BOXED.value!r}"
         )
-    if chosen.parameters.get("style") == "compact" and any(asking(settings).values()):
+    if chosen.parameters.get("style") == "compact" and (form or settings.answer_marker_type):
         raise ConfigError(
             f"environment {chosen.id}: style = 'compact' says all itself: remove custom_prompt_preprocessor and "
             "answer_marker_type"
