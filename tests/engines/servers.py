@@ -70,10 +70,14 @@ def python_of(server: str) -> Path:
 
 
 @contextlib.contextmanager
-def vllm_server(folder: Path, work: Path, *flags: str, dtype: str = "float32") -> Iterator[RealServer]:
-    """Serve a checkpoint folder with vLLM, as ``policy``, with the routes that change weights."""
+def vllm_server(folder: Path, work: Path, *flags: str, dtype: str = "float32", **more: str) -> Iterator[RealServer]:
+    """Serve a checkpoint folder with vLLM, as ``policy``, with the routes that change weights.
+
+    ``more`` are variables of its environment.
+    """
     python, port = python_of("vllm"), _free_port()
     environment = {
+        **more,
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -5,7 +5,7 @@ from rollfeed.weights.directory import Ignored, WeightDirectory
 from rollfeed.weights.proof import Scores, compare
 from rollfeed.weights.proving import EngineProof
 from rollfeed.weights.publishing import Publisher
-from rollfeed.weights.serving import ServingForm
+from rollfeed.weights.serving import ServingForm, served_tensors
 from rollfeed.weights.transports import TRANSPORTS, DiskTransport
 from rollfeed.weights.writing import write_checkpoint
 
@@ -20,6 +20,7 @@ __all__ = [
     "WeightDirectory",
     "check_complete",
     "compare",
+    "served_tensors",
     "version_of",
     "write_checkpoint",
 ]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rollfeed.app import PreparedRun, prepare
 from rollfeed.app.training.checks import (
+    check_published,
     check_sampling_masks,
     check_trained_prompts,
     check_training,
@@ -187,3 +189,19 @@ def test_samples_longer_than_the_trained_model_takes_are_refused(tiny_checkpoint
 
 def test_what_the_trainer_takes_is_left_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
     check_prompts(prepared(tiny_checkpoint, tmp_path))
+
+
+@pytest.mark.parametrize(("transport", "is_refused"), [("tensors", True), ("nccl", True), ("disk", False)])
+def test_a_trainer_of_other_tensors_than_servers_have_is_refused(
+    tiny_checkpoint: Path, transport: str, is_refused: bool
+) -> None:
+    table = {"workers": ["http://a:1"], "weights_transport": transport}
+    served = settings(engine={"sglang": table})
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    check_published(tensors, served, tiny_checkpoint)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    if not is_refused:
+        check_published(tensors, served, tiny_checkpoint)
+        return
+    with pytest.raises(ConfigError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight' is missing"):
+        check_published(tensors, served, tiny_checkpoint)

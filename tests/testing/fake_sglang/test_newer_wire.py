@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
@@ -229,3 +232,49 @@ async def test_what_concerns_no_request_is_answered_as_captured(client: Any) -> 
         await called(client, fakes, "flush_cache_with_running")
         await client.post(fakes.address + "/abort_request", {"abort_all": True})
         await held.reply
+
+
+TEXT = base64.b64encode(pickle.dumps({})).decode()
+BUCKET = {"serialized_named_tensors": [TEXT], "load_format": "flattened_bucket"}
+
+
+async def test_tensors_come_inside_a_session_and_the_version_with_one_of_them(client: Any) -> None:
+    async with serve_fake_sglang() as fakes:
+        address = fakes.address
+
+        async def ask(path: str, body: Any, *, status: int = 200) -> Any:
+            return await client.post(address + path, body, status=status)
+
+        outside = await ask("/update_weights_from_tensor", BUCKET, status=400)
+        assert "must run between begin_weight_update()" in outside["message"]
+        await ask("/end_weight_update", {}, status=400)
+        assert await ask("/begin_weight_update", {}) == {"success": True, "message": "Success"}
+        assert "already open" in (await ask("/begin_weight_update", {}, status=400))["message"]
+        await ask("/update_weights_from_tensor", BUCKET)
+        assert (await fakes.stats())["weight_version"] == "default"
+        await ask("/update_weights_from_tensor", {**BUCKET, "weight_version": "5"})
+        assert (await fakes.stats())["weight_version"] == "5"
+        await ask("/update_weights_from_tensor", {**BUCKET, "serialized_named_tensors": ["!"]}, status=400)
+        await ask("/end_weight_update", {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"serialized_named_tensors": []},
+        {"serialized_named_tensors": [base64.b64encode(b"no pickle").decode()]},
+        {"load_format": "unknown"},
+    ],
+)
+async def test_a_bucket_that_ends_a_real_server_ends_the_fake(client: Any, change: dict[str, Any]) -> None:
+    async with serve_fake_sglang() as fakes:
+        await client.post(fakes.address + "/begin_weight_update", {})
+        with pytest.raises(aiohttp.ClientError):
+            await client.post(fakes.address + "/update_weights_from_tensor", {**BUCKET, **change})
+
+
+async def test_an_old_release_has_tensors_and_no_sessions(client: Any) -> None:
+    async with serve_fake_sglang(release="0.5.15") as fakes:
+        await client.post(fakes.address + "/begin_weight_update", {}, status=404)
+        await client.post(fakes.address + "/update_weights_from_tensor", {**BUCKET, "weight_version": "2"})
+        assert (await fakes.stats())["weight_version"] == "2"

@@ -77,6 +77,11 @@ def test_a_tensor_missing_beside_others_is_refused_and_a_part_that_is_not_traine
         served_tensors({"model.layers.0.a.weight": torch.zeros(1, 4), **head}, stored)
 
 
+def test_constants_that_old_checkpoints_carry_may_be_missing() -> None:
+    stored = headers(h__0__attn__bias=1, h__0__attn__masked_bias=1, h__0__attn__weight=1)
+    assert list(served_tensors({"h.0.attn.weight": torch.zeros(1, 4)}, stored)) == ["h.0.attn.weight"]
+
+
 def test_scales_are_made_and_need_not_be_given() -> None:
     stored = headers(model__layers__0__a__weight=1, model__layers__0__a__weight_scale_inv=1)
     assert list(served_tensors({"model.layers.0.a.weight": torch.zeros(1, 4)}, stored)) == ["model.layers.0.a.weight"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from rollfeed.config import RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.train import Correction, OldLogprobs
 from rollfeed.errors import CheckpointError, ConfigError
-from rollfeed.model_files import find_config, has_weights
+from rollfeed.model_files import find_config, has_weights, read_headers
 from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
+from rollfeed.weights import ServingForm, served_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,18 @@ def check_training(settings: Settings) -> None:
         from rollfeed.training.model import choose_device
 
         choose_device(train.device)
+
+
+def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: Path) -> None:
+    """Refuse a trainer whose tensors servers of a checkpoint could not take, before anything is sampled.
+
+    Raises:
+        CheckpointError: If a name or a shape does not fit, or some are missing.
+    """
+    servers = next(iter(settings.engine.servers.values()), None)
+    is_sent = servers is not None and servers.weights_transport in ("tensors", "nccl")
+    if settings.needs_engine and is_sent and has_weights(checkpoint):
+        ServingForm(checkpoint).headers(served_tensors(tensors, read_headers(checkpoint)))
 
 
 def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpoint: Path) -> None:

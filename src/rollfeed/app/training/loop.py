@@ -19,6 +19,7 @@ from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_ev
 from rollfeed.app.runs import RunSummary, early_end, run
 from rollfeed.app.training.checks import (
     EQUAL_REWARDS,
+    check_published,
     check_sampling_masks,
     check_trained_model,
     check_trained_prompts,
@@ -153,7 +154,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     # PyTorch takes seconds to import.
     from rollfeed.training.trainer import Trainer
 
-    return Trainer(
+    trainer = Trainer(
         start,
         reference=reference,
         settings=settings.train,
@@ -162,6 +163,8 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
     )
+    check_published(trainer.weights(), settings, prepared.model.checkpoint)
+    return trainer
 
 
 def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -29,6 +31,7 @@ _FLUSHED = (
     "(When there are running or waiting requests, the operation will not be performed.)\n"
 )
 _MODEL = "fake-sglang"
+_FORMS = (None, "flattened_bucket")
 
 
 class _AbortBody(msgspec.Struct):
@@ -41,6 +44,12 @@ class _UpdateBody(msgspec.Struct):
     weight_version: str | None = None
     flush_cache: bool = True
     abort_all_requests: bool = False
+
+
+class _TensorBody(msgspec.Struct):
+    serialized_named_tensors: list[str]
+    load_format: str | None = None
+    weight_version: str | None = None
 
 
 class ControlRoutes:
@@ -57,6 +66,7 @@ class ControlRoutes:
         self._waiting_health: set[Exchange] = set()
         self._told_version: str | None = None
         """What the model's description says while an update has not succeeded wholly."""
+        self._has_session = False
         self._model_path = _MODEL
         self._started = time.time()
 
@@ -71,6 +81,7 @@ class ControlRoutes:
             ("POST", "/pause_generation"): self._pause,
             ("POST", "/continue_generation"): self._continue,
             ("POST", "/update_weights_from_disk"): self._update_weights,
+            ("POST", "/update_weights_from_tensor"): self._update_from_tensor,
             ("POST", "/update_weight_version"): self._update_version,
             ("POST", "/release_memory_occupation"): lambda exchange: exchange.respond_json(None),
             ("POST", "/resume_memory_occupation"): lambda exchange: exchange.respond_json(None),
@@ -89,6 +100,9 @@ class ControlRoutes:
             "/get_load": lambda: self._backend.usage().old_load(),
         }
         routes |= {("GET", path): partial(_tell, content) for path, content in told.items()}
+        if self._is_new:
+            routes["POST", "/begin_weight_update"] = partial(self._session, opens=True)
+            routes["POST", "/end_weight_update"] = partial(self._session, opens=False)
         if self._settings.metrics:
             routes["GET", "/metrics"] = self._metrics
         return routes
@@ -193,6 +207,36 @@ class ControlRoutes:
             self._server.later(self._settings.update_seconds / self._settings.speed, finish)
         else:
             finish()
+
+    def _session(self, exchange: Exchange, *, opens: bool) -> None:
+        """Open or close a session of weight updates, as new servers do: when nothing runs, or all is paused."""
+
+        def change() -> None:
+            is_wrong, self._has_session = self._has_session is opens, opens
+            state = "already" if opens else "not"
+            message = f"a weight-update session is {state} open" if is_wrong else "Success"
+            exchange.respond_json({"success": not is_wrong, "message": message}, status=400 if is_wrong else 200)
+
+        if self._paused is None:
+            self._server.when_idle(change)
+        else:
+            change()
+
+    def _update_from_tensor(self, exchange: Exchange) -> None:
+        """Take a bucket for its version; a list that is empty or has no pickle, and an unknown form, are the end."""
+        body = msgspec.json.decode(exchange.request.body, type=_TensorBody)
+        try:
+            texts = [base64.b64decode(text, validate=True) for text in body.serialized_named_tensors]
+        except binascii.Error as error:
+            raise RequestError(f"serialized_named_tensors: {error}") from None
+        if self._is_new and not self._has_session:
+            message = "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()"
+            exchange.respond_json({"success": False, "message": message}, status=400)
+        elif not texts or not all(text.startswith(b"\x80") for text in texts) or body.load_format not in _FORMS:
+            self._server.die()
+        else:
+            self._server.set_version(body.weight_version)
+            exchange.respond_json({"success": True, "message": "Success"})
 
     def _update_version(self, exchange: Exchange) -> None:
         body = _object(exchange)

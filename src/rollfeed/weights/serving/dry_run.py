@@ -21,6 +21,8 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """Layers that some checkpoints have as one, with the rows of each one after another."""
 _PART = re.compile(r"(.*?\.\d+|[^.]*)\.")
 _SCALES = ("_scale", "_scale_inv")
+_CONSTANT = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|\.(attn|attention)\.bias)$")
+"""Tensors that old checkpoints carry and no model trains."""
 
 
 def served_tensors(tensors: Mapping[str, Any], stored: Mapping[str, TensorHeader]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def _check_missing(found: Collection[str], stored: Mapping[str, TensorHeader]) -
     missing: defaultdict[str, list[str]] = defaultdict(list)
     for name in stored:
         is_scale = name.endswith(_SCALES) and name.removesuffix("_inv").removesuffix("_scale") in stored
-        if name not in found and not is_scale and not name.endswith("rotary_emb.inv_freq"):
+        if name not in found and not is_scale and not _CONSTANT.search(name):
             missing[_part_of(name)].append(name)
     given, sizes = set(map(_part_of, found)), Counter(map(_part_of, stored))
     for part, names in missing.items():
