@@ -60,9 +60,7 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     @model_validator(mode="after")
     def _receivers_are_asked(self) -> Self:
         if self.weights_receivers and self.weights_transport in ("disk", "tensors", "nccl"):
-            raise ValueError(
-                f"weights_receivers: weights_transport = {self.weights_transport!r} asks none: remove them"
-            )
+            raise ValueError(f"weights_receivers are for weights_transport = 'delta', not {self.weights_transport!r}")
         return self
 
     @property

@@ -20,6 +20,7 @@ from rollfeed.engine.client.flights import Turnstile, Worker
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import PreparedUpdate
 from rollfeed.types import FolderUpdate, WeightUpdate
 
 _log = logging.getLogger(__name__)
@@ -265,7 +266,7 @@ class ServerWeights:
 
     async def _prepare(self, worker: Worker, update: WeightUpdate) -> None:
         self.costs.num_bytes += await self._dialect.prepare(worker.address, update)
-        if isinstance(update, FolderUpdate):
+        if isinstance(update, FolderUpdate) and not isinstance(update, PreparedUpdate):
             self.costs.num_bytes += await asyncio.to_thread(_num_bytes, update.folder)
 
     async def _update_all(self, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -16,10 +14,10 @@ import pytest
 import torch
 from aiohttp import web
 from tests.weights.transports.delta.folders import content_of, tensors_of
+from tests.weights.transports.delta.processes import process_at
 
-import rollfeed
 from rollfeed.base.serving import serve_application
-from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineProtocolError
 from rollfeed.protocols import MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.transports.delta import CheckpointStore, DeltaReceiver, DeltaTransport
@@ -116,7 +114,7 @@ async def test_a_receiver_that_lost_its_versions_gets_all_again(tmp_path: Path, 
             (sent,), update = await publish(transport, version, tensors_of(version, step=0.5))
             assert sent > 5000
             assert_taken(update)
-    with pytest.raises(EngineUnavailableError, match=r"31142: .* version 3: .*rollfeed serve weights"):
+    with pytest.raises(EngineProtocolError, match=r"31142: .* version 3: .*rollfeed serve weights"):
         await publish(transport, 3, tensors_of(3, step=0.5))
 
 
@@ -164,37 +162,13 @@ def test_servers_take_from_the_receiver_of_their_host() -> None:
         several.meet([MetServer("http://a:30000"), MetServer("http://c:30000")])
 
 
-@asynccontextmanager
-async def process_at(root: Path, *, most_kilobytes: int | None = None) -> AsyncIterator[tuple[Any, str]]:
-    """Run `rollfeed serve weights`; give the process and its address."""
-    limit = "" if most_kilobytes is None else f"ulimit -f {most_kilobytes}; "
-    command = f"{limit}exec {sys.executable} -m rollfeed serve weights --folder {root} --port 0"
-    environment = {**os.environ, "PYTHONPATH": str(Path(rollfeed.__file__).parents[1])}
-    process = await asyncio.create_subprocess_exec(
-        "bash", "-c", command, env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stderr is not None
-        line = (await process.stderr.readline()).decode()
-        while "receiving weights at " not in line:
-            assert line, "it did not start"
-            line = (await process.stderr.readline()).decode()
-        yield process, line.split("receiving weights at ")[1].split()[0]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        transport = process._transport  # type: ignore[attr-defined]
-        transport.close()
-
-
 async def test_killed_while_it_applies_it_still_has_the_old_version(tmp_path: Path, transports: Any) -> None:
     root, generator = tmp_path / "received", torch.Generator().manual_seed(0)
     tensors = {f"w{i}": torch.randn(512, 1024, generator=generator).bfloat16() for i in range(12)}
     transport, versions = transports("http://127.0.0.1:1"), iter(range(1, 100))
     kept: dict[str, bytes] = {}
     for _ in range(2):
-        async with process_at(root) as (process, address):
+        async with process_at("weights", "--folder", str(root)) as (process, address):
             transport._receivers = (address,)
             if kept:  # what was there before the kill is there, and nothing else
                 assert not list(root.glob(".version*"))
@@ -209,14 +183,14 @@ async def test_killed_while_it_applies_it_still_has_the_old_version(tmp_path: Pa
                     assert not publishing.done()
                     await asyncio.sleep(0.001)
             process.send_signal(signal.SIGKILL)
-            with pytest.raises(EngineUnavailableError):
+            with pytest.raises(EngineProtocolError):
                 await publishing
         assert list(root.glob(".version*"))  # it was in the middle
 
 
 async def test_a_full_disk_keeps_the_old_version(tmp_path: Path, transports: Any) -> None:
     root = tmp_path / "received"
-    async with process_at(root, most_kilobytes=1024) as (_, address):
+    async with process_at("weights", "--folder", str(root), most_kilobytes=1024) as (_, address):
         transport = transports(address)
         _, update = await publish(transport, 1, {"w": torch.zeros(400_000, dtype=torch.bfloat16)})
         assert_taken(update)

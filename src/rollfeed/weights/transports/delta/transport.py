@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineProtocolError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.transports.delta.encoding import DamagedError
@@ -134,8 +134,7 @@ class DeltaTransport:
         """Have a receiver hold a version; return its folder there and the bytes that were sent.
 
         Raises:
-            EngineProtocolError: If it refuses, and has the versions that it had.
-            EngineUnavailableError: If it does not answer.
+            EngineProtocolError: If it refuses or does not answer; its server serves what it served.
         """
         try:
             async with (
@@ -144,7 +143,7 @@ class DeltaTransport:
             ):
                 return await self._send(session, published, receiver)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineUnavailableError(
+            raise EngineProtocolError(
                 f"{receiver}: the receiver of weights does not take version {published.policy_version}: "
                 f"{type(error).__name__}: {error}; is `rollfeed serve weights` running there?"
             ) from error
