@@ -115,6 +115,21 @@ async def test_a_late_server_is_waited_for_within_bounds_and_rebuilt(
         assert len(late.bodies(UPDATE)) == 2
 
 
+async def test_a_server_that_hangs_while_it_is_rebuilt_holds_up_no_newer_version(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.2) as engine:
+        servers[1].update_gate = asyncio.Event()
+        await engine.apply(tensors(1))
+        await until(lambda: len(servers[1].bodies(UPDATE)) == 2)
+        async with asyncio.timeout(5):
+            await engine.apply(tensors(2))
+        assert await versions_answered(engine) == {2}
+        servers[1].update_gate.set()
+        await until(lambda: engine.metrics()["live_workers"] == 2)
+        assert servers[1].version == "2"
+
+
 async def test_the_last_server_is_as_late_as_four_times_the_others(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.001) as engine:
         servers[0].answers[UPDATE], servers[1].answers[UPDATE] = _taken(servers[0], 0.3), _taken(servers[1], 0.7)

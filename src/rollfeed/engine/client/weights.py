@@ -97,6 +97,8 @@ class ServerWeights:
         self._lock = asyncio.Lock()
         self._publishing = asyncio.Lock()
         """Held around the other one: versions are published one after the other."""
+        self._rebuilding: asyncio.Timeout | None = None
+        """Of the server that is given weights while it is out."""
 
     @property
     def is_holding(self) -> bool:
@@ -151,7 +153,10 @@ class ServerWeights:
             self.costs = UpdateCosts()
             outcomes = await self._at_all(workers, lambda worker: self._prepare(worker, update))
             prepared = dict(zip(workers, outcomes, strict=True))
-            self.costs.prepare_seconds = asyncio.get_running_loop().time() - began
+            now = asyncio.get_running_loop().time()
+            self.costs.prepare_seconds = now - began
+            if self._rebuilding is not None:  # a server that hangs in older weights holds up no newer ones
+                self._rebuilding.reschedule(now + self._dialect.settings.late_update_seconds)
             async with self._lock:
                 self.is_updating = True
                 self.num_holds += 1
@@ -199,8 +204,15 @@ class ServerWeights:
             EngineError: If it does not get there.
         """
         async with self._lock:
-            if not worker.is_live:
-                await self._readmit(worker, must_reload=worker.must_reload or worker.problem is not None)
+            if worker.is_live:
+                return
+            try:
+                async with asyncio.timeout(None) as self._rebuilding:
+                    await self._readmit(worker, must_reload=worker.must_reload or worker.problem is not None)
+            except TimeoutError:
+                raise EngineUnavailableError(f"{worker.address}: took so long that newer weights have come") from None
+            finally:
+                self._rebuilding = None
 
     async def assure(self, worker: Worker) -> None:
         """Ask a worker for its version that may have lost its weights; where it has, it is taken out and given them.
@@ -332,6 +344,7 @@ class ServerWeights:
                     self._pool.give_up(worker, message)
                 raise EngineUnavailableError(message)
             _log.warning("%s: it is given them again", told)
+            worker.must_reload = True  # until it has come to the end of it
             await self._prepare(worker, self._published)
             await self._dialect.reload(worker, self._published)
         if not self._dialect.aborts_by_closing:
