@@ -48,19 +48,23 @@ TREES: dict[str, dict[str, Any]] = {
     "directory": {**COMMON, "weights": {"source": "directory", "directory": "/weights"}},
     "sglang": {
         **COMMON,
-        "engine": {"sglang": {"workers": ["http://a:1"]}, "context_length": 2048},
+        "engine": {"sglang": {"workers": ["http://a:1"], "weights_transport": "delta"}, "context_length": 2048},
         "sampling": {"rollout_top_k": 20},
     },
+    "launch": {**COMMON, "engine": {"openai": {}, "launch": {}, "context_length": 2048}},
     "router": {**COMMON, "engine": {"sglang": {"router": "http://a:1"}, "context_length": 2048}},
     "agent": {**COMMON, "agent": {"command": ["python"]}},
-    "openai": {**COMMON, "engine": {"openai": {"base_url": "http://a:1"}, "context_length": 2048}},
+    "openai": {
+        **COMMON,
+        "engine": {"openai": {"base_url": "http://a:1", "weights_transport": "delta"}, "context_length": 2048},
+    },
 }
 TREES["all given"] = validate_settings(COMMON, where="all given").model_dump(mode="json")
 BASES = {name: validate_settings(tree, where=name) for name, tree in TREES.items()}
 VALUES: tuple[Any, ...] = (
     *(True, False, 0, 1, 2, 3, 7, 64, 100, 1000, 0.25, 0.5, 0.75, 1.5, 5.0),
     *("cpu", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", "{x}"),
-    *([], ["x"], [7], ["http://b:2"], {"x": 1}),
+    *([], ["x"], [7], ["http://b:2"], {"x": 1}, {"x": "y"}, [[0]]),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
     *({"corpus": "others"}, {"folder": "others"}, [{"name": "other", "url": "http://b:2"}]),
     *({"environment_list": ["x"]}, {"core/copy_text": {"words": 1}}),
@@ -109,7 +113,10 @@ def enums_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, 
                 yield f"{prefix}{name}", [member.value for member in kind]
 
 
-WITH_OTHERS: dict[str, dict[str, Any]] = {"weights.source": {"source": "directory", "directory": "/weights"}}
+WITH_OTHERS: dict[str, dict[str, Any]] = {
+    "weights.source": {"source": "directory", "directory": "/weights"},
+    "engine.launch": {"openai": {}, "launch": {}, "context_length": 2048},
+}
 """Tables with another value of a key that asks for more."""
 ENUMS = dict(enums_of(Settings))
 

@@ -17,7 +17,7 @@ from rollfeed.app.evaluation import (
     read_outcomes,
     write_evaluation,
 )
-from rollfeed.app.model import Endpoint, Model, build_engine, load_model, load_settings_model
+from rollfeed.app.model import Endpoint, Model, build_engine, keep_server_logs, load_model, load_settings_model
 from rollfeed.app.rewards import check_isolation, grade_rows, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import environment_source, overlaps, source_names
@@ -42,6 +42,7 @@ __all__ = [
     "evaluate",
     "generate_rollout_batch",
     "grade_rows",
+    "keep_server_logs",
     "load_functions",
     "load_model",
     "load_settings_model",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.completions import LARGEST_VOCABULARY
-from rollfeed.config import EngineSettings, Settings
+from rollfeed.config import EngineSettings, LaunchSettings, Settings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.paths import expand_path
 from rollfeed.config.servers import ServerSettings
@@ -20,6 +21,7 @@ from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.client import Dialect, ServerEngine
 from rollfeed.engine.dialects import DIALECTS
 from rollfeed.engine.idle import IdleEngine
+from rollfeed.engine.launch import KINDS, LaunchedEngine, LaunchedModel, ServerLauncher, server_commands
 from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
 from rollfeed.plugins import load_factory
@@ -27,6 +29,8 @@ from rollfeed.prompts import load_tokenizer
 from rollfeed.protocols import Engine, Tokenizer, TransportContext, WeightTransport
 from rollfeed.types import Completion, SamplingParams
 from rollfeed.weights import TRANSPORTS
+
+_SERVED_NAME = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class Model:
     checkpoint: Path
     """Folder in Hugging Face layout."""
     tokenizer: Tokenizer
+    trust_remote_code: bool = False
+    """Whether code in the folder may be run."""
     template_date: str | None = None
     """What the chat template is told of the date, as ``model.template_date``; None where it does not ask."""
 
@@ -60,7 +66,12 @@ def load_model(
         template_date=settings.template_datetime,
     )
     told = tokenizer.template_date
-    return Model(checkpoint=folder, tokenizer=tokenizer, template_date=None if told is None else told.isoformat())
+    return Model(
+        checkpoint=folder,
+        tokenizer=tokenizer,
+        trust_remote_code=settings.trust_remote_code,
+        template_date=None if told is None else told.isoformat(),
+    )
 
 
 def load_settings_model(settings: Settings) -> Model:
@@ -77,7 +88,7 @@ def load_settings_model(settings: Settings) -> Model:
         checkpoint = str(tiny_checkpoint(settings.model.tiny, seed=settings.seed))
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
-    is_served = settings.engine.is_embedded and settings.needs_engine
+    is_served = (settings.engine.is_embedded or settings.engine.launch is not None) and settings.needs_engine
     return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched)
 
 
@@ -104,8 +115,12 @@ def build_engine(
     """
     settings = settings or EngineSettings()
     for name, servers in settings.servers.items():
+        make_engine: Callable[..., ServerEngine] = ServerEngine
+        if settings.launch is not None:
+            launcher = _launcher(model, settings, settings.launch, name)
+            servers, make_engine = servers.at(launcher.addresses), partial(LaunchedEngine, launcher)
         dialect = DIALECTS[name](servers)
-        return ServerEngine(
+        return make_engine(
             dialect,
             context_length=settings.context_length,
             tokenizer=model.tokenizer,
@@ -113,6 +128,25 @@ def build_engine(
             transport=_transport(model, servers, dialect, folders=folders),
         )
     return _embedded_engine(model, settings, deterministic=deterministic)
+
+
+def _launcher(model: Model, settings: EngineSettings, launch: LaunchSettings, kind: str) -> ServerLauncher:
+    """Return what runs the servers of a table; they serve the policy's checkpoint."""
+    name = None if settings.openai is None else settings.openai.model
+    served = LaunchedModel(
+        model.checkpoint,
+        name=name or _SERVED_NAME,
+        context_length=settings.context_length,
+        trust_remote_code=model.trust_remote_code,
+        weights_transport=settings.servers[kind].weights_transport,
+    )
+    return ServerLauncher(server_commands(launch, KINDS[kind], served), launch)
+
+
+def keep_server_logs(engine: Engine, folder: Path) -> None:
+    """Have servers that an engine starts write their logs below a folder."""
+    if isinstance(engine, LaunchedEngine):
+        engine.launcher.log_folder = folder / "servers"
 
 
 def _transport(model: Model, servers: ServerSettings, dialect: Dialect, *, folders: Sequence[Path]) -> WeightTransport:
@@ -154,7 +188,7 @@ def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: b
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
         deterministic=deterministic,
-        **settings.model_dump(mode="json", exclude=set(DIALECTS)),
+        **settings.model_dump(mode="json", exclude={*DIALECTS, "launch"}),
     )
 
 

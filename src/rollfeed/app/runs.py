@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rollfeed.app.build import PreparedRun, open_rollouts
+from rollfeed.app.model import keep_server_logs
 from rollfeed.config import RunSpec
 from rollfeed.errors import (
     COMPUTING_ERRORS,
@@ -74,6 +75,7 @@ async def run(
         chosen=spec.chosen,
     )
     with opened as directory, _storing_failure(directory):
+        keep_server_logs(prepared.engine, directory.path)
         rollouts = open_rollouts(
             settings,
             functions=prepared.functions,

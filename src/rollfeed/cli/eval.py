@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     out = arguments.out or default_directory(arguments.files, kind="-eval")
     app.check_eval_output(out, overwrite=arguments.overwrite)
+    app.keep_server_logs(engine, out)
     with StatusLine(progress_line, quiet=arguments.quiet) as progress:
         result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress)))
     about = {

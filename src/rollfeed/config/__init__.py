@@ -11,6 +11,7 @@ from rollfeed.config.engine import (
 )
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings
+from rollfeed.config.launch import LaunchSettings
 from rollfeed.config.load import chosen_keys, load_scoring_settings, validate_settings
 from rollfeed.config.model import TinyModelSettings
 from rollfeed.config.plugins import PluginSettings
@@ -62,6 +63,7 @@ __all__ = [
     "FiltersSettings",
     "GroupFailurePolicy",
     "Kernels",
+    "LaunchSettings",
     "PlacementSettings",
     "PluginSettings",
     "Precision",

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from rollfeed.config.launch import LaunchSettings
 from rollfeed.config.paths import checked_address
 from rollfeed.config.section import FreeUnlessDeterministic, OnPurpose, Resume, Section
 from rollfeed.config.servers import ServerSettings, checked_addresses
@@ -50,7 +51,7 @@ class Purpose(StrEnum):
 
 
 class SGLangSettings(ServerSettings, resume=Resume.FREE):
-    """SGLang servers: give either `workers` or `router`; the tokenizer is still that of `model.checkpoint`."""
+    """SGLang servers: give `workers`, `router` or `[engine.launch]`; the tokenizer is that of `model.checkpoint`."""
 
     workers: tuple[Address, ...] = Field(default=(), strict=False)
     """Addresses of the servers, for example `["http://10.0.0.5:30000"]`; requests go to the least busy one."""
@@ -68,6 +69,9 @@ class SGLangSettings(ServerSettings, resume=Resume.FREE):
     @property
     def addresses(self) -> tuple[str, ...]:
         return self.workers
+
+    def at(self, addresses: tuple[str, ...]) -> SGLangSettings:
+        return self.model_copy(update={"workers": addresses})
 
     @property
     def fixed_concurrency(self) -> int | None:
@@ -88,8 +92,6 @@ class SGLangSettings(ServerSettings, resume=Resume.FREE):
             raise ValueError(
                 "workers and router are both given: remove workers to go through the router, or the router"
             )
-        if not self.workers and self.router is None:
-            raise ValueError("no server: give workers = [addresses], or router = address")
         if self.concurrency is not None and "max_concurrency" in self.model_fields_set:
             raise ValueError("max_concurrency bounds what is found when concurrency is not given: remove one of them")
         return self
@@ -98,9 +100,9 @@ class SGLangSettings(ServerSettings, resume=Resume.FREE):
 class OpenAISettings(ServerSettings, resume=Resume.FREE):
     """Servers with OpenAI's `/v1/completions`, such as vLLM's; the tokenizer is still that of `model.checkpoint`."""
 
-    base_url: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    base_url: str | Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Where it is, for example `http://10.0.0.5:8000`; `/v1` at the end may be left out. Several servers of one model
-    are a list; requests go to the least busy one.
+    are a list; requests go to the least busy one. Without it `[engine.launch]` starts them.
     """
     model: str | None = None
     """The model's name in requests; by default the only one that the server lists."""
@@ -120,6 +122,9 @@ class OpenAISettings(ServerSettings, resume=Resume.FREE):
     @property
     def addresses(self) -> tuple[str, ...]:
         return (self.base_url,) if isinstance(self.base_url, str) else self.base_url
+
+    def at(self, addresses: tuple[str, ...]) -> OpenAISettings:
+        return self.model_copy(update={"base_url": addresses})
 
     @property
     def fixed_concurrency(self) -> int | None:
@@ -168,6 +173,8 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
     """SGLang servers to use instead of the embedded engine."""
     openai: OpenAISettings | None = None
     """OpenAI-style servers, such as vLLM, to use instead of the embedded engine."""
+    launch: LaunchSettings | None = None
+    """Start these servers here, rather than to name those that somebody else has started."""
 
     @property
     def servers(self) -> Mapping[str, ServerSettings]:
@@ -191,6 +198,17 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
     def _has_one_kind_of_servers(self) -> EngineSettings:
         if len(self.servers) > 1:
             raise ValueError(f"{' and '.join(self.servers)} are both given: remove one of the tables")
+        if self.launch is not None and not self.servers:
+            raise ValueError("launch starts servers of [engine.sglang], or of [engine.openai] (vLLM): add that table")
+        for name, table in self.servers.items():
+            keys = [key for key in ("workers", "router", "base_url") if getattr(table, key, None)]
+            if self.launch is None and not keys:
+                way = "base_url = address" if name == "openai" else "workers = [addresses], or router = address"
+                raise ValueError(f"{name} names no server: give {way}, or start some with a table [engine.launch]")
+            if self.launch is not None and keys:
+                raise ValueError(f"{name}.{keys[0]} and launch are both given: remove one of them")
+            if self.launch is not None and table.api_key_env is not None:
+                raise ValueError(f"{name}.api_key_env: servers of launch are open to this machine only: remove it")
         return self
 
 

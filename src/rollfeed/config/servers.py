@@ -66,7 +66,11 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     @property
     @abstractmethod
     def addresses(self) -> tuple[str, ...]:
-        """The servers' addresses; empty behind a router."""
+        """The servers' addresses; empty behind a router, and before they are launched."""
+
+    @abstractmethod
+    def at(self, addresses: tuple[str, ...]) -> ServerSettings:
+        """Return the settings for servers at these addresses."""
 
     @property
     @abstractmethod

@@ -168,6 +168,11 @@ class Settings(RolloutConfig):
         yield from self._objective_problems()
         if self.sampling.return_sampling_mask and self.engine.openai is not None:
             yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
+        if self.engine.launch is not None and self.engine.launch.colocate and self.rollout.mode is RolloutMode.ASYNC:
+            yield (
+                "engine.launch.colocate: servers have no time to give up their memory with rollout.mode = 'async': set "
+                "another mode, or colocate = false"
+            )
         if self.max_context_length > self.engine.context_length:
             yield (
                 f"sampling.rollout_max_context_len = {self.max_context_length} is above engine.context_length = "

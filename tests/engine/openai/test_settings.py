@@ -49,7 +49,10 @@ def settings_with(**openai: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "x.toml: engine.openai.base_url: "),
+        (
+            {},
+            "x.toml: engine: openai names no server: give base_url = address, or start some with a table [engine.",
+        ),
         ({"base_url": "a:1"}, "x.toml: engine.openai.base_url: 'a:1' is not an address: write it as http://host:port"),
         ({"base_url": "http://a:99999"}, "is not an address"),
         ({"base_url": "http://a:1/v1?key=7"}, "has more than an address in it"),

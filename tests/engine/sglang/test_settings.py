@@ -25,7 +25,7 @@ def settings_with(**sglang: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "x.toml: engine.sglang: no server: give workers"),
+        ({}, "x.toml: engine: sglang names no server: give workers"),
         ({"workers": ["http://a:1"], "router": "http://b:2"}, "x.toml: engine.sglang: workers and router are both"),
         (
             {"workers": ["a:1"]},

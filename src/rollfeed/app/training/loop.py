@@ -46,6 +46,7 @@ from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.base.waiting import until_done
 from rollfeed.config import RolloutMode
 from rollfeed.config.weights import ProofSettings
+from rollfeed.engine.launch import LaunchedEngine
 from rollfeed.errors import (
     COMPUTING_ERRORS,
     CheckpointError,
@@ -165,6 +166,13 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     )
     check_published(trainer.weights(), settings, prepared.model.checkpoint)
     return trainer
+
+
+def _give_memory_back() -> None:
+    """Leave the memory that PyTorch keeps for later to others on its GPU."""
+    import torch
+
+    torch.cuda.empty_cache()
 
 
 def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
@@ -293,8 +301,16 @@ class _Loop:
 
     async def _train_on(self, batch: TrainBatch) -> TrainedStep:
         """Train on a batch in a thread; a cancellation waits for its end, so that the trainer's state is whole."""
+        engine, launch = self.prepared.engine, self.prepared.settings.engine.launch
+        sleeping = engine if isinstance(engine, LaunchedEngine) and launch and launch.colocate else None
+        if sleeping is not None:
+            await sleeping.sleep()
         self._update = asyncio.create_task(asyncio.to_thread(self._train_and_log, batch))
-        return await until_done(self._update)
+        trained = await until_done(self._update)
+        if sleeping is not None:
+            await asyncio.to_thread(_give_memory_back)
+            await sleeping.wake_up()
+        return trained
 
     def _train_and_log(self, batch: TrainBatch) -> TrainedStep:
         settings = self.prepared.settings

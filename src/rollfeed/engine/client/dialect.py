@@ -104,5 +104,11 @@ class Dialect(Protocol):
     async def reload(self, worker: Worker, update: WeightUpdate) -> int:
         """As :meth:`update`, of a server that has no requests of this client."""
 
+    async def sleep(self, worker: Worker) -> None:
+        """End what runs at a server, and have it give up the memory of weights, keys and values."""
+
+    async def wake_up(self, address: str) -> None:
+        """Have a server take back what :meth:`sleep` has given up."""
+
     def counts_late(self, workers: Sequence[Worker]) -> bool:
         """Whether one of these counts the first token of a version's span to it that still came from the last."""

@@ -168,9 +168,15 @@ class ServerWeights:
                     self._admission.set_open(not self.is_paused)
 
     def rest(self) -> None:
-        """Look after no server until :meth:`wake`."""
+        """Look after no server, and send none a request, until :meth:`look_after` or :meth:`wake`."""
         self.is_resting = True
         self.num_holds += 1
+        self._admission.set_open(False)
+
+    def look_after(self) -> None:
+        """Go on after :meth:`rest`, with servers as they were."""
+        self.is_resting = False
+        self._admission.set_open(not self.is_paused)
 
     async def wake(self) -> None:
         """Take over the newest version that a server has by now; those that lag behind are taken out.
@@ -195,7 +201,7 @@ class ServerWeights:
                     await self._pool.take_out(worker, f"it serves version {version}, {self.current_version} is current")
                 if not worker.is_live:
                     worker.suspected.set()
-            self.is_resting = False
+            self.look_after()
 
     async def readmit(self, worker: Worker) -> None:
         """Bring a healthy worker to the current version and let it have requests.

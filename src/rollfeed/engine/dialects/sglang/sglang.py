@@ -185,6 +185,17 @@ class SGLang:
     async def reload(self, worker: Worker, update: WeightUpdate) -> int:
         return await self._load(worker.address, update, empties=True)
 
+    async def sleep(self, worker: Worker) -> None:
+        await self._until_idle(worker)
+        # It exits when it is to give up its memory under a request; what cannot be flushed has one.
+        reply = await self._http.control("POST", f"{worker.address}/flush_cache")
+        if reply.status != 200:
+            raise EngineUnavailableError(f"{worker.address}: is not idle: {reply.error}")
+        await self._commands(worker.address)("/release_memory_occupation", {})
+
+    async def wake_up(self, address: str) -> None:
+        await self._commands(address)("/resume_memory_occupation", {})
+
     def counts_late(self, workers: Sequence[Worker]) -> bool:
         is_in_place = self.settings.weight_update is WeightUpdateMode.IN_PLACE
         return is_in_place and not all(worker.is_exact for worker in workers)

@@ -152,6 +152,15 @@ class VLLM:
     async def reload(self, worker: Worker, update: WeightUpdate) -> int:
         return await self.update(worker, update, is_held=False)
 
+    async def sleep(self, worker: Worker) -> None:
+        address, seconds = worker.address, self.settings.update_timeout_seconds
+        await empty(worker, seconds=self.settings.control_timeout_seconds)
+        if not await self._offers(f"{address}/sleep?level=1", timeout_seconds=seconds):
+            raise EngineProtocolError(f"{address}: cannot give up its memory: {_HOW}, and --enable-sleep-mode")
+
+    async def wake_up(self, address: str) -> None:
+        await self._offers(f"{address}/wake_up", timeout_seconds=self.settings.update_timeout_seconds)
+
     def counts_late(self, workers: Sequence[Worker]) -> bool:
         del workers
         return False

