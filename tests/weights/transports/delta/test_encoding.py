@@ -56,6 +56,19 @@ def test_size_is_near_the_entropy_of_the_change(density: float) -> None:
     assert len(told) <= 1.1 * bits / 8
 
 
+def test_a_small_step_costs_what_small_elements_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    values = (0.1 * random.standard_normal(400_000)).astype(np.float32)
+    stepped = values + np.where(random.random(400_000) < 0.5, 3e-6, -3e-6).astype(np.float32)
+    old, new = ((each.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8) for each in (values, stepped))
+    told = encode(old, new, width=2)
+    assert np.array_equal(decode(told, old, num_bytes=len(new), width=2), new)
+    monkeypatch.setattr("rollfeed.weights.transports.delta.encoding._PART_BITS", 1e12)
+    as_one = encode(old, new, width=2)
+    assert np.array_equal(decode(as_one, old, num_bytes=len(new), width=2), new)
+    assert len(told) < 0.85 * len(as_one)
+
+
 def test_damage_is_never_taken_for_a_tensor_of_another_size() -> None:
     random = np.random.default_rng(1)
     old = random.integers(0, 256, 20_000, dtype=np.uint8)

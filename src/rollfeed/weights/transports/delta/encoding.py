@@ -3,7 +3,8 @@
 A tensor is seen as unsigned integers of its elements' size, and a change as a difference modulo two to their bits: one
 step of rounding is then 1 up or down in every floating point type, where an exclusive or has as many bits as carry.
 Positions are gaps, cut into low bits that are as good as random and a rest that zstd codes by frequency; or a bitmap,
-where many change. Signs are bits, and magnitudes above 1 are told apart by positions once more.
+where many change. Signs are bits, and magnitudes above 1 are told apart by positions once more. A small step changes
+nearly all small elements, by many units, and few large ones, so each kind is told apart where that is shorter.
 
 Axes: E elements of a tensor, K of them changed.
 """
@@ -25,6 +26,10 @@ _ESCAPE = 255
 _MEAN_GAP = 32
 """Gaps above this in the mean give low bits away, so that what is left has about this mean and fits a byte."""
 _MOST_LOW_BITS = 40
+_PART_BITS = 2000
+"""That another part takes beside its positions."""
+_COUNTED = 1 << 18
+"""Elements of a tensor that are looked at for whether it is worth it."""
 _WIDTHS = {"64": 8, "32": 4, "16": 2}
 
 
@@ -50,13 +55,23 @@ class Positions(msgspec.Struct, frozen=True, array_like=True):
     """The rest of each gap as a byte, behind a 255 for every 255 in it."""
 
 
-class Encoded(msgspec.Struct, frozen=True, array_like=True):
-    """New bytes of a tensor: planes of all integers, or with ``changed`` the magnitudes above 2 of the differences."""
+class Changes(msgspec.Struct, frozen=True, array_like=True):
+    """Differences of some elements."""
 
+    changed: Positions
+    is_down: bytes
+    larger: Positions
+    """Among the changed ones: those whose difference is above 1 or below -1."""
     planes: list[Packed]
-    changed: Positions | None = None
-    is_down: bytes = b""
-    larger: Positions | None = None
+    """The rest of the larger ones' magnitudes."""
+
+
+class Encoded(msgspec.Struct, frozen=True, array_like=True):
+    """New bytes of a tensor: changes of all elements or of those below a bound and the others, or planes of all."""
+
+    bound: int
+    changes: list[Changes]
+    planes: list[Packed]
 
 
 def element_bytes(dtype: str) -> int:
@@ -73,12 +88,15 @@ def encode(old: Bytes | None, new: Bytes, *, width: int) -> bytes:
         width: Bytes of an element.
     """
     now, found = new.view(f"<u{width}"), []
-    if old is not None:
-        was = old.view(f"<u{width}")
-        at_K = np.flatnonzero(was != now)
-        found.append(msgspec.msgpack.encode(_changes(was, now, at_K)))
-    if old is None or 2 * len(at_K) > len(now):
-        found.append(msgspec.msgpack.encode(Encoded(_planes(now))))
+    if old is None:
+        return msgspec.msgpack.encode(Encoded(0, [], _planes(now)))
+    was = old.view(f"<u{width}")
+    is_changed_E = was != now
+    bound = _best_bound(was, is_changed_E)
+    parts = [(was[kind_E], now[kind_E]) for kind_E in _kinds(was, bound)] if bound else [(was, now)]
+    found.append(msgspec.msgpack.encode(Encoded(bound, [_changes(*part) for part in parts], [])))
+    if 2 * np.count_nonzero(is_changed_E) > len(now):
+        found.append(msgspec.msgpack.encode(Encoded(0, [], _planes(now))))
     return min(found, key=len)
 
 
@@ -92,17 +110,16 @@ def decode(encoded: bytes, old: Bytes | None, *, num_bytes: int, width: int) -> 
         told = msgspec.msgpack.decode(encoded, type=Encoded)
     except msgspec.MsgspecError as error:
         raise DamagedError(str(error)) from error
-    if told.changed is None or told.larger is None:
+    if not told.changes:
         return _integers(told.planes, num_bytes // width, width).view(np.uint8)
-    if old is None or len(old) != num_bytes:
+    if old is None or len(old) != num_bytes or len(told.changes) != (2 if told.bound else 1):
         raise DamagedError("it is a change of other bytes")
     now = old.view(f"<u{width}").copy()
-    one = now.dtype.type(1)
-    at_K = _elements(told.changed, len(now))
-    at_larger = _elements(told.larger, len(at_K))
-    magnitude_K = np.zeros(len(at_K), now.dtype)
-    magnitude_K[at_larger] = _integers(told.planes, len(at_larger), width) + one
-    now[at_K] += np.where(_bits(told.is_down, len(at_K)), ~magnitude_K, magnitude_K + one)
+    if told.bound:
+        for kind_E, changes in zip(_kinds(now, told.bound), told.changes, strict=True):
+            now[kind_E] = _changed(changes, now[kind_E])
+    else:
+        now = _changed(told.changes[0], now)
     changed: Bytes = now.view(np.uint8)
     return changed
 
@@ -126,17 +143,58 @@ def unzipped(packed: bytes, size: int) -> bytes:
     return content
 
 
-def _changes(was: Integers, now: Integers, at_K: NDArray[np.intp]) -> Encoded:
-    difference_K, one = now[at_K] - was[at_K], was.dtype.type(1)
+def _classes(integers: Integers) -> Bytes:
+    """Return the 8 bits behind the sign, the exponents of bf16 and fp32; of single bytes all that there are."""
+    bits = 8 * integers.itemsize
+    classes: Bytes = (integers >> integers.dtype.type(max(0, bits - 9))).astype(np.uint8)
+    return classes & np.uint8(255 if bits > 8 else 127)
+
+
+def _kinds(integers: Integers, bound: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    is_small_E = _classes(integers) < bound
+    return is_small_E, ~is_small_E
+
+
+def _best_bound(was: Integers, is_changed_E: NDArray[np.bool_]) -> int:
+    """Return below which class elements are best told by themselves; 0 where that saves nothing."""
+    step = 1 + len(was) // _COUNTED
+    class_E = _classes(was[::step])
+    of = np.cumsum([np.bincount(each, minlength=256) for each in (class_E, class_E[is_changed_E[::step]])], axis=1)
+    (num, total), (changed, total_changed) = ((each, each[-1]) for each in of)
+    bits = _position_bits(changed, num) + _position_bits(total_changed - changed, total - num)
+    best = int(np.argmin(bits))
+    return best + 1 if bits[best] + _PART_BITS / step < _position_bits(total_changed, total) else 0
+
+
+def _position_bits(changed: NDArray[np.int64], num: NDArray[np.int64]) -> NDArray[np.float64]:
+    shares = np.stack([changed, num - changed]) / np.maximum(num, 1)
+    bits: NDArray[np.float64] = -num * (shares * np.log2(np.where(shares > 0, shares, 1.0))).sum(axis=0)
+    return bits
+
+
+def _changes(was: Integers, now: Integers) -> Changes:
+    at_K, one = np.flatnonzero(was != now), was.dtype.type(1)
+    difference_K = now[at_K] - was[at_K]
     is_down_K = difference_K >> was.dtype.type(8 * was.itemsize - 1) != 0
     magnitude_K = np.where(is_down_K, ~difference_K, difference_K - one)
     at_larger = np.flatnonzero(magnitude_K)
-    return Encoded(
-        _planes(magnitude_K[at_larger] - one),
+    return Changes(
         _positions(at_K, len(now)),
         np.packbits(is_down_K).tobytes(),
         _positions(at_larger, len(at_K)),
+        _planes(magnitude_K[at_larger] - one),
     )
+
+
+def _changed(told: Changes, now: Integers) -> Integers:
+    """Return the integers after changes; they are changed in their place."""
+    one = now.dtype.type(1)
+    at_K = _elements(told.changed, len(now))
+    at_larger = _elements(told.larger, len(at_K))
+    magnitude_K = np.zeros(len(at_K), now.dtype)
+    magnitude_K[at_larger] = _integers(told.planes, len(at_larger), now.itemsize) + one
+    now[at_K] += np.where(_bits(told.is_down, len(at_K)), ~magnitude_K, magnitude_K + one)
+    return now
 
 
 def _planes(integers: Integers) -> list[Packed]:

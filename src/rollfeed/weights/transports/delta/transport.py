@@ -142,7 +142,7 @@ class DeltaTransport:
                 aiohttp.ClientSession(receiver, headers=self._headers, timeout=_TIMEOUT) as session,
             ):
                 return await self._send(session, published, receiver)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, KeyError) as error:
             raise EngineProtocolError(
                 f"{receiver}: the receiver of weights does not take version {published.policy_version}: "
                 f"{type(error).__name__}: {error}; is `rollfeed serve weights` running there?"
