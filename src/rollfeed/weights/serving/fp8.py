@@ -8,7 +8,9 @@ Axes: R rows, C columns; A, B blocks of rows and of columns.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,6 +19,8 @@ from torch import Tensor
 LARGEST = 448.0
 SMALLEST_AMAX = 1e-12
 """Below, the reciprocal of a scale would overflow."""
+_LARGEST_BLOCK = 256 * 256
+"""Values that a program on a GPU has at once."""
 
 Block = tuple[int, int]
 
@@ -40,11 +44,21 @@ def scale_shape(shape: tuple[int, ...], block: Block | None) -> tuple[int, ...]:
 
 
 def quantise(tensor: Tensor, block: Block | None, *, scale_type: torch.dtype = torch.float32) -> Fp8Tensor:
-    """Return a tensor in FP8, on its device; without ``block`` with one scale for all of it.
+    """Return a tensor in FP8, on its device; without ``block`` with one scale for all of it. GPUs do so in one pass.
 
     Codes are made with the scale as it is stored, in ``scale_type``. What is not finite has a scale that is not.
     """
+    if block is not None and tensor.is_cuda and block[0] * block[1] <= _LARGEST_BLOCK and _has_triton():
+        return fused(tensor, block, scale_type=scale_type)
     return reference(tensor, block, scale_type=scale_type)
+
+
+def fused(tensor: Tensor, block: Block, *, scale_type: torch.dtype = torch.float32) -> Fp8Tensor:
+    """Return what :func:`quantise` does, by a kernel of Triton."""
+    from rollfeed.weights.serving.fp8_kernel import quantise_blocks
+
+    bounds = {"largest": LARGEST, "smallest_amax": SMALLEST_AMAX}
+    return Fp8Tensor(*quantise_blocks(tensor, block, scale_type=scale_type, **bounds))
 
 
 def reference(tensor: Tensor, block: Block | None, *, scale_type: torch.dtype = torch.float32) -> Fp8Tensor:
@@ -62,6 +76,11 @@ def dequantise(quantised: Fp8Tensor, block: Block | None) -> Tensor:
         return codes * scale
     scale_RC = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
     return codes * scale_RC[: codes.shape[0], : codes.shape[1]]
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _by_block(tensor_RC: Tensor, block: Block, scale_type: torch.dtype) -> tuple[Tensor, Tensor]:
