@@ -225,7 +225,7 @@ def test_servers_in_fp8_are_trained_for_and_proved(run: Any, fp8_checkpoint: Pat
     assert steps[-1]["weights/proof_noise"] < 1e-3
     left, stored = load_file(tmp_path / "run/model/model.safetensors"), load_file(fp8_checkpoint / "model.safetensors")
     assert {tensor.dtype for tensor in left.values()} == {torch.float32}
-    newest = max((tmp_path / "weights").glob("version-3-*"))
+    newest = max((tmp_path / "weights").glob("*/version-3-*"))
     published = load_file(newest / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in published.items()} == {
         name: tensor.dtype for name, tensor in stored.items()

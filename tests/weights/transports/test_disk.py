@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,3 +159,53 @@ def test_a_head_of_its_own_stays_as_it_is(tmp_path) -> None:
     written = load_file(made.write(tensors, policy_version=1) / "model.safetensors")
     made.close()
     assert torch.equal(written["lm_head.weight"], tensors["lm_head.weight"])
+
+
+def test_what_a_killed_process_has_left_goes_and_what_another_one_uses_stays(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; import numpy as np;"
+        "from rollfeed.weights import DiskTransport;"
+        "print(DiskTransport(Path(sys.argv[1])).write({'w': np.ones(2)}, policy_version=1), flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    left, others = Path(told.stdout.strip()), tmp_path / "mine"
+    others.mkdir()
+    running = DiskTransport(tmp_path)
+    assert left.is_dir()
+    used = running.write({"w": np.ones(2)}, policy_version=1)
+    assert not left.parent.exists()
+    new = DiskTransport(tmp_path).write({"w": np.ones(2)}, policy_version=2)
+    assert all(each.is_dir() for each in (used, new, others))
+    assert new.parent != used.parent
+
+
+def test_a_version_that_is_published_twice_has_two_folders(folders: DiskTransport) -> None:
+    first, second = (folders.write({"weight": torch.full((2, 3), x)}, policy_version=0) for x in (1.0, 2.0))
+    assert first != second
+    assert load_file(first / "model.safetensors")["weight"].max() == 1.0
+    assert "version-0" in first.name
+
+
+def test_a_full_disk_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    folders = DiskTransport(tmp_path)
+    folders.write({"weight": torch.ones(2, 3)}, policy_version=1)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
+    try:
+        with pytest.raises(EngineProtocolError, match=r"version 2 cannot be written: .*; make room in .*weights_fo"):
+            folders.write({"weight": torch.ones(1 << 15)}, policy_version=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    root = folders.write({"weight": torch.ones(2, 3)}, policy_version=3).parent
+    assert [path.name for path in root.iterdir() if "writing" in path.name or "version-2" in path.name] == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngineProtocolError, match=r"no weights can be written to .*file: .*set weights_folder"):
+        DiskTransport(tmp_path / "file").write({"w": np.ones(2)}, policy_version=1)
