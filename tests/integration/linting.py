@@ -1,11 +1,13 @@
-"""A clean run has no findings: integration tests lint the runs that they make anyway."""
+"""A clean run has no findings, and a replay makes it again: integration tests try it with the runs they make."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from rollfeed.app import StepReplay, replay_run
 from rollfeed.app.lint import lint, second_scores
 
 _NUM_SCORED = 16
@@ -13,8 +15,13 @@ _NUM_SCORED = 16
 
 
 def findings_in(run: Path) -> list[dict[str, Any]]:
-    """Return what is wrong with the samples of a run; it has some."""
+    """Return what is wrong with the samples of a run, which has some, and which steps a replay makes otherwise."""
     with patch.object(second_scores, "_MOST_SCORED", _NUM_SCORED):
         report = lint(run)
     assert report.num_samples
-    return report.to_dict()["findings"]
+    differing = [{"check": "replay", "step": each} for each in asyncio.run(_replay(run)) if not each.identical]
+    return [*report.to_dict()["findings"], *differing]
+
+
+async def _replay(run: Path) -> list[StepReplay]:
+    return [each async for each in replay_run(run)]

@@ -160,6 +160,8 @@ def test_agents_that_know_nothing_of_rollfeed_are_trained_on_and_rewarded_by_an_
     assert any(row["reward"] > 0.0 for row in rows)
     linted = rollfeed("lint", tmp_path / "run", "--json")
     assert (linted.code, linted.json["findings"]) == (0, []), linted.out
+    replayed = rollfeed("replay", tmp_path / "run", "--json")
+    assert replayed.json["identical"], replayed.out
 
 
 def test_the_game_is_warmed_up_and_trained_on_in_several_turns(rollfeed, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rollfeed.app.evaluation import (
     write_evaluation,
 )
 from rollfeed.app.model import Endpoint, Model, build_engine, keep_server_logs, load_model, load_settings_model
+from rollfeed.app.replay import StepReplay, replay_run
 from rollfeed.app.rewards import check_isolation, grade_rows, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import environment_source, overlaps, source_names
@@ -31,6 +32,7 @@ __all__ = [
     "PreparedEvaluation",
     "PreparedRun",
     "RunSummary",
+    "StepReplay",
     "agent_rollout_to_sample",
     "build_engine",
     "calibrate_environments",
@@ -53,6 +55,7 @@ __all__ = [
     "prepare_run_evaluation",
     "prepare_warm_up",
     "read_outcomes",
+    "replay_run",
     "run",
     "run_problem",
     "score_file",

@@ -80,13 +80,18 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, needs_file: bool 
     told = "settings file: TOML, or the settings.json of a run; of several files, later ones win"
     nargs = "+" if needs_file else "*"
     parser.add_argument("files", metavar="FILE", type=path_argument, nargs=nargs, default=[], help=told)
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add what overrides settings."""
     parser.add_argument(
         "--set",
         dest="overrides",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="override a setting, for example rollout.num_rollout=3; may be given several times",
+        help="override a setting, for example rollout.num_rollout=3, or unset it with KEY=; may be given several times",
     )
 
 

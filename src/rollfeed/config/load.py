@@ -118,7 +118,7 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set ``a.b.c=value`` in ``tree``; the value is TOML, or text when it is not TOML."""
+    """Set ``a.b.c=value`` in ``tree``; the value is TOML, or text when it is not TOML. Without one, ``c`` is unset."""
     key, equals, text = override.partition("=")
     names = [name.strip() for name in key.split(".")]
     if not equals or not all(names):
@@ -129,6 +129,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if isinstance(table, list):
         _step_into(table, names[-1], override)
         table[int(names[-1])] = _parse_value(text)
+    elif not text.strip():
+        table.pop(names[-1], None)
     else:
         table[names[-1]] = _parse_value(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -112,6 +113,10 @@ class RewardSettings(Section, resume=Resume.REWARDS):
     """Functions of `[plugins]` score the prompts of environments too, which verify their own otherwise."""
     functions: dict[str, Plugin[RewardFn]] = Field(default={})
     """Reward functions, each as `name = "module:name"`, that prompts choose with the `reward_fn` of their metadata."""
+    pure: Annotated[bool | None, Resume.FREE] = None
+    """Whether the same answer always has the same reward, which `rollfeed replay` relies on; by default that is
+    believed of all that scores but reward servers and functions that are async.
+    """
     functions_in_workers: bool = True
     """Run reward functions that are not async in processes that can be killed; `false` runs them in threads of this
     process, for functions that keep a state or use a GPU.

@@ -253,7 +253,7 @@ class Scheduler:
         num_candidates = self._num_candidates(step)
         candidates, surplus, chosen = ordered[:num_candidates], ordered[num_candidates:], list(range(size))
         if self.over_sampling is not None:
-            chosen = _chosen(self.over_sampling.batch_filter, candidates, count=size)
+            chosen = chosen_by(self.over_sampling.batch_filter, candidates, count=size)
         left_out = [candidates[index] for index in sorted(set(range(len(candidates))) - set(chosen))]
         drops_surplus = self.settings.surplus is SurplusPolicy.DROP and self.settings.mode is not RolloutMode.ASYNC
         if self.clock is not None:
@@ -267,7 +267,7 @@ class Scheduler:
         ]
 
 
-def _chosen(batch_filter: BatchFilter, candidates: list[Group], *, count: int) -> list[int]:
+def chosen_by(batch_filter: BatchFilter, candidates: list[Group], *, count: int) -> list[int]:
     """Return the indices of the ``count`` groups that a batch filter puts first."""
     setting = "filters.over_sampling" if is_own(batch_filter) else "plugins.batch_filter"
     with blaming(setting, batch_filter):

@@ -25,6 +25,8 @@ from rollfeed.rewards.rows import row_prompt, row_rollout
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
 
+GIVEN_WITH_ANSWER = "the reward came with the answer"
+"""What a verdict says in detail of a reward that was there before anything scored."""
 PROMPT_KEY = "prompt_text"
 """Entry of the metadata with the rendered prompt; the hub sets it for graders."""
 _REWARD_FN = "reward_fn"
@@ -287,7 +289,7 @@ def _carried(rollout: Rollout, prompt: Prompt, reward_key: str | None) -> Verdic
     if not rollout.samples or rollout.samples[-1].reward is None:
         return None
     verdict = _verdict(rollout.samples[-1].reward, prompt.metadata, reward_key)
-    return replace(verdict, correct=rollout.samples[-1].correct)
+    return replace(verdict, correct=rollout.samples[-1].correct, detail=verdict.detail or GIVEN_WITH_ANSWER)
 
 
 def _named_function(sample: Sample, prompt: Prompt) -> Any:

@@ -1,0 +1,5 @@
+"""Replays: what a run did with its answers, done again with the answers that it stored."""
+
+from rollfeed.app.replay.replaying import StepReplay, replay_run
+
+__all__ = ["StepReplay", "replay_run"]

@@ -1,0 +1,84 @@
+"""Refuses what a replay cannot do: settings without effect on stored answers, and rewards that are not pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollfeed import plugins
+from rollfeed.base.importing import is_async
+from rollfeed.config import Settings
+from rollfeed.config.plugins import import_path_of
+from rollfeed.errors import ConfigError
+from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, RewardFn
+from rollfeed.rewards.registry import REMOTE_RM_TYPE, grader_name
+from rollfeed.types import Group
+
+_REWARD_PLUGINS: dict[str, type[Any]] = {
+    "reward": RewardFn,
+    "batched_reward": BatchedRewardFn,
+    "group_reward": GroupRewardFn,
+}
+_REPLAYED = (
+    *("reward", "filters", "advantage", "train.method", "plugins.slime_args", "rollout.mask_truncated"),
+    *(f"plugins.{name}" for name in (*_REWARD_PLUGINS, "group_filters", "batch_filter", "advantage")),
+    *("rollout.max_staleness", "rollout.staleness_policy"),
+)
+
+
+def check_overrides(overrides: Iterable[str]) -> None:
+    """Refuse ``key=value`` that decides nothing that is done again.
+
+    Raises:
+        ConfigError: With what can be set.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if not any(f"{key}.".startswith(f"{name}.") for name in _REPLAYED):
+            raise ConfigError(
+                f"--set {override}: a replay answers nothing again, and changes only what is done with answers: "
+                f"{', '.join(_REPLAYED)}"
+            )
+
+
+def check_purity(settings: Settings, folders: Sequence[Path]) -> None:
+    """Refuse settings by which the same answer may have another reward next time.
+
+    Raises:
+        ConfigError: With the setting, and what to set where the reward is pure all the same.
+        PluginError: If a function cannot be imported.
+    """
+    if problem := next(_problems(settings, folders), None):
+        raise ConfigError(f"{problem}, so that a replay may give other rewards: {_REMEDY}")
+
+
+_REMEDY = "set reward.pure = true if the same answer always has the same reward, or choose another reward"
+
+
+def _problems(settings: Settings, folders: Sequence[Path]) -> Iterator[str]:
+    reward, functions = settings.reward, settings.plugins
+    if reward.pure is False:
+        yield "reward.pure = false: the same answer may have another reward"
+    if reward.pure is not None:
+        return
+    if reward.rm_type is not None and grader_name(reward.rm_type) == REMOTE_RM_TYPE:
+        yield f"reward.rm_type = {reward.rm_type!r} asks a server"
+    given = {f"plugins.{name}": (getattr(functions, name), form) for name, form in _REWARD_PLUGINS.items()}
+    given |= {f"reward.functions.{name}": (function, RewardFn) for name, function in reward.functions.items()}
+    for key, (function, form) in given.items():
+        if is_async(plugins.load_plugin(function, form, key=key, folders=folders)):
+            yield f"{key} = {import_path_of(function)!r} is async and may ask a server or a judge"
+
+
+def check_groups(groups: Iterable[Group], settings: Settings) -> None:
+    """Refuse prompts that name a reward server themselves. Raises ConfigError."""
+    if settings.reward.pure is not None:
+        return
+    for group in groups:
+        rm_type = group.prompt.metadata.get("rm_type")
+        if isinstance(rm_type, str) and grader_name(rm_type) == REMOTE_RM_TYPE:
+            raise ConfigError(
+                f"prompt {group.prompt.prompt_id}: rm_type {rm_type!r} asks a server, so that a replay may give other "
+                f"rewards: {_REMEDY}"
+            )
