@@ -5,6 +5,7 @@ One server for all tests. Requests come one at a time, and every update flushes:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.engines.servers import RealServer, sglang_server
+from tests.weights.transports.stumbling import stumbling
 
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.client import ServerEngine
@@ -78,8 +80,6 @@ async def test_new_weights_arrive_as_by_a_folder_and_the_old_ones_come_back_bit_
 
 @pytest.mark.parametrize("name", ["tensors", "nccl"])
 async def test_a_request_goes_through_an_update(engine_by: Any, changed: Any, name: str) -> None:
-    import asyncio
-
     async with engine_by(name, weight_update="retract") as engine:
         first = engine.policy_version
         params = SamplingParams(max_new_tokens=200)
@@ -91,6 +91,27 @@ async def test_a_request_goes_through_an_update(engine_by: Any, changed: Any, na
         completion = await task
         assert [span.policy_version for span in completion.version_spans] == [first, first + 1]
         assert len(completion.token_ids) == 200
+
+
+async def test_a_broadcast_that_fails_in_its_middle_is_given_again(engine_by: Any, changed: Any) -> None:
+    async with engine_by("disk") as engine:
+        version = engine.policy_version + 1
+        await engine.apply(TensorUpdate(changed(3), policy_version=version))
+        by_folder = await said(engine)
+        await engine.apply(TensorUpdate(changed(4), policy_version=version + 1))
+    quick = {"probes_until_dead": 1, "probe_interval_seconds": 0.5, "max_tries": 1000}
+    async with engine_by("nccl", **quick) as engine:
+        update = await stumbling(engine._transport, TensorUpdate(changed(3), policy_version=version + 2))
+        with pytest.raises(EngineError, match="a cable was pulled"):
+            await engine.apply(update)
+        assert await said(engine) == by_folder
+
+
+async def test_a_session_that_a_publisher_died_in_is_ended_by_the_next(engine_by: Any, changed: Any) -> None:
+    async with engine_by("tensors") as engine:
+        await engine._http.ask(engine._dialect.settings.workers[0], "/begin_weight_update", {})
+        await engine.apply(TensorUpdate(changed(5), policy_version=engine.policy_version + 1))
+        await said(engine)
 
 
 async def test_what_would_end_the_server_is_not_sent(engine_by: Any, policy: Path, server: RealServer) -> None:

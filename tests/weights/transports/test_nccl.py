@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.weights.transports.stumbling import stumbling
 
 from rollfeed.base.tensor_buckets import make_buckets
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
@@ -72,10 +73,13 @@ class Server:
 
     def __init__(self, *refused: str) -> None:
         self.calls: list[tuple[str, Any]] = []
+        self.left_by_then: list[bool] = []
+        """For each call, whether the newest sender had left its group."""
         self._refused = refused
 
     async def __call__(self, path: str, body: Any) -> Mapping[str, Any]:
         self.calls.append((path, body))
+        self.left_by_then.append(bool(Joined.made) and Joined.made[-1].is_left)
         if path in self._refused:
             raise EngineProtocolError(f"{path} is refused")
         return {"success": True}
@@ -102,19 +106,36 @@ async def test_a_group_is_kept_until_a_server_may_be_another_one(staging: Stagin
         await update.prepare(ADDRESS, server)
         await update.load(ADDRESS, server)
     assert (server.count(joined), server.count(left)) == (1, 0)
-    # It was taken out, and is given the same update again.
+    # It was taken out between the two, or after both, and is given the same update again.
+    update = update_of(links, staging, 3)
+    await update.prepare(ADDRESS, server)
+    assert (server.count(joined), server.count(left)) == (1, 0)
     await update.prepare(ADDRESS, server)
     assert (server.count(joined), server.count(left)) == (2, 1)
     await update.load(ADDRESS, server)
-    # It was away while the third was published.
-    update = update_of(links, staging, 4)
     await update.prepare(ADDRESS, server)
     assert (server.count(joined), server.count(left)) == (3, 2)
+    await update.load(ADDRESS, server)
+    # It was away while the fourth was published.
+    update = update_of(links, staging, 5)
+    await update.prepare(ADDRESS, server)
+    assert (server.count(joined), server.count(left)) == (4, 3)
     assert Joined.made[-1].is_left is False
     assert Joined.made[-2].is_left is True
     await update.load(ADDRESS, server)
     bodies = [body for path, body in server.calls if path == "/update_weights_from_distributed"]
-    assert [body.get("weight_version") for body in bodies] == [None, "11", None, "12", None, "12", None, "14"]
+    assert [body.get("weight_version") for body in bodies] == [
+        None,
+        "11",
+        None,
+        "12",
+        None,
+        "13",
+        None,
+        "13",
+        None,
+        "15",
+    ]
     assert bodies[0]["names"] == ("a",)
     assert bodies[0]["dtypes"] == ["float32"]
     assert Joined.made[-1].sent == [24, 16]
@@ -134,6 +155,8 @@ async def test_a_broadcast_that_a_server_refuses_ends_at_once_and_its_group_too(
     assert sender.is_left
     assert not links
     assert [path for path, _ in server.calls[-2:]] == ["/end_weight_update", "/destroy_weights_update_group"]
+    # A server that waits for the broadcast answers nothing before.
+    assert server.left_by_then[-3:] == [False, True, True]
 
 
 async def test_a_session_that_cannot_be_opened_leaves_the_old_weights(staging: Staging) -> None:
@@ -197,6 +220,22 @@ async def test_a_processor_has_nothing_for_vllm(context: TransportContext, tiny_
 
 def test_a_server_reaches_this_process_where_this_process_reaches_it() -> None:
     assert own_host("http://127.0.0.1:5") == "127.0.0.1"
+
+
+async def test_a_server_that_a_broadcast_did_not_reach_wholly_is_given_it_again(
+    server: Any, engine_of: Any, context: TransportContext, tiny_checkpoint: Path
+) -> None:
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    transport = BroadcastTransport(context)
+    changes = {"probes_until_dead": 1, "max_tries": 1000, "request_timeout_seconds": 60.0}
+    async with engine_of(server.address, transport=transport, **changes) as engine:
+        version = engine.policy_version + 1
+        update = await stumbling(transport, TensorUpdate(tensors, policy_version=version))
+        with pytest.raises(EngineUnavailableError, match="a cable was pulled"):
+            await engine.apply(update)
+        params = SamplingParams(max_new_tokens=8, temperature=0.0)
+        after = await engine.generate(np.array([70, 71], np.int32), params, request_id="after")
+        assert {span.policy_version for span in after.version_spans} == {version}
 
 
 async def test_a_server_that_was_killed_comes_back_in_a_new_group(

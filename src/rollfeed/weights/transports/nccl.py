@@ -14,8 +14,8 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,10 +24,10 @@ import torch
 from rollfeed.base import update_group
 from rollfeed.base.tensor_buckets import TensorBucket
 from rollfeed.base.waiting import call_in_own_thread
-from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import TensorUpdate, WeightUpdate
-from rollfeed.weights.transports.staging import Staging, weight_session
+from rollfeed.weights.transports.staging import Staging, last_word, weight_session
 
 BUCKET_BYTES = 1 << 28
 _GROUP_SECONDS = 300.0
@@ -130,8 +130,7 @@ class _Broadcast(WeightUpdate):
         link = self.links.pop(address, None)
         if link is not None:
             await in_thread(link.sender.leave)
-            with suppress(EngineError):  # one that was started again has no such group
-                await command(self.leaving_path, {"group_name": link.name})
+            await last_word(command(self.leaving_path, {"group_name": link.name}))
 
     async def _join(self, address: str, command: Command, name: str) -> Sender:
         raise NotImplementedError
@@ -170,23 +169,31 @@ class SGLangBroadcast(_Broadcast):
         has_begun = False
         try:
             async with weight_session(address, command):
-                for index, bucket in enumerate(self.buckets):
-                    body: dict[str, Any] = {
-                        "names": bucket.names,
-                        "dtypes": bucket.dtype_names,
-                        "shapes": bucket.shapes,
-                        "group_name": link.name,
-                        "load_format": "flattened_bucket",
-                        "flush_cache": False,
-                    }
-                    if index == len(self.buckets) - 1:
-                        body["weight_version"] = str(self.policy_version)
-                    has_begun = True
-                    sending = command("/update_weights_from_distributed", body)
-                    await both(lambda sent=bucket: link.sender.broadcast(sent.bytes_B), sending, of=address)  # type: ignore[misc]
+                has_begun = True
+                await self._send_buckets(address, command, link)
         except EngineProtocolError as error:
             if has_begun:
                 raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
+            raise
+
+    async def _send_buckets(self, address: str, command: Command, link: Link) -> None:
+        try:
+            for index, bucket in enumerate(self.buckets):
+                body: dict[str, Any] = {
+                    "names": bucket.names,
+                    "dtypes": bucket.dtype_names,
+                    "shapes": bucket.shapes,
+                    "group_name": link.name,
+                    "load_format": "flattened_bucket",
+                    "flush_cache": False,
+                }
+                if index == len(self.buckets) - 1:
+                    body["weight_version"] = str(self.policy_version)
+                sending = command("/update_weights_from_distributed", body)
+                await both(partial(link.sender.broadcast, bucket.bytes_B), sending, of=address)
+        except BaseException:
+            # Before the session is ended: a server that waits for a broadcast does nothing else.
+            await in_thread(link.sender.leave)
             raise
 
 
@@ -237,13 +244,14 @@ class TorchSender:
     """Fits :class:`Sender` with a process group of PyTorch."""
 
     def __init__(self, group: Any) -> None:
-        self._group = group
+        self._groups = [group]
 
     def broadcast(self, bytes_B: torch.Tensor) -> None:
-        update_group.broadcast(self._group, bytes_B)
+        update_group.broadcast(self._groups[0], bytes_B)
 
     def leave(self) -> None:
-        update_group.leave(self._group)
+        while self._groups:  # connections are closed when nobody has it any more
+            update_group.leave(self._groups.pop())
 
 
 class NcclSender:

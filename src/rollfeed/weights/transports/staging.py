@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rollfeed.weights.serving import ServingForm, served_tensors
 _INLINE_BYTES = 1 << 26
 """Of a bucket whose bytes a server parses as JSON, which it does in the thread that answers everybody."""
 _GPU_BYTES = 1 << 30
+_LAST_SECONDS = 10.0
 NOT_FOUND = 404
 
 
@@ -114,11 +115,17 @@ async def weight_session(address: str, command: Command) -> AsyncIterator[None]:
         yield
     except BaseException:
         if has_sessions:
-            with suppress(EngineError):
-                await command("/end_weight_update", {})
+            await last_word(command("/end_weight_update", {}))
         raise
     if has_sessions:
         try:
             await command("/end_weight_update", {})
         except EngineProtocolError as error:
             raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
+
+
+async def last_word(telling: Awaitable[object]) -> None:
+    """Tell a server something after a failure, of which it may know nothing or no longer answer."""
+    with suppress(EngineError, TimeoutError):
+        async with asyncio.timeout(_LAST_SECONDS):
+            await telling

@@ -47,6 +47,8 @@ class TensorTransport:
                 )
 
     async def stage(self, update: TensorUpdate) -> WeightUpdate:
+        if torch.cuda.is_available():  # memory of earlier updates, which every reader has let go
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         buckets = await self._staging.buckets(update)
         is_on_gpu = buckets[0].bytes_B.is_cuda
         if self._is_vllm:
