@@ -114,3 +114,25 @@ def facts(sample: Sample, prompt: Prompt) -> dict[str, float]:
 async def asynchronous(sample: Sample, prompt: Prompt) -> float:
     await asyncio.sleep(0)
     return float(os.getpid())
+
+
+def by_response(response: str, label: str, *, kind: str = "none") -> float:
+    """Say with the reward what the arguments were."""
+    return len(response) + (0.5 if (label, kind) == ("4", "sum") else 0.0)
+
+
+def by_column(response: str, answer: str, missing: str) -> float:
+    """Ask for a column that no row has."""
+    raise AssertionError((response, answer, missing))
+
+
+def as_in_trl(prompts: list[Any], completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+    """Be a reward function of TRL's."""
+    assert len(prompts) == len(completions) == len(answer) == len(columns["kind"]) == len(columns["completion_ids"])
+    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+    return [float(text == right) for text, right in zip(texts, answer, strict=True)]
+
+
+async def as_in_trl_later(completions: list[Any], **columns: Any) -> list[float]:
+    """Be an async one."""
+    return [float(len(columns["label"]) + len(completions))] * len(completions)

@@ -16,8 +16,9 @@ from rollfeed.app.rewards import RewardServices, load_reward_function
 from rollfeed.config import RewardSettings, RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, Isolation, RewardFn
-from rollfeed.rewards.functions import Takes
+from rollfeed.rewards.by_name import Takes
 from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.rows import row_rollout
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, make_group, make_prompt
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
 
@@ -53,6 +54,7 @@ def load(folders: list[Path], services: RewardServices) -> Callable[..., Any]:
             settings=RewardSettings(timeout_seconds=seconds),
             services=services,
             folders=folders,
+            label_names=["answer"],
         )
 
     return load
@@ -201,6 +203,22 @@ async def test_sample_and_prompt_arrive_in_the_worker_as_they_are(load: Callable
         "messages": 1.0,
         "metadata": 3.0,
     }
+
+
+async def test_functions_that_are_called_by_name_run_in_workers(load: Callable[..., Any], services: Any) -> None:
+    prompt = make_prompt(label="4", metadata={"kind": "sum"})
+    rollouts = [row_rollout(text, "4", {"kind": "sum"}) for text in ("4", "five")]
+    (first, second) = await hub(services, reward_fn=load("by_response")).score(rollouts, prompt)
+    assert (first.reward, second.reward) == (1.5, 4.5)
+    (missing, _) = await hub(services, reward_fn=load("by_column")).score(rollouts, prompt)
+    assert "it asks for 'missing', which this row has not" in missing.detail
+    for name, takes in (("as_in_trl", Takes.SAMPLE), ("as_in_trl_later", Takes.SAMPLE)):
+        verdicts = await hub(services, reward_fn=load(name, takes=takes)).score(rollouts, prompt)
+        assert [each.reward for each in verdicts] == ([1.0, 0.0] if name == "as_in_trl" else [2.0, 2.0])
+    batched = hub(services, batched_reward_fn=load("as_in_trl", BatchedRewardFn, Takes.SAMPLES))
+    assert [each.reward for each in await batched.score(rollouts, prompt)] == [1.0, 0.0]
+    group = hub(services, group_reward_fn=load("as_in_trl_later", GroupRewardFn, Takes.GROUP))
+    assert [each.reward for each in await group.score(rollouts, prompt)] == [4.0, 4.0]
 
 
 async def test_async_functions_stay_in_this_process(load: Callable[..., Any], services: Any) -> None:
@@ -387,7 +405,7 @@ async def test_named_functions_are_chosen_by_the_prompt_and_checked_beforehand()
         assert [sample.reward for sample in (await rollouts.generate_batch()).samples] == [1.0, 1.0]
     with pytest.raises(ConfigError, match=r"reward\.functions\.one"):
         open_rollouts(
-            RolloutConfig(reward={"functions": {"one": lambda sample: 1.0}}),
+            RolloutConfig(reward={"functions": {"one": lambda one: 1.0}}),
             source=Naming(["a"]),
             engine=ScriptedEngine(),
             tokenizer=CharTokenizer(),

@@ -11,7 +11,7 @@ from rollfeed import plugins
 from rollfeed.app.checks import check_combination, needs_keyed_cut
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
-from rollfeed.app.rewards import RewardServices, reward_hub
+from rollfeed.app.rewards import RewardServices, label_names, reward_hub
 from rollfeed.app.sources import RowChecks, build_source, no_images_of
 from rollfeed.app.stored_run import stored_template_date
 from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch, equal_advantages
@@ -179,7 +179,9 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Fu
         buffer_policy=load(own.buffer_policy, BufferPolicy, key="plugins.buffer_policy")
         or built_in_policy(config.buffer.policy, staleness_limit=config.rollout.max_staleness),
         services=services,
-        scorer=reward_hub(config.reward, own, services, seed=config.seed, folders=folders),
+        scorer=reward_hub(
+            config.reward, own, services, label_names=label_names(config), seed=config.seed, folders=folders
+        ),
         slime=slime,
     )
 

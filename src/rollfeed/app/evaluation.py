@@ -18,7 +18,7 @@ from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.eval_sets import load_sets
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model
-from rollfeed.app.rewards import RewardServices, reward_hub
+from rollfeed.app.rewards import RewardServices, label_names, reward_hub
 from rollfeed.app.sources import RowChecks, no_images_of
 from rollfeed.base.atomic import replace_file, temporary_path
 from rollfeed.compat.slime_plugins import with_slime_plugins
@@ -284,7 +284,12 @@ def _hub(eval_set: EvalSet, prepared: PreparedEvaluation, services: RewardServic
     config = as_in_set(prepared.config, eval_set.plan)
     try:
         return reward_hub(
-            config.reward, config.plugins, services, seed=eval_set.seed(prepared.seed), folders=prepared.folders
+            config.reward,
+            config.plugins,
+            services,
+            label_names=label_names(prepared.config),
+            seed=eval_set.seed(prepared.seed),
+            folders=prepared.folders,
         )
     except PluginError:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,9 +14,9 @@ from typing import Any
 
 from rollfeed import plugins
 from rollfeed.base.cores import num_cores
-from rollfeed.base.importing import is_async
+from rollfeed.base.importing import import_object, is_async
 from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
-from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig
+from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig, Settings
 from rollfeed.config.plugins import import_path_of
 from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
@@ -35,9 +35,10 @@ from rollfeed.protocols import (
     Tokenizer,
     TurnJournal,
 )
+from rollfeed.rewards.by_name import Takes, by_name
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.rewards.code.grader import CodeGrader, InTurns
-from rollfeed.rewards.functions import Takes, in_workers
+from rollfeed.rewards.functions import in_workers
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.remote import RemoteGrader
@@ -180,6 +181,7 @@ def reward_hub(
     services: RewardServices,
     *,
     graders: Mapping[str, Grader] | None = None,
+    label_names: Collection[str] = (),
     seed: int = 0,
     folders: Sequence[Path] = (),
 ) -> RewardHub:
@@ -187,13 +189,16 @@ def reward_hub(
 
     A function that is named by its import path and not async is called in the workers.
 
-    ``functions`` score whatever names no other scorer; ``graders`` are further ones, by ``rm_type``.
+    ``functions`` score whatever names no other scorer; ``graders`` are further ones, by ``rm_type``;
+    ``label_names`` are columns of labels, by which functions may ask for them.
 
     Raises:
         ConfigError: If there is no grader ``rm_type``.
         PluginError: If a function cannot be imported or does not fit.
     """
-    load = partial(load_reward_function, settings=settings, services=services, folders=folders)
+    load = partial(
+        load_reward_function, settings=settings, services=services, folders=folders, label_names=sorted(label_names)
+    )
     config = RolloutConfig().model_copy(update={"reward": settings, "plugins": functions, "seed": seed})
     config = with_slime_plugins(config, folders=folders)
     settings, functions, slime = config.reward, config.plugins, slime_run(config)
@@ -234,20 +239,35 @@ def load_reward_function(
     settings: RewardSettings,
     services: RewardServices,
     folders: Sequence[Path],
+    label_names: Sequence[str] = (),
 ) -> Any:
     """Return a reward function as the hub is to call it: in workers if it is named by its path and not async.
 
-    ``key`` is the setting that gives it and ``takes`` the names of its arguments; None stays None.
+    ``key`` is the setting that gives it and ``takes`` its arguments, unless their names say others, such as those of
+    ``label_names``; None stays None.
 
     Raises:
         PluginError: If it cannot be imported or does not fit.
     """
-    function = plugins.load_plugin(given, protocol, key=key, folders=folders)
+    found = import_object(given, key=key, folders=folders) if isinstance(given, str) else given
+    function = by_name(found, takes=takes, label_names=label_names)
+    if function is found:
+        function = plugins.load_plugin(given, protocol, key=key, folders=folders)
     if not isinstance(given, str) or not settings.functions_in_workers or is_async(function):
         return function
     deadline, workers = settings.timeout_seconds, services.workers
-    placed = in_workers(given, takes=takes, folders=folders, workers=workers, deadline_seconds=deadline)
+    place = partial(in_workers, given, takes=takes, label_names=label_names, folders=folders, workers=workers)
+    placed = place(deadline_seconds=deadline)
     return replace(placed, calls=function)
+
+
+def label_names(config: RolloutConfig) -> set[str]:
+    """Return the columns of labels of all data sets, by which reward functions may ask for them."""
+    if not isinstance(config, Settings):
+        return set()
+    keys = {config.eval.label_key, *(each.label_key for each in config.eval.datasets)}
+    keys.update(each.label_key for each in config.prompts.datasets)
+    return {key for key in keys if key is not None}
 
 
 @asynccontextmanager

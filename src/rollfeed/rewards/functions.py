@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from rollfeed.base.importing import import_in_worker
 from rollfeed.errors import RewardError
 from rollfeed.protocols import Workers
+from rollfeed.rewards.by_name import Takes, by_name
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.types import Prompt, Sample, Verdict
 from rollfeed.types.fields import from_dict, to_dict
@@ -20,23 +20,18 @@ from rollfeed.types.fields import from_dict, to_dict
 _CALL = "rollfeed.rewards.functions.call_function"
 
 
-class Takes(StrEnum):
-    """The arguments that a reward function is called with."""
-
-    SAMPLE = "sample"
-    """A sample and its prompt."""
-    SAMPLES = "samples"
-    """Samples, and a prompt for each."""
-    GROUP = "group"
-    """Samples, and the prompt of them all."""
-
-
 def in_workers(
-    path: str, *, takes: Takes, folders: Sequence[Path], workers: Workers, deadline_seconds: float
+    path: str,
+    *,
+    takes: Takes,
+    label_names: Sequence[str],
+    folders: Sequence[Path],
+    workers: Workers,
+    deadline_seconds: float,
 ) -> OwnPace:
     """Return the reward function that calls ``module:name`` in a worker.
 
-    A global state of its module is each worker's own, and what it prints is discarded.
+    A global state of its module is each worker's own. ``label_names`` are as :func:`by_name` takes them.
     """
     places = [str(folder) for folder in folders]
 
@@ -45,20 +40,24 @@ def in_workers(
         prompts = list(second) if takes is Takes.SAMPLES else [second]
         # A batch is of one prompt: it is sent once.
         prompts = prompts[:1] if all(prompt is prompts[0] for prompt in prompts) else prompts
-        args = [path, places, takes.value, [sample.to_dict() for sample in samples], list(map(to_dict, prompts))]
+        names = list(label_names)
+        args = [path, places, takes.value, names, [each.to_dict() for each in samples], list(map(to_dict, prompts))]
         result = await workers.call(_CALL, args, deadline_seconds=deadline_seconds)
         return [_read(each) for each in result] if isinstance(result, list) else _read(result)
 
     return OwnPace(call)
 
 
-def call_function(path: str, folders: list[str], takes: str, samples: list[Any], prompts: list[Any]) -> Any:
+def call_function(
+    path: str, folders: list[str], takes: str, label_names: list[str], samples: list[Any], prompts: list[Any]
+) -> Any:
     """Call a reward function and return its result as JSON values; runs in a worker.
 
     Raises:
         RewardError: If the result is nothing that can be sent back.
     """
-    function = import_in_worker(path, key="reward function", folders=folders)
+    found = import_in_worker(path, key="reward function", folders=folders)
+    function = by_name(found, takes=Takes(takes), label_names=label_names)
     made = [Sample.from_dict(sample) for sample in samples]
     asked = [from_dict(Prompt, prompt) for prompt in prompts]
     match Takes(takes):
