@@ -198,6 +198,7 @@ def open_rollouts(
     commit: Callable[[StepCommit], None] | None = None,
     observers: Sequence[RolloutObserver] = (),
     on_isolation: Callable[[Isolation], None] | None = None,
+    printed: Path | None = None,
     spill: Spill | None = None,
     turns: TurnJournal | None = None,
 ) -> Rollouts:
@@ -214,6 +215,7 @@ def open_rollouts(
         commit: Stores a step before it is delivered; called in a thread.
         observers: Told what happens as it happens.
         on_isolation: Told once at which isolation level programs of the policy run, when the first one does.
+        printed: The file that gets what functions print in workers; by default it is lost.
         spill: Where partial answers wait that are over ``buffer.max_memory_mb``; without it all stay in memory.
         turns: Where it is kept what rollouts of several turns have done; in memory without it.
 
@@ -221,7 +223,7 @@ def open_rollouts(
         ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
     """
     made = functions or load_functions(config, folders=folders)
-    made.services.on_isolation = on_isolation
+    made.services.on_isolation, made.services.workers.output = on_isolation, printed
     plugins.check_methods(source, PromptSource, key="source")
     plan = _group_plan(config, made, engine, tokenizer, turns)
     rollouts = Rollouts(

@@ -154,6 +154,7 @@ async def evaluate(
     engine: Engine,
     on_progress: Callable[[EvalProgress], None] | None = None,
     on_isolation: Callable[[Isolation], None] | None = None,
+    printed: Path | None = None,
 ) -> EvalResult:
     """Answer all sets at once with an engine that has been entered, and return the numbers.
 
@@ -161,7 +162,7 @@ async def evaluate(
     aborts the engine's requests, as the end of a step does, ends an evaluation.
 
     ``on_progress`` is told of every answer, the same object every time; ``on_isolation`` once, when the first program
-    of the policy runs.
+    of the policy runs. ``printed`` gets what functions print in workers.
 
     Raises:
         RunFailedError: If more answers fail than ``rollout.failure_budget`` allows, or requests are aborted.
@@ -184,6 +185,7 @@ async def evaluate(
 
     before = engine.policy_version
     services = _services(prepared, on_isolation)
+    services.workers.output = printed
     async with services:
         gate = EngineGate(engine, max_requests_in_flight=prepared.config.rollout.max_requests_in_flight)
         failures = FailureBudget(prepared.config.rollout)

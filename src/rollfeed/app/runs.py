@@ -23,7 +23,7 @@ from rollfeed.faults import blaming, once_started
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver, Tracker
 from rollfeed.store import Rewind, RunDirectory
-from rollfeed.store.layout import holds_training
+from rollfeed.store.layout import PRINTED, holds_training
 from rollfeed.types import LedgerCounts, StepCommit
 
 MakeSteps = Callable[[Rollouts], Awaitable[str | None]]
@@ -86,6 +86,7 @@ async def run(
             commit=partial(_commit, directory, prepared),
             observers=observers,
             on_isolation=directory.record_isolation,
+            printed=directory.path / PRINTED,
             spill=directory.spill,
             turns=directory.turns,
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rollfeed import app
 from rollfeed.app.training.checks import check_trained_model, check_trained_prompts, check_training, tell_of_correction
 from rollfeed.app.training.trained_checkpoints import trained_checkpoints
+from rollfeed.cli.tried_reward import TriedReward, try_reward
 from rollfeed.config import RolloutMode, RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.conversations import audit_template, call_syntax, names_in
@@ -45,6 +46,7 @@ def check(spec: RunSpec, *, name: str, tells: bool) -> dict[str, Any]:
         "eval_sets": [each.name for each in eval_sets],
         "eval_prompts": {each.name: _eval_counts(each) for each in eval_sets},
         "overlap": [{**asdict(each), "share": each.share} for each in found],
+        "reward": None if checked.reward is None else asdict(checked.reward),
         "num_rollout": rollout.num_rollout if sources else 0,
         "data_limit": None if limit is None else {**asdict(limit), "most": limit.most},
         "rollout_batch_size": rollout.rollout_batch_size,
@@ -60,6 +62,12 @@ def check(spec: RunSpec, *, name: str, tells: bool) -> dict[str, Any]:
     if template is not None:
         print(f"template {template}")
     _print_prompts(sources, eval_sets, found, checked.tools)
+    if checked.reward is not None:
+        print(
+            "\n".join(
+                [f"reward   {checked.reward.describe()}", *(f"printed  {each}" for each in checked.reward.printed)]
+            )
+        )
     if sources:
         print(
             f"steps    {rollout.num_rollout} of {rollout.rollout_batch_size} groups x {rollout.n_samples_per_prompt} "
@@ -127,6 +135,7 @@ class _Checked(NamedTuple):
     functions: app.Functions
     source: PromptSource | None = None
     limit: DataLimit | None = None
+    reward: TriedReward | None = None
 
     @property
     def tools(self) -> dict[str, Any] | None:
@@ -157,7 +166,8 @@ def _check_run(spec: RunSpec) -> _Checked:
         start, _ = trained_checkpoints(settings, prepared.model.checkpoint)
         check_trained_model(settings, start)
         check_trained_prompts(settings, prepared.dataset_prompts, start)
-    return _Checked(prepared.model, prepared.functions, prepared.source, prepared.data_limit)
+    tried = try_reward(prepared)
+    return _Checked(prepared.model, prepared.functions, prepared.source, prepared.data_limit, tried)
 
 
 def _check_engine(spec: RunSpec) -> _Checked:

@@ -15,9 +15,11 @@ from rich.console import Console
 from rollfeed import app
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, load_spec
+from rollfeed.cli.printed import printed_lines
 from rollfeed.cli.progress import ProgressReporter
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.store import RunReader
+from rollfeed.store.layout import PRINTED
 from rollfeed.types.text import counted
 
 _EXAMPLES = """\
@@ -53,7 +55,8 @@ def add_run_directory(parser: argparse.ArgumentParser) -> None:
     """Add where a run goes, and what is printed of it."""
     add_path(parser, "--out", "DIR", "run directory (default: runs/<file>-<date>-<time>)")
     end = "one JSON object at the end; progress goes to stderr"
-    add_flags(parser, overwrite="replace the run that is in --out", quiet=True, json=end)
+    verbose = "show what reward functions and environments print in workers, which goes to rewards.log"
+    add_flags(parser, overwrite="replace the run that is in --out", verbose=verbose, quiet=True, json=end)
 
 
 def console_of(arguments: argparse.Namespace) -> Console:
@@ -82,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = console_of(arguments)
     reporter = ProgressReporter(console, spec.settings.rollout, reward_key=spec.settings.reward.reward_key)
     console.print(f"run directory: {out}")
-    with reporter:
+    with reporter, printed_lines(out / PRINTED, console, verbose=arguments.verbose):
         making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
         summary = asyncio.run(exit_codes.until_signal(making, said=f"stopped; rollfeed run --resume {out} goes on"))
     if arguments.json:

@@ -11,6 +11,7 @@ from rollfeed import app
 from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments, load_spec
+from rollfeed.cli.printed import printed_lines
 from rollfeed.cli.run import add_run_directory, console_of, default_directory
 from rollfeed.cli.show import eval_view
 from rollfeed.cli.training_view import TrainingView
@@ -18,6 +19,7 @@ from rollfeed.config import RolloutMode
 from rollfeed.errors import RunDirectoryError
 from rollfeed.report import CURVE_PAGE
 from rollfeed.store import RunReader
+from rollfeed.store.layout import PRINTED
 from rollfeed.types.text import counted
 
 
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         is_live=not arguments.json,
         has_rewards=settings.rollout.mode is not RolloutMode.SFT,
     )
-    with view:
+    with view, printed_lines(out / PRINTED, console, verbose=arguments.verbose):
         training = app.train(
             prepared,
             out=out,

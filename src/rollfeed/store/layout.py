@@ -19,6 +19,7 @@
     timings/step-000001.parquet  times and cache counters of both
     states/step-000001.state     what the next step starts from
     spill/                       draws that do not fit into memory, of no use to another process
+    rewards.log                  what reward functions and environments printed in workers, if anything
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
 """
 
@@ -35,7 +36,8 @@ ISOLATION = "isolation.json"
 TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
 WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
 TURNS = "turns.log"
-_FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS)
+PRINTED = "rewards.log"
+_FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED)
 _TRAINING_FOLDERS = (CHECKPOINTS, MODEL, f".{MODEL}.tmp")
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"

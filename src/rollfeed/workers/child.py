@@ -1,7 +1,7 @@
 """Serves calls inside a worker process; imports the standard library only, so that it starts quickly.
 
 Requests and replies are frames on one inherited socket: four bytes of length, then a JSON header line, then
-JSON. Standard output and error belong to the called functions and are never read. The process ends when
+JSON. Standard output and error belong to the called functions; what they print is not read here. The process ends when
 the socket closes, and the kernel kills it when the parent dies.
 """
 

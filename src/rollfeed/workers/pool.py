@@ -13,6 +13,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import ConfigError, WorkerCallError, WorkerDiedError, WorkerError, WorkerTimeoutError
@@ -38,7 +39,7 @@ class WorkerPool:
     """Calls functions in processes of its own, which start with the first call and end with the ``async with`` block.
 
     Workers are fresh interpreters: they share the parent's module search path, never its ``__main__``, its memory
-    or its open files. What the functions print is discarded.
+    or its open files.
 
     Args:
         num_workers: Processes, and so calls at once.
@@ -70,6 +71,8 @@ class WorkerPool:
         if num_workers < 1:
             raise ConfigError(f"num_workers = {num_workers}: a pool needs at least one worker")
         self.counts = PoolCounts()
+        self.output: Path | None = None
+        """The file that gets what functions print, of workers that are started later; by default it is lost."""
         self._warm_up = tuple(warm_up)
         self._memory_limit_bytes = memory_limit_bytes
         self._recycle_bytes = recycle_bytes
@@ -132,6 +135,8 @@ class WorkerPool:
         """Kill all workers and wait for their ends; calls that run get a WorkerDiedError."""
         self._open = False
         await asyncio.gather(*(slot.close() for slot in self._slots))
+        if self.output is not None and self.output.exists() and not self.output.stat().st_size:
+            self.output.unlink()
 
     async def call(
         self, function_path: str, args: Sequence[Any], *, deadline_seconds: float, cached: bool = False
@@ -226,6 +231,7 @@ class WorkerPool:
             warm_up=self._warm_up,
             start_timeout_seconds=self._start_timeout_seconds,
             hash_seed=self._hash_seed,
+            output=self.output,
         )
 
 
@@ -246,7 +252,13 @@ class _Slot:
         return self._starting is None or failed
 
     def restart(
-        self, *, memory_limit_bytes: int, warm_up: Sequence[str], start_timeout_seconds: float, hash_seed: int
+        self,
+        *,
+        memory_limit_bytes: int,
+        warm_up: Sequence[str],
+        start_timeout_seconds: float,
+        hash_seed: int,
+        output: Path | None,
     ) -> None:
         """End the present worker and start another, in the background."""
         old, self._worker = self._worker, None
@@ -259,6 +271,7 @@ class _Slot:
                 warm_up=warm_up,
                 start_timeout_seconds=start_timeout_seconds,
                 hash_seed=hash_seed,
+                output=output,
             )
             return self._worker
 

@@ -27,10 +27,11 @@ _MAX_HEADER_BYTES = 4_096
 _POLL_SECONDS = 0.01
 _END_SECONDS = 1.0
 _SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
+_APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A worker has one core's work to do, and accelerators belong to the engine."""
-_ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
-"""What a function prints is not read, and must not end it either."""
+_ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace", "PYTHONUNBUFFERED": "1"}
+"""What a function prints must not end it, and is there when its process is killed."""
 
 
 class Channel(asyncio.Protocol):
@@ -103,15 +104,23 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, *, memory_limit_bytes: int, warm_up: Sequence[str], start_timeout_seconds: float, hash_seed: int
+        cls,
+        *,
+        memory_limit_bytes: int,
+        warm_up: Sequence[str],
+        start_timeout_seconds: float,
+        hash_seed: int,
+        output: Path | None = None,
     ) -> WorkerProcess:
         """Start a process and return when its warm-up modules are imported.
+
+        What its functions print goes to the end of ``output``, and nowhere by default.
 
         Raises:
             WorkerDiedError: If it cannot be started, or is not ready in time.
             WorkerCallError: If a warm-up module cannot be imported.
         """
-        worker = await cls._spawn(hash_seed)
+        worker = await cls._spawn(hash_seed, output)
         settings = {"sys_path": _module_folders(), "memory_limit_bytes": memory_limit_bytes, "warm_up": list(warm_up)}
         try:
             await worker._ask({"do": "start", "seconds": start_timeout_seconds}, json.dumps(settings))
@@ -123,16 +132,17 @@ class WorkerProcess:
         return worker
 
     @classmethod
-    async def _spawn(cls, hash_seed: int) -> WorkerProcess:
+    async def _spawn(cls, hash_seed: int, output: Path | None) -> WorkerProcess:
         ours, theirs = socket.socketpair()
         try:
-            with theirs:
+            output = Path(os.devnull) if output is None else output
+            with theirs, os.fdopen(os.open(output, _APPENDING, 0o644), "ab") as printed:
                 command = [sys.executable, "-P", str(Path(child.__file__)), str(theirs.fileno()), str(os.getpid())]
                 process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own starts a thread for each process
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=printed,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                     env={**os.environ, **_NO_DEVICES, **_ANY_TEXT, "PYTHONHASHSEED": str(hash_seed)},

@@ -61,7 +61,7 @@ from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import warn_without_drawing, write_curves
 from rollfeed.store import Rewind
-from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG, WARM_UP_LOG
+from rollfeed.store.layout import EVAL_LOG, PRINTED, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.types import TensorUpdate, TrainBatch
 from rollfeed.weights import ServingForm
 
@@ -366,7 +366,7 @@ class _Loop:
         if self.evaluation is not None:
             if self._only_evaluates and self.prepared.engine.policy_version != self.trainer.step:
                 await self._publish(rollouts)
-            result = await evaluate(self.evaluation, engine=self.prepared.engine)
+            result = await evaluate(self.evaluation, engine=self.prepared.engine, printed=self.out / PRINTED)
             first = next(iter(self._eval_log.records), None)
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
             if self.on_evaluation is not None:
