@@ -86,7 +86,10 @@ def test_check_in_json_has_what_the_function_said(folder: Path, rollfeed: Rollfe
     assert "reward   a 1, b 0.5 for the label of sums/0" in rollfeed("check", "run.toml", *keys).out
 
 
-def test_what_is_printed_before_a_worker_is_killed_is_there(folder: Path, rollfeed: Rollfeed) -> None:
+def test_what_is_printed_before_a_worker_is_killed_is_there(
+    folder: Path, rollfeed: Rollfeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     program = "import time\ndef closeness(response, label):\n    print('before')\n    time.sleep(60)\n"
     (folder / "rewards.py").write_text(program)
     ran = rollfeed("check", "run.toml", "--set", "reward.timeout_seconds=1")
