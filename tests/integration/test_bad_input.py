@@ -183,7 +183,7 @@ def test_an_unknown_reward(refused, dataset_file) -> None:
 def test_a_plug_in_that_is_missing_not_callable_or_of_another_signature(
     refused, settings_file, tmp_path: Path, plugin: str, expected: str
 ) -> None:
-    (tmp_path / "mine.py").write_text("VALUE = 1\ndef too_few(sample): return 1.0\n")
+    (tmp_path / "mine.py").write_text("VALUE = 1\ndef too_few(one): return 1.0\n")
     refused(settings_file(), f"plugins.reward = '{plugin}'", expected, options=("--set", f"plugins.reward={plugin}"))
 
 
