@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class TriedReward:
-    """What a reward function gave for the label of a row as its response."""
+    """The reward of a row whose label is its response, as a function of the user gives it."""
 
     row: str
     response: str
