@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
 VLLM = {
     "command": "vllm serve",
-    "flags": {"dtype": "float32", "enforce-eager": True, "max-num-seqs": 16},
+    # There is no GPU whose memory it could give up; the routes are there all the same.
+    "flags": {"dtype": "float32", "enforce-eager": True, "max-num-seqs": 16, "enable-sleep-mode": False},
     "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2"},
 }
 SGLANG = {
@@ -32,6 +33,8 @@ SGLANG = {
         "mem-fraction-static": 0.1,
         "max-total-tokens": 20000,
         "disable-overlap-schedule": True,
+        "enable-memory-saver": False,
+        "enable-weights-cpu-backup": False,
     },
     "env": {
         "PYTHONPATH": str(STAND_INS),
@@ -80,7 +83,8 @@ def launched(request: pytest.FixtureRequest, command: Any, tmp_path: Path) -> tu
 def test_a_training_survives_the_death_of_its_server(launched: Any) -> None:
     run, mark = launched
     # Long enough that it dies under requests.
-    training = run.start("train", "--set", "sampling.rollout_max_response_len=200", num_rollout=4)
+    long = "sampling.rollout_max_response_len=200"
+    training = run.start("train", "--set", long, "--set", "engine.launch.colocate=true", num_rollout=4)
     wait_until(lambda: training.poll() is not None or len(run.lines("train.jsonl")) >= 2, 900)
     assert training.poll() is None, training.stdout.read()
     before = marked(mark)

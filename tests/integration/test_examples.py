@@ -229,3 +229,11 @@ def test_the_words_are_learned_from_their_answers(rollfeed, tmp_path: Path) -> N
     assert losses == sorted(losses, reverse=True)
     assert "after 3 batches, core/reverse_text@2: accuracy" in result.out
     assert findings_in(tmp_path / "run") == []
+
+
+def test_launched_servers_go_behind_the_settings_of_a_training(rollfeed, tmp_path: Path) -> None:
+    files = (EXAMPLES / "reverse" / "train.toml", EXAMPLES / "launch" / "vllm.toml")
+    checked = rollfeed("check", *files, "--set", f'engine.launch.command=["{sys.executable}"]')
+    assert checked.code == 0, checked.err
+    missing = rollfeed("check", *files, "--set", 'engine.launch.command=["no-such-vllm"]')
+    assert "engine.launch.command: there is no program 'no-such-vllm': install vLLM, or name" in missing.err

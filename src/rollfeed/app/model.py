@@ -88,7 +88,7 @@ def load_settings_model(settings: Settings) -> Model:
         checkpoint = str(tiny_checkpoint(settings.model.tiny, seed=settings.seed))
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
-    is_served = (settings.engine.is_embedded or settings.engine.launch is not None) and settings.needs_engine
+    is_served = settings.engine.needs_weights and settings.needs_engine
     return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched)
 
 

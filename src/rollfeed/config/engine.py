@@ -184,8 +184,13 @@ class EngineSettings(Section, resume=Resume.ANSWERS):
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the policy runs in this process, and its weights are needed here."""
+        """Whether the policy runs in this process."""
         return not self.servers
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the policy's weights are needed on this machine; servers of others have them themselves."""
+        return self.is_embedded or self.launch is not None
 
     @field_validator("device", mode="after")
     @classmethod

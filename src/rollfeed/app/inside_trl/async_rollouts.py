@@ -69,7 +69,7 @@ class AsyncRollouts:
         loaded_model = load_model(
             str(model),
             ModelSettings(chat_template_kwargs=arguments or {}),
-            with_weights=engine is None or engine.is_embedded,
+            with_weights=engine is None or engine.needs_weights,
         )
         functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         rewards = TrlRewards(functions, train_dataset, loaded_model.tokenizer) if functions else None

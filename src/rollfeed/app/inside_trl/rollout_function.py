@@ -118,7 +118,7 @@ class _Answers:
         self._config = as_config(config, trainer.args, group_failure=GroupFailurePolicy.RETRY, rewritten_turns=turns)
         self._scores = bool(config.reward.rm_type or config.plugins.has_reward or keys.metadata_key)
         self._made = load_functions(self._config)
-        self._trained = TrainedModel(trainer, with_weights=engine is None or engine.is_embedded)
+        self._trained = TrainedModel(trainer, with_weights=engine is None or engine.needs_weights)
         self._tokenizer = self._trained.model.tokenizer
         others = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"eval": trainer.eval_dataset}
         scoring = self._config if self._scores else None

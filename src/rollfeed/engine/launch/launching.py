@@ -79,7 +79,6 @@ class ServerLauncher:
         self._is_healthy = is_healthy
         if self.log_folder is None:
             self.log_folder = Path(tempfile.mkdtemp(prefix="rollfeed-servers-"))
-        self.log_folder.mkdir(parents=True, exist_ok=True)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for server in self._servers.values():
@@ -149,11 +148,13 @@ class ServerLauncher:
     async def _start(self, server: _Server) -> None:
         """Start a server and wait until it is healthy; where it does not get there it is ended."""
         command, log = server.command, self._log_of(server)
+        _log.info("%s is being started; its log is %s", command.name, log)
         try:
             check_port(command.address)
         except ConfigError as error:
             raise EngineUnavailableError(f"{command.name}: {error}") from None
         try:
+            log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
                 output.write(f"rollfeed starts: {' '.join(command.words)}\n".encode())
                 server.log_start = output.tell()

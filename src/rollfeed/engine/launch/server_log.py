@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from rollfeed.engine.launch.keeper import NOT_STARTED
 
 _LOOKED_AT_BYTES = 1 << 18
 _LONGEST = 300
-_CAUSE = re.compile(r"(?:\b[\w.]*(?:Error|Exception)\b|\berror|\bERROR):? .*\S")
+_CAUSE = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|error): .*\S")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _REMEDIES = (
     (r"unrecognized arguments|invalid choice|error: argument|expected one argument", "correct engine.launch.flags"),
@@ -38,8 +39,9 @@ def explained(log: Path, start: int, code: int | None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [found.group()[:_LONGEST] for line in lines if (found := _CAUSE.search(line))]
     told = list(dict.fromkeys([*causes[:1], *[line[:_LONGEST] for line in lines[-1:]]]))
-    remedy = next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, text, re.IGNORECASE)), "look there")
-    return f"{ended}{log} ends with: {' | '.join(told) or 'nothing'}; {remedy}"
+    shown = " | ".join(told) or "nothing"
+    remedy = next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, shown, re.IGNORECASE)), "look there")
+    return f"{ended}{log} ends with: {shown}; {remedy}"
 
 
 def _code_text(code: int) -> str:
@@ -53,7 +55,8 @@ def _code_text(code: int) -> str:
 
 
 def _since(log: Path, start: int) -> str:
-    with log.open("rb") as written:
+    with suppress(OSError), log.open("rb") as written:
         end = written.seek(0, 2)
         written.seek(max(start, end - _LOOKED_AT_BYTES))
         return written.read().decode(errors="replace")
+    return ""
