@@ -23,6 +23,7 @@ from rollfeed.errors import COMPUTING_ERRORS, ConfigError, RollfeedError, in_one
 _COMMANDS = {
     "run": "generate rollouts as a settings file says",
     "train": "generate rollouts and train on them",
+    "sweep": "make runs that differ in a few settings, one after another, and compare them",
     "eval": "measure a model on held-out prompts",
     "check": "check a settings file, its data, plug-ins and model without starting anything",
     "convert-slime": "make a settings file of a script for slime or miles",
