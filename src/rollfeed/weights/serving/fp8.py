@@ -89,7 +89,9 @@ def _by_block(tensor_RC: Tensor, block: Block, scale_type: torch.dtype) -> tuple
     padding = (0, num_B * width - num_columns, 0, num_A * height - num_rows)
     blocks = torch.nn.functional.pad(tensor_RC.float(), padding).reshape(num_A, height, num_B, width)
     amax_AB = blocks.abs().amax(dim=(1, 3))
-    scale_AB = torch.where(amax_AB == 0, 1.0, amax_AB.clamp(min=SMALLEST_AMAX) / LARGEST).to(scale_type)
+    # GPUs would divide by a number as they multiply by its reciprocal, which rounds otherwise.
+    largest = amax_AB.new_full((), LARGEST)
+    scale_AB = torch.where(amax_AB == 0, 1.0, amax_AB.clamp(min=SMALLEST_AMAX) / largest).to(scale_type)
     inverse_AB = 1.0 / scale_AB.float()
     scaled = (blocks * inverse_AB[:, None, :, None]).clamp(-LARGEST, LARGEST)
     codes_RC = scaled.to(torch.float8_e4m3fn).reshape(num_A * height, num_B * width)[:num_rows, :num_columns]
