@@ -53,7 +53,7 @@ from rollfeed.rewards.graders.marker_watch import MarkerWatch
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.results import KeyedCut
 from rollfeed.types import Prompt, RunState, StepCommit
-from rollfeed.weights import Publisher, WeightDirectory
+from rollfeed.weights import Publisher, WeightBucket, WeightDirectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,8 +349,9 @@ def _weight_follower(config: RolloutConfig, publisher: Publisher) -> WeightFollo
     weights, rollout = config.weights, config.rollout
     if weights.directory is None:
         return None
+    find = WeightBucket if "://" in weights.directory else WeightDirectory
     return WeightFollower(
-        WeightDirectory(Path(weights.directory), poll_seconds=weights.poll_seconds),
+        find(weights.directory, poll_seconds=weights.poll_seconds),
         publisher,
         max_lag=(rollout.max_staleness or 0) if rollout.mode is RolloutMode.ASYNC else 0,
         poll_seconds=weights.poll_seconds,

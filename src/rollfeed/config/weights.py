@@ -54,9 +54,9 @@ class WeightSettings(Section, resume=Resume.FREE):
     checkpoint's weights, or what a program gives `update_weights`.
     """
     directory: str | None = Field(default=None, min_length=1)
-    """The folder, which the engine's servers must see under the same path. A trainer writes each checkpoint under a
-    name that begins with a dot or ends in `.tmp`, and then renames it to one that ends in its version, for example
-    `version-000012`.
+    """The folder, which the engine's servers must see under the same path; or a URL as `s3://bucket/run-7`, from which
+    each checkpoint is fetched to a temporary folder here. A trainer writes each checkpoint under a name that begins
+    with a dot or ends in `.tmp`, and then renames it to one that ends in its version, for example `version-000012`.
     """
     poll_seconds: float = Field(default=1.0, gt=0.0, le=3600.0, strict=False)
     """Between two looks at the folder."""

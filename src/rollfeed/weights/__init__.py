@@ -1,5 +1,6 @@
 """New policy weights: from a folder that a trainer outside fills, to servers, and the proof that they have arrived."""
 
+from rollfeed.weights.bucket import WeightBucket
 from rollfeed.weights.checkpoints import check_complete, version_of
 from rollfeed.weights.directory import Ignored, WeightDirectory
 from rollfeed.weights.proof import Scores, compare
@@ -17,6 +18,7 @@ __all__ = [
     "Publisher",
     "Scores",
     "ServingForm",
+    "WeightBucket",
     "WeightDirectory",
     "check_complete",
     "compare",

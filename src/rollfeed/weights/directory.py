@@ -60,7 +60,7 @@ class WeightDirectory:
         ConfigError: If ``path`` is something else than a folder.
     """
 
-    def __init__(self, path: Path, *, poll_seconds: float) -> None:
+    def __init__(self, path: Path | str, *, poll_seconds: float) -> None:
         self.path = Path(expand_path(str(path))).absolute()
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"weights.directory = {str(path)!r}: not a folder; name the one with the checkpoints")
