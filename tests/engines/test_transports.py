@@ -1,4 +1,4 @@
-"""Tensors and broadcasts to a real SGLang on the CPU: they arrive as by a folder, and leave nothing behind.
+"""Tensors, broadcasts and deltas to a real SGLang on the CPU: they arrive as by a folder, and leave nothing behind.
 
 One server for all tests. Requests come one at a time, and every update flushes: the same weights give the same bits.
 """
@@ -6,7 +6,7 @@ One server for all tests. Requests come one at a time, and every update flushes:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tests.engines.servers import RealServer, sglang_server
+from tests.weights.transports.delta.processes import process_at
 from tests.weights.transports.stumbling import stumbling
 
 from rollfeed.config.engine import SGLangSettings
@@ -37,10 +38,18 @@ def server(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.fixture
-def engine_by(server: RealServer, policy: Path, tokenizer: Any) -> Callable[..., ServerEngine]:
+async def receiver(tmp_path: Path) -> AsyncIterator[str]:
+    async with process_at("weights", "--folder", str(tmp_path / "received")) as (_, address):
+        yield address
+
+
+@pytest.fixture
+def engine_by(server: RealServer, receiver: str, policy: Path, tokenizer: Any) -> Callable[..., ServerEngine]:
     def make(transport: str, **changes: Any) -> ServerEngine:
         settings = SGLangSettings(workers=(server.address,), probe_timeout_seconds=120.0, **changes)
-        context = TransportContext(kind="sglang", folder=None, checkpoint=policy, untied_head=False)
+        context = TransportContext(
+            kind="sglang", folder=None, checkpoint=policy, untied_head=False, receivers=(receiver,)
+        )
         return ServerEngine(
             SGLang(settings), context_length=1000, tokenizer=tokenizer, transport=TRANSPORTS[transport](context)
         )
@@ -55,7 +64,7 @@ async def said(engine: ServerEngine) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("mode", ["retract", "abort", "in_place"])
-@pytest.mark.parametrize("name", ["tensors", "nccl"])
+@pytest.mark.parametrize("name", ["tensors", "nccl", "delta"])
 async def test_new_weights_arrive_as_by_a_folder_and_the_old_ones_come_back_bit_for_bit(
     engine_by: Any, policy: Path, changed: Any, name: str, mode: str
 ) -> None:
@@ -78,7 +87,7 @@ async def test_new_weights_arrive_as_by_a_folder_and_the_old_ones_come_back_bit_
         print(dict(engine.metrics())["weights_pause_seconds"])
 
 
-@pytest.mark.parametrize("name", ["tensors", "nccl"])
+@pytest.mark.parametrize("name", ["tensors", "nccl", "delta"])
 async def test_a_request_goes_through_an_update(engine_by: Any, changed: Any, name: str) -> None:
     async with engine_by(name, weight_update="retract") as engine:
         first = engine.policy_version

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tests.engines.servers import RealServer, vllm_server
+from tests.weights.transports.delta.processes import process_at
 
 from rollfeed.config.engine import OpenAISettings
 from rollfeed.engine.client import ServerEngine
@@ -24,6 +25,7 @@ from rollfeed.errors import EngineUnavailableError
 from rollfeed.protocols import TransportContext
 from rollfeed.types import SamplingParams, TensorUpdate
 from rollfeed.weights import DiskTransport
+from rollfeed.weights.transports import TRANSPORTS
 from rollfeed.weights.transports.staging import Staging
 from rollfeed.weights.transports.tensors import VLLMTensors
 
@@ -102,3 +104,26 @@ async def test_new_weights_arrive_as_by_a_folder_and_the_old_ones_come_back_bit_
         with pytest.raises(EngineUnavailableError, match="no worker has version 6"):
             await engine.apply(broken)
     assert server.told("/weight_info")["weight_version"] == "5"
+
+
+async def test_deltas_arrive_as_by_a_folder_and_the_old_weights_come_back_bit_for_bit(
+    server: RealServer, policy: Path, tokenizer: Any, changed: Callable[[int], Mapping[str, Any]], tmp_path: Path
+) -> None:
+    old, new = load_file(policy / "model.safetensors"), changed(1)
+    settings = OpenAISettings(base_url=server.address, request_timeout_seconds=600.0, startup_timeout_seconds=120.0)
+    async with process_at("weights", "--folder", str(tmp_path / "received")) as (_, receiver):
+        context = TransportContext(
+            kind="openai", folder=None, checkpoint=policy, untied_head=True, receivers=(receiver,)
+        )
+        said_by: dict[str, list[Any]] = {}
+        for name, first in (("disk", 11), ("delta", 21)):
+            transport = TRANSPORTS[name](context)
+            engine = ServerEngine(VLLM(settings), context_length=1000, tokenizer=tokenizer, transport=transport)
+            async with engine:
+                for version, tensors in enumerate((old, new, old), start=first):
+                    await engine.apply(TensorUpdate(tensors, policy_version=version))
+                    said_by.setdefault(name, []).append(await said(engine))
+    assert said_by["delta"] == said_by["disk"]
+    assert said_by["delta"][0] == said_by["delta"][2]
+    assert said_by["delta"][0][0] != said_by["delta"][1][0]
+    assert server.told("/weight_info")["weight_version"] == "23"

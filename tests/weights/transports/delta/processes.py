@@ -1,4 +1,4 @@
-"""Servers of the command line in processes of their own."""
+"""Servers of the command line in processes of their own, and receivers in this one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 import rollfeed
+from rollfeed.base.serving import serve_application
+from rollfeed.weights.transports.delta import CheckpointStore, DeltaReceiver
 
 
 @asynccontextmanager
@@ -36,3 +40,13 @@ async def process_at(action: str, *arguments: str, most_kilobytes: int | None = 
             process.kill()
         await process.wait()
         process._transport.close()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def receiver_at(root: Path, *, key: str | None = None, port: int = 0) -> AsyncIterator[str]:
+    """Receive into a folder; give the address."""
+    with closing(CheckpointStore(root)) as store:
+        application = web.Application()
+        application.add_routes(DeltaReceiver(store, key=key).routes())
+        async with serve_application(application, host="127.0.0.1", port=port) as address:
+            yield address

@@ -1,8 +1,9 @@
-"""Deltas all the way into engines: a real `rollfeed serve engine`, by itself and beside a receiver."""
+"""Deltas all the way into engines: a real `rollfeed serve engine`, by itself and beside a receiver, and fakes."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.weights.transports.delta.processes import process_at
+from tests.weights.transports.delta.processes import process_at, receiver_at
 
 from rollfeed.app import build_engine, load_model
 from rollfeed.config import EngineSettings
 from rollfeed.errors import ConfigError, EngineProtocolError
+from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import FolderUpdate, SamplingParams, TensorUpdate
 
 TEXTS = [np.arange(3 + start, 40 + start, dtype=np.int32) for start in range(3)]
@@ -97,3 +99,29 @@ def test_receivers_without_delta_are_refused(tiny_checkpoint: Path) -> None:
     table = {"workers": ["http://a:1"], "weights_receivers": ["http://a:2"], "weights_transport": "disk"}
     with pytest.raises((ConfigError, ValueError), match="are for weights_transport = 'delta', not 'disk'"):
         engine_for(tiny_checkpoint, **table)
+
+
+async def test_a_receiver_that_is_gone_costs_its_server_until_it_is_back(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    first = load_file(tiny_checkpoint / "model.safetensors")
+    roots = {"127.0.0.1": tmp_path / "one", "localhost": tmp_path / "other"}
+    async with serve_fake_sglang(mode="scripted", num_workers=2) as fakes, AsyncExitStack() as stack:
+        workers = [address.replace("127.0.0.1", host) for address, host in zip(fakes.addresses, roots, strict=True)]
+        one = await stack.enter_async_context(receiver_at(roots["127.0.0.1"]))
+        async with receiver_at(roots["localhost"]) as address:
+            receivers = [one, address.replace("127.0.0.1", "localhost")]
+            engine = engine_for(tiny_checkpoint, workers=workers, weights_receivers=receivers)
+            await stack.enter_async_context(engine)
+            await engine.apply(TensorUpdate(first, policy_version=1))
+            assert engine.metrics()["live_workers"] == 2
+        for version in (2, 3):
+            await engine.apply(TensorUpdate(first, policy_version=version))
+            assert engine.metrics()["live_workers"] == 1
+        versions = [(await fakes.stats(worker))["weight_version"] for worker in (0, 1)]
+        assert versions == ["3", "1"]
+        port = int(address.rsplit(":", 1)[1])
+        async with receiver_at(roots["localhost"], port=port), asyncio.timeout(30):
+            while engine.metrics()["live_workers"] < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (await fakes.stats(1))["weight_version"] == "3"
+        for host, root in roots.items():
+            assert [path.name[:14] for path in sorted(root.glob("version-*[!s]"))][-1] == "version-000003", host

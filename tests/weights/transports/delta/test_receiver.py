@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ import pytest
 import torch
 from aiohttp import web
 from tests.weights.transports.delta.folders import content_of, tensors_of
-from tests.weights.transports.delta.processes import process_at
+from tests.weights.transports.delta.processes import process_at, receiver_at
 
 from rollfeed.base.serving import serve_application
 from rollfeed.errors import EngineProtocolError
 from rollfeed.protocols import MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
-from rollfeed.weights.transports.delta import CheckpointStore, DeltaReceiver, DeltaTransport
+from rollfeed.weights.transports.delta import DeltaTransport
 
 SERVER = "http://127.0.0.1:9"
 
@@ -45,15 +44,6 @@ async def publish(transport: DeltaTransport, version: int, tensors: Any, *server
 def assert_taken(update: FolderUpdate, server: str = SERVER) -> None:
     assert content_of(update.folder_at(server)) == content_of(update.folder)
     assert update.folder_at(server) != update.folder
-
-
-@asynccontextmanager
-async def receiver_at(root: Path, *, key: str | None = None, port: int = 0) -> AsyncIterator[str]:
-    with closing(CheckpointStore(root)) as store:
-        application = web.Application()
-        application.add_routes(DeltaReceiver(store, key=key).routes())
-        async with serve_application(application, host="127.0.0.1", port=port) as address:
-            yield address
 
 
 @pytest.fixture
