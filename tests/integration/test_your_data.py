@@ -63,11 +63,16 @@ def test_a_function_that_raises_is_told_by_check_and_once_by_a_run(folder: Path,
     assert re.search(r"\(and \d+ more like it\)", ran.err)
 
 
-def test_a_function_that_asks_for_what_no_row_has_is_told_by_check(folder: Path, rollfeed: Rollfeed) -> None:
-    (folder / "rewards.py").write_text("def closeness(response, lable):\n    return 1\n")
-    ran = rollfeed("check", "run.toml")
+@pytest.mark.parametrize("parameters", ["response, lable", "completions, lable, **columns"])
+def test_a_function_that_asks_for_what_a_row_has_not_is_refused_with_the_row(
+    folder: Path, rollfeed: Rollfeed, parameters: str
+) -> None:
+    (folder / "rewards.py").write_text(f"def closeness({parameters}):\n    return 1\n")
+    ran = rollfeed("run", "run.toml", "--out", "runs/a")
     assert ran.code == 2
-    assert "asks for 'lable', which this row has not: did you mean label?" in ran.err
+    assert "sums.csv:2: plugins.reward (rewards" in ran.err
+    assert "it asks for 'lable', which this row has not: did you mean label?" in ran.err
+    assert not (folder / "runs").exists()
 
 
 def test_check_in_json_has_what_the_function_said(folder: Path, rollfeed: Rollfeed) -> None:

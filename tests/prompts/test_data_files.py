@@ -224,6 +224,12 @@ def test_a_file_of_cells_without_names_says_so(load: Load, tmp_path: Path) -> No
 def test_a_file_is_checked_before_its_columns(load: Load, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
     assert "cannot be read" in refusal(load, tmp_path / "a.parquet", input_key="zzz")
+    (tmp_path / "a.csv.gz").write_bytes(b"no gzip at all")
+    assert "cannot be read" in refusal(load, tmp_path / "a.csv.gz", input_key="zzz")
+    for name in ("state.json", "dataset_dict.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("{}")
+        assert "cannot be read, as of a data set that `datasets` saved" in refusal(load, tmp_path / name)
     (tmp_path / "a.arrow").write_bytes(b"\xff\xff\xff\xffnot arrow")
     assert "cannot be read" in refusal(load, tmp_path / "a.arrow", input_key="zzz")
     path = tmp_path / "a.jsonl.gz"

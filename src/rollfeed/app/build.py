@@ -123,8 +123,12 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
     engine = run_engine(model, settings, folders=folders)
-    no_images = no_images_of(settings.engine, model)
-    rows = RowChecks(settings, unscored="set reward.rm_type or plugins.reward", no_images=no_images)
+    rows = RowChecks(
+        settings,
+        unscored="set reward.rm_type or plugins.reward",
+        no_images=no_images_of(settings.engine, model),
+        function_problem=functions.scorer.function_problem,
+    )
     tools = functions.services.toolbox.definitions
     workers = functions.services.workers
     source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools, workers=workers)

@@ -264,9 +264,17 @@ class RowChecks:
         config: What scores.
         unscored: What to do about a row that nothing scores; None leaves it to somebody else.
         no_images: Why what answers takes no images; None where it does, or nobody knows.
+        function_problem: Why a reward function cannot be called for a row.
     """
 
-    def __init__(self, config: RolloutConfig, *, unscored: str | None, no_images: str | None) -> None:
+    def __init__(
+        self,
+        config: RolloutConfig,
+        *,
+        unscored: str | None,
+        no_images: str | None,
+        function_problem: Callable[[Prompt], str | None] | None = None,
+    ) -> None:
         self.runs_programs = False
         """Whether a row was seen whose answers are programs, to be run in a sandbox."""
         self._reward = config.reward
@@ -274,6 +282,9 @@ class RowChecks:
         self._unscored = unscored
         # What a function of the user's makes of images is not known.
         self._no_images = None if config.plugins.generate or config.plugins.rollout else no_images
+        # One that gives samples further metadata may be the user's, too.
+        is_known = not (config.plugins.generate or config.plugins.rollout)
+        self._asks = function_problem if function_problem is not None and is_known else lambda prompt: None
         self._verifiers = own_verifiers(config.reward)
         registry, url = EnvironmentRegistry(), config.reward.remote.url
         self._problems: dict[str, LabelProblem] = {
@@ -328,10 +339,10 @@ class RowChecks:
         if name is not None:
             is_known = isinstance(name, str) and name in self._reward.functions
             remedy = suggestion(str(name), self._reward.functions, otherwise="name it in [reward.functions]")
-            return "", None if is_known else f"reward_fn = {name!r:.80}: no such function; {remedy}"
+            return "", self._asks(prompt) if is_known else f"reward_fn = {name!r:.80}: no such function; {remedy}"
         own: Any = metadata.get("rm_type")
         if self._has_function and not (isinstance(own, str) and own in self._verifiers):
-            return "", None
+            return "", self._asks(prompt)
         rm_type = self._reward.rm_type if own is None else own
         if rm_type is None:
             return "", None if self._unscored is None else f"nothing scores it: {self._unscored}"

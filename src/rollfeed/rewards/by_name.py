@@ -10,13 +10,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from rollfeed.answers import without_end_token
 from rollfeed.base.importing import is_async
 from rollfeed.errors import RewardError, suggestion
 from rollfeed.types import Prompt, Sample
+
+_OF_A_SAMPLE = ("response", "label", "metadata", "sample", "prompt")
+_OF_SEVERAL = ("completions", "prompts", "completion_ids")
 
 
 class Takes(StrEnum):
@@ -58,7 +61,27 @@ def by_name(function: Any, *, takes: Takes, label_names: Collection[str] = ()) -
             raise RewardError(f"it returned {given!r:.80} for one completion; it must be a list of one reward")
         return given[0]
 
-    return _called(function, arguments, result)
+    called = _called(function, arguments, result)
+    known = {"label", *label_names, *(_OF_SEVERAL if takes_several else _OF_A_SAMPLE)}
+    called.missing_in = partial(_missing, parameters, known)
+    return called
+
+
+def missing_argument(function: Any, prompt: Prompt) -> str | None:
+    """Return why a function that :func:`by_name` made cannot be called for a prompt's samples; None for any other."""
+    missing_in: Callable[[Collection[str]], str | None] | None = getattr(function, "missing_in", None)
+    return None if missing_in is None else missing_in(prompt.metadata.keys())
+
+
+def _missing(parameters: Sequence[inspect.Parameter], known: Collection[str], further: Collection[str]) -> str | None:
+    for each in parameters:
+        is_needed = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if is_needed and each.name not in known and each.name not in further:
+            return (
+                f"it asks for {each.name!r}, which this row has not: {suggestion(each.name, {*known, *further})}; a "
+                "column comes by its name from label_key and metadata_columns of the data set"
+            )
+    return None
 
 
 def _called(function: Any, arguments: Callable[[Any, Any], dict[str, Any]], result: Callable[[Any], Any]) -> Any:
@@ -125,11 +148,6 @@ def _chosen(known: Mapping[str, Any], parameters: Sequence[inspect.Parameter]) -
         chosen = dict(known)
     else:
         chosen = {each.name: known[each.name] for each in parameters if each.name in known}
-    for each in parameters:
-        is_needed = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        if is_needed and each.name not in known:
-            raise RewardError(
-                f"it asks for {each.name!r}, which this row has not: {suggestion(each.name, known)}; a column comes "
-                "by its name from label_key and metadata_columns of the data set"
-            )
+    if (problem := _missing(parameters, known, ())) is not None:
+        raise RewardError(problem)
     return chosen

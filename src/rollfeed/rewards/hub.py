@@ -16,7 +16,9 @@ import numpy as np
 
 from rollfeed.answers import without_end_token
 from rollfeed.errors import ConfigError, suggestion
+from rollfeed.faults import attributed
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
+from rollfeed.rewards.by_name import missing_argument
 from rollfeed.rewards.calls import Caller, OwnPace, blamed, failure
 from rollfeed.rewards.isolation import InProcessWorkers
 from rollfeed.rewards.registry import BOXED_PREFIX, SEED_KEY, BuiltinGrader, boxed, grader_name
@@ -140,6 +142,22 @@ class RewardHub:
             return await self._score_row(response, label, {"rm_type": rm_type, REWARD_KEY: reward_key}, read, prompt)
         key = reward_key or self._reward_key
         return await self._grade(response, label, read, rm_type=rm_type, prompt=prompt, reward_key=key)
+
+    def function_problem(self, prompt: Prompt) -> str | None:
+        """Return why the function that scores a prompt cannot be called: it asks for what the prompt has not."""
+        name = prompt.metadata.get(_REWARD_FN)
+        functions = {
+            "plugins.reward": self._reward_fn,
+            "plugins.batched_reward": self._batched_reward_fn,
+            "plugins.group_reward": self._group_reward_fn,
+        }
+        if name is not None:
+            functions = {f"reward.functions.{name}": self._named_reward_fns.get(name)}
+        for setting, function in functions.items():
+            users = function.calls if isinstance(function, OwnPace) else function
+            if (problem := missing_argument(users, prompt)) is not None:
+                return attributed(setting, users, problem)
+        return None
 
     @property
     def has_function(self) -> bool:

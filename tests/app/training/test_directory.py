@@ -58,6 +58,14 @@ def test_the_exported_model_has_the_weights_and_the_tokenizer(
     )
 
 
+def test_the_exported_model_has_the_chat_template_that_it_was_trained_with(
+    trainer: Trainer, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    export_model(trainer, tmp_path / "out", checkpoint=tiny_checkpoint, chat_template=str(tmp_path / "own.jinja"))
+    assert load_tokenizer(tmp_path / "out" / "model").render_chat([{"role": "user", "content": "hi"}]) == "[hi]"
+
+
 def test_it_replaces_the_one_that_is_there_and_what_a_kill_left(
     trainer: Trainer, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

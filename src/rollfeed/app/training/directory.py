@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,16 +88,23 @@ def save_warm_up(trainer: Trainer, out: Path) -> None:
     trainer.save(out / CHECKPOINTS / WARM_UP)
 
 
-def export_model(trainer: Trainer, out: Path, *, checkpoint: Path) -> None:
+def export_model(trainer: Trainer, out: Path, *, checkpoint: Path, chat_template: str | None = None) -> None:
     """Write the trained model as a folder in Hugging Face layout, which every command takes as ``model.checkpoint``.
 
-    Configuration and tokenizer are copied from ``checkpoint``, which the model was loaded from.
+    Configuration and tokenizer are copied from ``checkpoint``, which the model was loaded from, and the chat template
+    from the file ``chat_template``, where there is one.
 
     Raises:
         RunFailedError: If the disk does not take it.
     """
+
+    def write(folder: Path) -> None:
+        write_checkpoint(trainer.weights(), folder, checkpoint=checkpoint)
+        if chat_template is not None:
+            shutil.copyfile(chat_template, folder / "chat_template.jinja")
+
     try:
-        replace_folder(out / MODEL, partial(write_checkpoint, trainer.weights(), checkpoint=checkpoint))
+        replace_folder(out / MODEL, write)
     except OSError as error:
         raise RunFailedError(f"{out / MODEL}: the trained model cannot be written: {error}") from error
 

@@ -230,7 +230,9 @@ class _Loop:
             # Whatever stops a training: what was trained on need not be trained on again.
             await self._save_stopped()
             raise
-        await asyncio.to_thread(export_model, self.trainer, self.out, checkpoint=self.trainer.checkpoint)
+        template = self.prepared.settings.model.chat_template
+        start = self.trainer.checkpoint
+        await asyncio.to_thread(export_model, self.trainer, self.out, checkpoint=start, chat_template=template)
         return ended
 
     async def _make_batches(self, rollouts: Rollouts) -> str | None:

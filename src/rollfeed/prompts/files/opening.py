@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollfeed.errors import DataError, suggestion
 from rollfeed.prompts.files.column_files import ArrowFile, ParquetFile
@@ -139,11 +139,10 @@ def _find(place: str, split: str | None) -> list[Path]:
 
 def _in_folder(folder: Path, split: str | None) -> list[Path]:
     if (splits := folder / "dataset_dict.json").is_file():
-        names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
+        names = _saved(splits, "splits")
         return _in_folder(folder / _chosen_split(folder, names, split), None)
     if (state := folder / "state.json").is_file():
-        entries = json.loads(state.read_text(encoding="utf-8")).get("_data_files", ())
-        return [folder / entry["filename"] for entry in entries]
+        return [folder / entry["filename"] for entry in _saved(state, "_data_files")]
     inside = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
     files = [
         file
@@ -159,6 +158,14 @@ def _in_folder(folder: Path, split: str | None) -> list[Path]:
         files = by_split[_chosen_split(folder, sorted(filter(None, by_split)), split)]
     _check_alike(folder, files)
     return [folder / file for file in files]
+
+
+def _saved(path: Path, key: str) -> list[Any]:
+    """Return what `datasets` wrote under a key."""
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))[key])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path}: cannot be read, as of a data set that `datasets` saved: {error!r:.200}") from error
 
 
 def _split_of(file: Path) -> str:

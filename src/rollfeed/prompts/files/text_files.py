@@ -79,9 +79,13 @@ class CellFile:
         self.path = path
         self._separator = "\t" if kind == ".tsv" else ","
         csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL_CHARACTERS))
-        with _opened(path) as file:
-            if problem := _form_problem(file.read(4)):
-                raise DataError(f"{path}: {problem}")
+        try:
+            with _opened(path) as file:
+                begins = file.read(4)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if problem := _form_problem(begins):
+            raise DataError(f"{path}: {problem}")
         head = next(self._cells(), None)
         if head is None:
             raise DataError(f"{path}: is empty; give a file with at least one row")
