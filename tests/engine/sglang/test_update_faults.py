@@ -67,6 +67,7 @@ WAYS = {
         "retract",
         ("/init_weights_update_group", *_SESSION, "/update_weights_from_distributed"),
     ),
+    "delta": Way("delta", "retract", ("/prepared_weights", "/prepare_weights_from_delta", "/update_weights_from_disk")),
 }
 CASES = [
     (name, point, fault)

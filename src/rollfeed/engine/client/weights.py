@@ -17,7 +17,7 @@ from pathlib import Path
 from rollfeed.engine.client.counters import Counters, UpdateCosts
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Turnstile, Worker
-from rollfeed.engine.client.workers import Orphans, ServerPool
+from rollfeed.engine.client.workers import Orphans, ServerPool, empty
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import PreparedUpdate
@@ -25,7 +25,6 @@ from rollfeed.types import FolderUpdate, WeightUpdate
 
 _log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.02
 _TIMES_LATER = 4.0
 """As long as half of the servers took, a late one may take at least."""
 
@@ -53,7 +52,8 @@ class _Patience:
                     self._waiting.discard(timeout)
         except TimeoutError:
             raise EngineUnavailableError(
-                f"{worker.address}: has not taken them, long after {self._num_done} of {self._num_servers} servers had"
+                f"{worker.address}: is not done with new weights, long after {self._num_done} of {self._num_servers} "
+                "servers were"
             ) from None
         self._num_done += 1
         if self._until is None and 2 * self._num_done >= self._num_servers:
@@ -151,8 +151,7 @@ class ServerWeights:
             workers, began = self._pool.live, asyncio.get_running_loop().time()
             await self._check_version(workers, update.policy_version)
             self.costs = UpdateCosts()
-            outcomes = await self._at_all(workers, lambda worker: self._prepare(worker, update))
-            prepared = dict(zip(workers, outcomes, strict=True))
+            prepared = await self._prepare_all(workers, update)
             now = asyncio.get_running_loop().time()
             self.costs.prepare_seconds = now - began
             if self._rebuilding is not None:  # a server that hangs in older weights holds up no newer ones
@@ -282,6 +281,17 @@ class ServerWeights:
         if version < current:
             _log.warning("the servers have version %d of an earlier run; they go back to %d", current, version)
 
+    async def _prepare_all(
+        self, workers: Sequence[Worker], update: WeightUpdate
+    ) -> Mapping[Worker, EngineError | None]:
+        patience = _Patience(len(workers), late_seconds=self._dialect.settings.late_update_seconds)
+
+        async def prepare(worker: Worker) -> None:
+            async with patience.of(worker):
+                await self._prepare(worker, update)
+
+        return dict(zip(workers, await self._at_all(workers, prepare), strict=True))
+
     async def _prepare(self, worker: Worker, update: WeightUpdate) -> None:
         self.costs.num_bytes += await self._dialect.prepare(worker.address, update)
         if isinstance(update, FolderUpdate) and not isinstance(update, PreparedUpdate):
@@ -374,22 +384,6 @@ class ServerWeights:
             if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
                 raise outcome
         return [outcome if isinstance(outcome, EngineError) else None for outcome in outcomes]
-
-
-async def empty(worker: Worker, *, seconds: float) -> None:
-    """End every try at a worker here; the requests go on when they may.
-
-    Raises:
-        EngineUnavailableError: If one does not end in time.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            while worker.flights:
-                for flight in tuple(worker.flights):
-                    flight.interrupt()
-                await asyncio.sleep(_POLL_SECONDS)
-    except TimeoutError:
-        raise EngineUnavailableError(f"{worker.address}: requests do not end") from None
 
 
 def _num_bytes(folder: Path) -> int:

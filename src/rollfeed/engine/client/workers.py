@@ -23,6 +23,7 @@ _PREFIX_TOKENS = 512
 _AFFINITY_SLACK = 8
 """Requests that a worker may have above the least busy one and still get prompts it has seen."""
 _ABORTS_AT_ONCE = 16
+_POLL_SECONDS = 0.02
 
 
 class ServerPool:
@@ -216,3 +217,19 @@ class Orphans:
         async with self._slots:
             if await self.tell(owners, rid):
                 self.clear([rid], at=owners)
+
+
+async def empty(worker: Worker, *, seconds: float) -> None:
+    """End every try at a worker here; the requests go on when they may.
+
+    Raises:
+        EngineUnavailableError: If one does not end in time.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            while worker.flights:
+                for flight in tuple(worker.flights):
+                    flight.interrupt()
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise EngineUnavailableError(f"{worker.address}: requests do not end") from None

@@ -22,7 +22,7 @@ from rollfeed.engine.client.dialect import Context
 from rollfeed.engine.client.flights import Flight, Worker
 from rollfeed.engine.client.replies import Found, ServerLoad, ServerRequest
 from rollfeed.engine.client.versions import version_told_by
-from rollfeed.engine.client.weights import empty
+from rollfeed.engine.client.workers import empty
 from rollfeed.engine.dialects.vllm.probing import ABSENT, Server, check_health, probe
 from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
 from rollfeed.engine.dialects.vllm.requests import encode_request
