@@ -18,7 +18,7 @@ from rollfeed.app.evaluation import (
     write_evaluation,
 )
 from rollfeed.app.model import Endpoint, Model, build_engine, keep_server_logs, load_model, load_settings_model
-from rollfeed.app.replay import StepReplay, replay_run
+from rollfeed.app.replay import StepReplay, answer_reader, replay_run
 from rollfeed.app.rewards import check_isolation, grade_rows, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import environment_source, overlaps, source_names
@@ -34,6 +34,7 @@ __all__ = [
     "RunSummary",
     "StepReplay",
     "agent_rollout_to_sample",
+    "answer_reader",
     "build_engine",
     "calibrate_environments",
     "check_adaptive_environments",

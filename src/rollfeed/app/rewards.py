@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -324,6 +324,7 @@ async def score_file(
     path: Path,
     out: Path,
     *,
+    read: Callable[[Path], Iterator[Mapping[str, Any]]] = read_rows,
     settings: RewardSettings | None = None,
     functions: PluginSettings | None = None,
     folders: Sequence[Path] = (),
@@ -332,7 +333,7 @@ async def score_file(
     """Grade the rows of a JSONL file into another, which appears when it is complete.
 
     Rows are as :func:`grade_rows` takes them, one a line; blank lines do not count, and ``progress`` is told after each
-    row.
+    row. ``read`` gives the rows of what is no JSONL file, and is called twice.
 
     Raises:
         DataError: If ``path`` is not such a file, or ``out`` cannot be made.
@@ -340,10 +341,10 @@ async def score_file(
         RunFailedError: If ``out`` cannot be written to its end.
     """
     started = time.monotonic()
-    check_plain(path, out)
-    counts = ScoreCounts(total=await asyncio.to_thread(lambda: sum(1 for _ in read_rows(path))))
+    check_plain(path, out, is_folder=read is not read_rows)
+    counts = ScoreCounts(total=await asyncio.to_thread(lambda: sum(1 for _ in read(path))))
     with ResultFile(out) as file:
-        grading = _grade(read_rows(path), settings or RewardSettings(), functions or PluginSettings(), folders)
+        grading = _grade(read(path), settings or RewardSettings(), functions or PluginSettings(), folders)
         async with aclosing(grading):
             async for graded in grading:
                 file.write(json.dumps(graded.result()))

@@ -32,7 +32,8 @@ _COMMANDS = {
     "atif": "write samples as ATIF trajectories, or read them",
     "env": "list environments, show problems of one, check them, measure levels, or plot",
     "replay": "reward, filter and cut the answers of a run again, with other settings",
-    "score": "grade the responses of a JSONL file",
+    "score": "grade the responses of a file, a run or an evaluation",
+    "graders": "list the graders, with an example of each",
     "serve": "serve a model, a gateway for agents, a fake of a model, graders, or weights for a server, over HTTP",
     "bench": "measure speed as ratios to a reference, in one run",
 }

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import (
     Parsers,
+    Scoring,
     add_command,
     add_flags,
     add_path,
@@ -20,12 +24,16 @@ from rollfeed.cli.arguments import (
     scoring_of,
 )
 from rollfeed.cli.progress import StatusLine
+from rollfeed.errors import ConfigError, suggestion
 from rollfeed.types import Outcome
 
 if TYPE_CHECKING:
     from rollfeed.rewards.scoring import GraderCounts, ScoreCounts
 
-_EPILOG = """each line of FILE is an object such as
+_EPILOG = """FILE is JSON lines, or .csv, .tsv, .json or .parquet; "-" is JSON lines from standard input; a run
+directory or the folder of an evaluation is scored again, a run by its own settings unless --settings or --rm-type say
+otherwise.
+A row is an object such as
   {"id": "a", "rm_type": "math", "response": "It is \\\\boxed{4}.", "label": "4"}
 with metadata, reward_key and prompt where the grader needs them; a line of OUT then is
   {"id": "a", "reward": 1.0, "outcome": "ok", "extracted": "4", "seconds": 0.0001, "detail": ""}
@@ -34,7 +42,10 @@ The reward of a row that could not be graded is null, and its outcome error or t
 and 1 with --strict.
 
 example: rollfeed score responses.jsonl --out rewards.jsonl
+  rollfeed score answers.csv --column response=completion --column label=answer --rm-type math --out rewards.jsonl
+  rollfeed score runs/words --rm-type f1 --out rewards.jsonl
 """
+_NAMES = ("id", "response", "label", "rm_type", "metadata", "reward_key", "reward_fn", "prompt")
 
 
 def register(commands: Parsers) -> None:
@@ -43,10 +54,12 @@ def register(commands: Parsers) -> None:
         commands,
         "score",
         run,
-        description="Grade the responses of a JSONL file, in order, into another, which appears when it is complete.",
+        description="Grade responses, in order, into a JSONL file, which appears when it is complete.",
         epilog=_EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", type=path_argument, help="responses, one JSON object a line")
+    parser.add_argument("file", metavar="FILE", type=path_argument, help="responses: a file, a run or an evaluation")
+    column = "the column of FILE that is called otherwise there; may be given several times"
+    parser.add_argument("--column", metavar="NAME=COLUMN", action="append", default=[], help=column)
     add_path(parser, "--out", "OUT", "where the rewards go (JSONL)", required=True)
     add_reward_arguments(parser)
     strict = "exit with 1 when a row could not be graded"
@@ -60,13 +73,16 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If an option or a file is wrong; OUT is not touched then.
     """
     # Fetched here, as it takes a while that other commands need not wait.
-    from rollfeed.app import score_file
+    from rollfeed.app import answer_reader, score_file
 
-    scoring = scoring_of(arguments)
-    with StatusLine(_progress, quiet=arguments.quiet) as progress:
+    columns = dict(map(_column, arguments.column))
+    scoring = _scoring(arguments)
+    with StatusLine(_progress, quiet=arguments.quiet) as progress, TemporaryDirectory() as folder:
+        file = _saved_input(Path(folder)) if str(arguments.file) == "-" else arguments.file
         grading = score_file(
-            arguments.file,
+            file,
             arguments.out,
+            read=answer_reader(file, columns),
             settings=scoring.settings,
             functions=scoring.functions,
             folders=scoring.folders,
@@ -79,6 +95,33 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(_lines(counts, arguments.out)))
     is_refused = arguments.strict and counts.by_outcome[Outcome.OK] < counts.graded
     return exit_codes.FAILED if is_refused else exit_codes.DONE
+
+
+def _column(given: str) -> tuple[str, str]:
+    name, equals, column = given.partition("=")
+    if not equals or name not in _NAMES or not column:
+        known = suggestion(name, _NAMES)
+        raise ConfigError(f"--column {given}: write it as name=column, for example response=completion; {known}")
+    return name, column
+
+
+def _scoring(arguments: argparse.Namespace) -> Scoring:
+    """Return what the options say; of a run, what its own settings say unless options do."""
+    file: Path = arguments.file
+    if arguments.settings is not None or arguments.rm_type is not None or not (file / "journal.sqlite").is_file():
+        return scoring_of(arguments)
+    from rollfeed.app import stored_spec
+
+    spec = stored_spec(file)
+    return Scoring(spec.settings.reward, spec.settings.plugins, spec.folders)
+
+
+def _saved_input(folder: Path) -> Path:
+    """Return a file with what stands in standard input, as rows are read twice."""
+    path = folder / "standard-input.jsonl"
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
 
 
 def _record(counts: ScoreCounts, out: Path) -> dict[str, Any]:

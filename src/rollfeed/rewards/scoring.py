@@ -163,9 +163,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path}: {error.strerror or error}; name a JSONL file") from error
 
 
-def check_plain(path: Path, out: Path) -> None:
-    """Refuse to read what cannot be read twice, and to write what is read. Raises DataError if it is so."""
-    if path.exists() and not path.is_file():
+def check_plain(path: Path, out: Path, *, is_folder: bool = False) -> None:
+    """Refuse to read what cannot be read twice, and to write what is read. Raises DataError if it is so.
+
+    ``is_folder`` says that the path may be a folder.
+    """
+    if path.exists() and not path.is_file() and not (is_folder and path.is_dir()):
         raise DataError(f"{path}: is not a plain file, and rows are read twice; save them to a file first")
     if out.exists() and path.exists() and path.samefile(out):
         raise DataError(f"{out}: is the file that is read; choose another --out")
