@@ -101,6 +101,12 @@ def test_receivers_without_delta_are_refused(tiny_checkpoint: Path) -> None:
         engine_for(tiny_checkpoint, **table)
 
 
+def test_vllm_needs_a_receiver(tiny_checkpoint: Path) -> None:
+    settings = EngineSettings.model_validate({"openai": {"base_url": "http://a:1", "weights_transport": "delta"}})
+    with pytest.raises(ConfigError, match=r"engine\.openai\.weights_receivers is empty"):
+        build_engine(load_model(str(tiny_checkpoint), with_weights=False), settings)
+
+
 async def test_a_receiver_that_is_gone_costs_its_server_until_it_is_back(tmp_path: Path, tiny_checkpoint: Path) -> None:
     first = load_file(tiny_checkpoint / "model.safetensors")
     roots = {"127.0.0.1": tmp_path / "one", "localhost": tmp_path / "other"}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import ConfigError, EngineProtocolError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.transports.delta.encoding import DamagedError
@@ -75,9 +75,17 @@ class DeltaTransport:
 
     Each version is written as :class:`DiskTransport` does, and compared with the one before. A receiver that does not
     have that one, or where the change is as large, gets all.
+
+    Raises:
+        ConfigError: If there is no receiver, and the servers are of a kind that never is one.
     """
 
     def __init__(self, context: TransportContext) -> None:
+        if context.kind != "sglang" and not context.receivers:
+            raise ConfigError(
+                f"engine.{context.kind}.weights_receivers is empty: with weights_transport = 'delta' name the address "
+                "of `rollfeed serve weights` on each host of servers"
+            )
         self._disk = DiskTransport.made_for(context)
         self._receivers = context.receivers
         self._headers = {} if context.key is None else {"Authorization": f"Bearer {context.key}"}
@@ -207,17 +215,13 @@ class DeltaUpdate(FolderUpdate):
 
 async def _content(reply: aiohttp.ClientResponse, receiver: str, published: PublishedVersion) -> Mapping[str, Any]:
     """Return the object in a reply. Raises EngineProtocolError if it is none of a receiver."""
-    try:
-        content = msgspec.json.decode(await reply.read())
-    except msgspec.DecodeError:
-        content = None
     if reply.status in (401, 403):
         problem = "the receiver of weights refuses the key: give it the one in engine.*.api_key_env"
-    elif isinstance(content, dict) and reply.status not in (404, 405):
-        return content
-    else:
+    elif reply.status in (404, 405) or reply.content_type != "application/json":
         problem = (
             f"HTTP {reply.status} where a receiver of weights should be: start `rollfeed serve weights` on the host of "
             "each server, and name them in weights_receivers"
         )
+    else:
+        return msgspec.json.decode(await reply.read(), type=dict[str, Any])
     raise EngineProtocolError(f"{receiver}: takes no weights of version {published.policy_version}: {problem}")
