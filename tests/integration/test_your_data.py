@@ -91,6 +91,20 @@ def test_check_in_json_has_what_the_function_said(folder: Path, rollfeed: Rollfe
     assert "reward   a 1, b 0.5 for the label of sums/0" in rollfeed("check", "run.toml", *keys).out
 
 
+@pytest.mark.parametrize("kind", ["async def", "def"])
+def test_what_functions_print_in_this_process_is_kept_too(folder: Path, rollfeed: Rollfeed, kind: str) -> None:
+    (folder / "rewards.py").write_text(
+        f"{kind} closeness(response, label):\n    print('mine', label)\n    return 1.0\n"
+    )
+    options = ("--set", "reward.functions_in_workers=false", "--set", "rollout.num_rollout=1")
+    assert "printed  mine 4\n" in rollfeed("check", "run.toml", *options).out
+    ran = rollfeed("run", "run.toml", "--out", "runs/a", "--json", *options)
+    assert ran.json["num_steps"] == 1  # nothing else is in the output
+    lines = (folder / "runs" / "a" / "rewards.log").read_text().split("\n")
+    assert sum("mine" in line for line in lines) >= 8
+    assert "mine" not in ran.err
+
+
 def test_what_is_printed_before_a_worker_is_killed_is_there(
     folder: Path, rollfeed: Rollfeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from rollfeed import plugins
 from rollfeed.base.cores import num_cores
 from rollfeed.base.importing import import_object, is_async
+from rollfeed.base.printing import keeping_prints
 from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig, Settings
 from rollfeed.config.plugins import import_path_of
@@ -110,6 +111,8 @@ class RewardServices:
         if self._runs_programs:
             await self.sandboxes.start()
         self._entered = AsyncExitStack()
+        if self.workers.output is not None:
+            self._entered.enter_context(keeping_prints(self.workers.output))
         await self._entered.enter_async_context(self.workers)
         await self._entered.enter_async_context(self.remote)
         await self._entered.enter_async_context(self.toolbox)

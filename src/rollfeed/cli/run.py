@@ -55,7 +55,7 @@ def add_run_directory(parser: argparse.ArgumentParser) -> None:
     """Add where a run goes, and what is printed of it."""
     add_path(parser, "--out", "DIR", "run directory (default: runs/<file>-<date>-<time>)")
     end = "one JSON object at the end; progress goes to stderr"
-    verbose = "show what reward functions and environments print in workers, which goes to rewards.log"
+    verbose = "show what reward functions and environments print, which goes to rewards.log"
     add_flags(parser, overwrite="replace the run that is in --out", verbose=verbose, quiet=True, json=end)
 
 

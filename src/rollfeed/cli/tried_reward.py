@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rollfeed import app
+from rollfeed.base.printing import keeping_prints
 from rollfeed.config import RolloutMode
 from rollfeed.errors import ConfigError
 from rollfeed.types import Outcome, Prompt, Reward, Rollout, Sample, SampleStatus, VersionSpan
@@ -59,12 +60,15 @@ def try_reward(prepared: app.PreparedRun) -> TriedReward | None:
     is_group = config.plugins.group_reward is not None or config.plugins.batched_reward is not None
     rollouts = _rollouts(prepared, prompt, response, config.rollout.n_samples_per_prompt if is_group else 1)
 
-    async def score() -> Any:
-        async with prepared.functions.services.workers:
-            return await prepared.functions.scorer.score(rollouts, prompt)
-
+    workers = prepared.functions.services.workers
     with tempfile.TemporaryDirectory(prefix="rollfeed-check-") as folder:
-        prepared.functions.services.workers.output = output = Path(folder, "printed")
+        output = workers.output = Path(folder, "printed")
+
+        async def score() -> Any:
+            with keeping_prints(output):
+                async with workers:
+                    return await prepared.functions.scorer.score(rollouts, prompt)
+
         verdict = asyncio.run(score())[0]
         printed = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.exists() else []
     row = prompt.prompt_id

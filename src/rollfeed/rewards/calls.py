@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from rollfeed.base.importing import is_async
+from rollfeed.base.printing import users_printing
 from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.errors import WorkerCallError, WorkerTimeoutError
 from rollfeed.faults import attributed, describe
@@ -66,10 +67,11 @@ class Caller:
         try:
             if isinstance(function, OwnPace):
                 return await _settle(function, args)
-            if is_async(function):
-                async with self._turns, asyncio.timeout(self._timeout_seconds):
-                    return await _settle(function, args)
-            return await self._call_plain(function, args)
+            with users_printing():
+                if is_async(function):
+                    async with self._turns, asyncio.timeout(self._timeout_seconds):
+                        return await _settle(function, args)
+                return await self._call_plain(function, args)
         except _RaisedError as raised:
             return failure(raised.error)
         except TimeoutError:

@@ -19,7 +19,7 @@
     timings/step-000001.parquet  times and cache counters of both
     states/step-000001.state     what the next step starts from
     spill/                       draws that do not fit into memory, of no use to another process
-    rewards.log                  what reward functions and environments printed in workers, if anything
+    rewards.log                  what reward functions and environments printed, if anything
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
 """
 
