@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,30 @@ async def test_a_receiver_that_lost_its_versions_gets_all_again(tmp_path: Path, 
             assert_taken(update)
     with pytest.raises(EngineProtocolError, match=r"31142: .* version 3: .*rollfeed serve weights"):
         await publish(transport, 3, tensors_of(3, step=0.5))
+
+
+async def test_a_folder_that_somebody_removed_is_sent_again(tmp_path: Path, transports: Any) -> None:
+    async with receiver_at(tmp_path / "received") as address:
+        transport = transports(address)
+        _, update = await publish(transport, 1, tensors_of(1, step=0.5))
+        shutil.rmtree(update.folder_at(SERVER))
+        (sent,), update = await publish(transport, 2, tensors_of(2, step=0.5))
+        assert_taken(update)
+        shutil.rmtree(update.folder_at(SERVER))
+        assert await update.prepare(SERVER, no_command) == sent
+        assert_taken(update)
+
+
+async def test_bodies_that_are_no_delta_are_refused(tmp_path: Path) -> None:
+    async with receiver_at(tmp_path / "received") as address, aiohttp.ClientSession(address) as session:
+        for body in ("{", "[]", "{}", '{"path": 3}'):
+            headers = {"Content-Type": "application/json"}
+            async with session.post("/prepare_weights_from_delta", data=body, headers=headers) as reply:
+                assert reply.status == 400
+                assert "has no path" in (await reply.json())["message"]
+        async with session.post("/prepare_weights_from_delta", data=b"no delta" * 100) as reply:
+            assert reply.status == 400
+            assert "cut short or no delta" in (await reply.json())["message"]
 
 
 async def test_what_is_spoilt_on_its_way_is_refused_and_all_is_sent(tmp_path: Path, transports: Any) -> None:

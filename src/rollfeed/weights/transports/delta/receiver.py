@@ -81,11 +81,10 @@ class DeltaReceiver:
     async def _delta(self, request: web.Request) -> tuple[Path, Path | None]:
         """Return where the delta is, and what is to be removed in the end."""
         if request.content_type == "application/json":
-            body = await request.json()
-            path = body.get("path") if isinstance(body, dict) else None
-            if not isinstance(path, str):
-                raise DamagedError("the body has no path of a delta")
-            return Path(path), None
+            try:
+                return Path(msgspec.json.decode(await request.read(), type=dict[str, str])["path"]), None
+            except (msgspec.MsgspecError, KeyError):
+                raise DamagedError("the body has no path of a delta") from None
         incoming = self._store.incoming()
         try:
             with incoming.open("wb") as file:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
@@ -67,9 +68,14 @@ class CheckpointStore:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self._root)
-            self.held = self._found()
+            self._held = self._found()
         except OSError as error:
             raise ConfigError(f"{root}: cannot be used for weights ({error.strerror or error})") from error
+
+    @property
+    def held(self) -> list[HeldVersion]:
+        """The versions whose folders are there, the newest last."""
+        return [held for held in self._held if os.path.isdir(held.folder)]
 
     def close(self) -> None:
         """Let another process have the folder; what is in it stays."""
@@ -114,13 +120,14 @@ class CheckpointStore:
             shutil.rmtree(working, ignore_errors=True)
             raise
         made = HeldVersion(table.policy_version, table.digest, str(folder))
-        if any(held.policy_version >= made.policy_version for held in self.held):
+        held = self.held
+        if held and held[-1].policy_version >= made.policy_version:
             logger.warning(
                 "version %d comes after %d: a training has gone back, or two publishers use this receiver",
                 made.policy_version,
-                self.held[-1].policy_version,
+                held[-1].policy_version,
             )
-        self.held = self._kept([*self.held, made])
+        self._held = self._kept([*held, made])
         return made
 
     def _kept(self, held: list[HeldVersion]) -> list[HeldVersion]:
