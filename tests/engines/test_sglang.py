@@ -238,6 +238,23 @@ async def test_weights_change_during_a_pause_of_the_caller(
     assert_close(completion.logprobs, score(changed(52), asked, completion.token_ids))
 
 
+async def test_a_cached_prompt_is_computed_again_after_an_update_in_place(
+    server: RealServer, engine_at: Any, changed: Any, score: Any, prompts: Any
+) -> None:
+    first, again = prompts(2)
+    params = SamplingParams(max_new_tokens=16)
+    async with engine_at(weight_update="in_place") as engine:
+        await engine.apply(TensorUpdate(changed(60), policy_version=60))
+        await engine.generate(again, params, request_id="before")
+        task = asyncio.create_task(engine.generate(first, SamplingParams(max_new_tokens=200), request_id="r"))
+        await until_tokens(server, len(first) + 10, task)
+        await engine.apply(TensorUpdate(changed(61), policy_version=61))
+        assert not task.done()  # so that the server has flushed nothing
+        completion: Completion = await engine.generate(again, params, request_id="after")
+        await task
+    assert_close(completion.logprobs, score(changed(61), again, completion.token_ids))
+
+
 async def give(engine_at: Any, weights: Any) -> None:
     """Have the server begin as one that has just been started with these weights."""
     async with engine_at() as engine:

@@ -234,6 +234,18 @@ async def test_tokens_decoded_on_keys_and_values_of_older_weights_are_counted(
             assert "/abort_request" not in (await fakes.stats())["requests"]
 
 
+@pytest.mark.parametrize(("mode", "keys"), [("in_place", ["0", "1"]), ("retract", [None, None])])
+async def test_new_requests_share_no_keys_and_values_with_those_of_older_weights(
+    scripted: Any, engine_at: EngineAt, mode: str, keys: list[str | None]
+) -> None:
+    async with scripted() as (server,), engine_at(server, weight_update=mode) as engine:
+        for version in (0, 1):
+            if version:
+                await engine.apply(tensors(version))
+            await engine.generate(PROMPT, SamplingParams(max_new_tokens=2), request_id="r")
+        assert [body.get("extra_key") for body in server.requests] == keys
+
+
 async def test_weights_that_have_changed_under_a_refusal_are_not_taken_for_the_old_ones(
     scripted: Any, engine_at: EngineAt
 ) -> None:

@@ -124,11 +124,11 @@ class Dispatcher:
         parts = self._parts
         # A server aborts every request whose id begins with the one it is told: no id may begin with another.
         flight.rid = f"{flight.request_id}.{self._suffix}{next(self._numbers):08x}"
-        flight.worker = worker
+        flight.worker, flight.policy_version = worker, parts.weights.current_version
         request = parts.dialect.request(flight, worker)
         flight.answer = request.answer
         worker.flights.add(flight)
-        sent_version, may_run, was_interrupted = parts.weights.current_version, True, False
+        sent_version, may_run, was_interrupted = flight.policy_version, True, False
         try:
             async with flight.interruptible():
                 content = await self._receive(flight, worker, request)

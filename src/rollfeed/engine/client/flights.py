@@ -38,6 +38,8 @@ class Flight:
         self.aborted = False
         self.worker: Worker | None = None
         """Where it is now, if that is known."""
+        self.policy_version = 0
+        """The version that was current when its present try was sent."""
         self.rid = ""
         """The id of the present try; empty between two."""
         self.answer: IncomingReply | None = None

@@ -309,11 +309,14 @@ class ServerWeights:
         failed = [(worker, each) for worker, each in zip(workers, outcomes, strict=True) if each is not None]
         are_refused = len(failed) == len(workers) and all(isinstance(each, EngineProtocolError) for _, each in failed)
         if self._pool.live and are_refused:
-            raise EngineProtocolError(f"weights not taken: {failed[0][1]}")
+            raise EngineProtocolError(
+                f"weights not taken: version {version} is refused, and the servers go on with {self.current_version}: "
+                f"{failed[0][1]}"
+            )
         self._take_over(version, update)
         for worker, error in failed:
             worker.must_reload = True
-            await self._pool.take_out(worker, f"weight update failed: {error}")
+            await self._pool.take_out(worker, f"update to version {version} failed: {error}")
             if self._dialect.is_alone:
                 self._pool.give_up(worker, str(error))
         if not self._pool.live:

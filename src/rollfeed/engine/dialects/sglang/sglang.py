@@ -124,7 +124,7 @@ class SGLang:
         del worker
         most, with_mask = flight.remaining_tokens, flight.params.return_sampling_mask
         answer = SGLangAnswer(max_new_tokens=most, with_mask=with_mask, with_text=self._with_text)
-        return ServerRequest(_PATH, _encoded(flight), answer)
+        return ServerRequest(_PATH, _encoded(flight, by_version=self.keeps_cache), answer)
 
     async def health(self, address: str, *, timeout_seconds: float) -> None:
         reply = await self._http.control("GET", f"{address}/health", timeout_seconds=timeout_seconds)
@@ -323,7 +323,7 @@ def _precision(told: Mapping[str, Any]) -> str:
     return "unknown"
 
 
-def _encoded(flight: Flight) -> bytes:
+def _encoded(flight: Flight, *, by_version: bool) -> bytes:
     body: dict[str, Any] = {
         "rid": flight.rid,
         "input_ids": json_ids(flight.input_ids),
@@ -331,6 +331,8 @@ def _encoded(flight: Flight) -> bytes:
         "return_logprob": True,
         "stream": False,
     }
+    if by_version:  # where it is not flushed: what is new shares keys and values of one version only
+        body["extra_key"] = str(flight.policy_version)
     if flight.params.return_sampling_mask:
         body["return_sampling_mask"] = True
     if flight.images:
