@@ -60,14 +60,22 @@ def settings(tmp_path: Path, tiny_checkpoint: Path, mark: str) -> Path:
     return file
 
 
-def test_servers_sleep_through_each_update_and_are_given_its_weights_awake(settings: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert main(["train", str(settings), "--out", str(out), "--quiet"]) == 0
+def letters(calls: Path) -> str:
+    """The calls that count, in order: generate, sleep, wake, update."""
     wanted = {"/generate": "g", "/release_memory_occupation": "s", "/resume_memory_occupation": "w"}
     wanted["/update_weights_from_disk"] = "u"
-    calls = "".join(wanted.get(call, "") for call in (tmp_path / "calls").read_text().split())
-    assert calls == "ggggswuggggswu"
+    return "".join(wanted.get(call, "") for call in calls.read_text().split())
+
+
+def test_servers_sleep_through_each_update_and_are_given_its_weights_awake(settings: Path, tmp_path: Path) -> None:
+    out, calls = tmp_path / "run", tmp_path / "calls"
+    train = ["train", str(settings), "--out", str(out), "--quiet"]
+    assert main(train) == 0
+    assert letters(calls) == "ggggswuggggswu"
     assert (out / "servers" / "0.log").exists()
+    calls.unlink()
+    assert main([*train, "--set", "rollout.num_rollout=3"]) == 0
+    assert letters(calls) == "uggggswu"  # a server that has just been started has the first weights
 
 
 def test_a_run_whose_server_does_not_start_ends_with_its_line(

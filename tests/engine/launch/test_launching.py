@@ -132,6 +132,7 @@ async def test_a_server_that_does_not_start_is_told_of_in_one_line(engine_of: An
     ("given", "message"),
     [
         ({"command": ["/no/such/program"]}, "engine.launch.command: there is no program '/no/such/program': install"),
+        ({"command": []}, "engine.launch.command: there is no SGLang for '"),
         ({"gpus": [[0], [99]]}, "engine.launch.gpus: there is no GPU 99: this process sees "),
         ({"gpus_per_server": 64}, "engine.launch.gpus_per_server: there is no GPU 63: this process sees "),
         ({"flags": {"port": 1}}, "engine.launch.flags.port: is chosen here: remove it"),

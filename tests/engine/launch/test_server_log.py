@@ -27,7 +27,7 @@ SGLANG = """\
             VLLM,
             1,
             "with exit code 1; LOG ends with: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB | "
-            "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.; give it memory: ",
+            "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.; give it",
         ),
         (SGLANG, 137, "by signal SIGKILL; LOG ends with: [21:02] kill_process_tree called: pid=7; look there"),
         ("", 127, "before it began; LOG ends with: nothing; look there"),

@@ -11,7 +11,7 @@ _TEXTS = MappingProxyType(
     {
         "cluster": "GPUs and processes are not placed here: start SGLang servers and name them with "
         "--rollout-external-engine-addrs or --sglang-router-ip, or use the embedded engine",
-        "servers": "servers and routers are started apart: name them in [engine.sglang]",
+        "servers": "name servers and routers in [engine.sglang], or have servers started by [engine.launch]",
         "megatron": "of slime's trainer on Megatron; [train] is a trainer of its own (docs/training.md)",
         "critic": "there is no critic",
         "replay": "routing is not replayed; where trainer and engine differ, train.loss.correction weights tokens",

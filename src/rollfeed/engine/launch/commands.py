@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def server_commands(settings: LaunchSettings, kind: LaunchKind, model: LaunchedM
     Raises:
         ConfigError: If there is no such program, GPU or port, or a flag is not to be given.
     """
-    command = _found(settings.command or kind.command, kind)
+    command = _found(settings, kind)
     version = _version_beside(Path(command[0]), kind)
     label = f"{kind.label} {version}" if version else kind.label
     groups = _gpu_groups(settings)
@@ -135,54 +136,47 @@ def check_port(address: str) -> None:
             ) from None
 
 
-def _found(command: Sequence[str], kind: LaunchKind) -> list[str]:
+def _found(settings: LaunchSettings, kind: LaunchKind) -> list[str]:
+    command = settings.command or kind.command
     beside = str(Path(sys.executable).parent)
     program = shutil.which(command[0], path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
-    if program is None:
+    if program is None or (not settings.command and command[0] == "python" and not find_spec(kind.packages[0])):
+        lacking = "is no program" if program is None else f"is no {kind.label} for"
         raise ConfigError(
-            f"{SETTING}.command: there is no program {command[0]!r}: install {kind.label}, or name the one of its "
-            f"environment, as [{', '.join(map(repr, ('/venv/bin/' + kind.command[0], *kind.command[1:])))}]"
-        )
-    folders = _site_packages(Path(program))
-    if command[0] == kind.command[0] == "python" and folders and _version_beside(Path(program), kind) is None:
-        raise ConfigError(
-            f"{SETTING}.command: {program} has no {kind.label}: install it there, or name the Python that has it"
+            f"{SETTING}.command: there {lacking} {program or command[0]!r}: install {kind.label}, or name the one of "
+            f"its environment, as [{', '.join(map(repr, ('/venv/bin/' + kind.command[0], *kind.command[1:])))}]"
         )
     return [program, *command[1:]]
 
 
-def _site_packages(program: Path) -> list[Path]:
-    return sorted(program.parent.parent.glob("lib/python3*/site-packages"))
-
-
 def _version_beside(program: Path, kind: LaunchKind) -> str | None:
     """Return the version of a server that is installed where a program is; None where it is not found."""
-    for folder in _site_packages(program):
+    for folder in sorted(program.parent.parent.glob("lib/python3*/site-packages")):
         for package in kind.packages:
             for found in sorted(folder.glob(f"{package}-*.dist-info")):
                 return found.name.removesuffix(".dist-info").partition("-")[2]
     return None
 
 
-def _gpu_groups(settings: LaunchSettings) -> list[tuple[int, ...]]:
-    """Return the GPUs of each server; none where it sees those of this process."""
-    size = settings.gpus_per_server
-    if size is None and not settings.gpus:
-        return [()] * settings.num_servers
-    groups = list(settings.gpus)
+def _gpu_groups(settings: LaunchSettings) -> list[tuple[str, ...]]:
+    """Return the GPUs of each server, as this process names them; none where a server sees those of this process."""
+    size, groups = settings.gpus_per_server, list(settings.gpus)
     if size is not None:
         groups = [tuple(range(first, first + size)) for first in range(0, size * settings.num_servers, size)]
-    shown = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    count = len(shown) or sum(1 for name in os.listdir("/dev") if _GPU.fullmatch(name))
+    if not groups:
+        return [()] * settings.num_servers
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        names = [str(number) for number in range(sum(1 for name in os.listdir("/dev") if _GPU.fullmatch(name)))]
+    else:
+        names = [part.strip() for part in given.split(",") if part.strip()]
     highest = max(number for group in groups for number in group)
-    if highest >= count and not Path("/dev/kfd").exists():
+    if highest >= len(names):
         raise ConfigError(
             f"{SETTING}.{'gpus' if settings.gpus else 'gpus_per_server'}: there is no GPU {highest}: this process sees "
-            f"{count or 'none'}"
+            f"{len(names) or 'none'}"
         )
-    if shown and all(part.strip().isdigit() for part in shown):
-        groups = [tuple(int(shown[number]) for number in group) for group in groups]
-    return groups
+    return [tuple(names[number] for number in group) for group in groups]
 
 
 def _ports(settings: LaunchSettings) -> list[int]:
@@ -202,7 +196,7 @@ def _ports(settings: LaunchSettings) -> list[int]:
 
 
 def _flags(
-    settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, groups: Sequence[Sequence[int]]
+    settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, groups: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
     own = {"host", "port", "model", "model-path", "served-model-name"}
     given = {name.lstrip("-").replace("_", "-"): value for name, value in settings.flags.items()}
@@ -231,8 +225,8 @@ def _words(name: str, value: Any) -> Iterator[str]:
         yield from map(str, value if isinstance(value, list) else [value])
 
 
-def _environment(settings: LaunchSettings, kind: LaunchKind, gpus: Sequence[int]) -> dict[str, str]:
+def _environment(settings: LaunchSettings, kind: LaunchKind, gpus: Sequence[str]) -> dict[str, str]:
     local = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), _HOST, "localhost"]))
-    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     mine = {"NO_PROXY": local, "no_proxy": local, "PYTHONUNBUFFERED": "1", **kind.env, **chosen, **settings.env}
     return {**os.environ, **mine}

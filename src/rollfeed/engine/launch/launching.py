@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 """For a server to end by itself when it is told to."""
-_NOTICE_SECONDS = 3.0
+_NOTICE_SECONDS = 10.0
 """Between a connection that breaks and the death behind it."""
 _LONGEST_PAUSE_SECONDS = 30.0
 _MARK = "ROLLFEED_LAUNCHED"
