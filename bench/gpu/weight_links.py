@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from rollfeed.base import update_group
 from rollfeed.base.tensor_buckets import TensorBucket, bucket_text, make_buckets, with_gpu_name
+from rollfeed.base.update_group import UpdateGroup, connect, listen
 from rollfeed.weights.transports.nccl import BUCKET_BYTES, NcclSender
 from rollfeed.weights.transports.tensors import shared_bucket
 
@@ -102,11 +102,11 @@ def receive_nccl(pipe: Connection) -> None:
 def receive_group(pipe: Connection) -> None:
     os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     torch.cuda.set_device(1)
-    store = update_group.connect("127.0.0.1", pipe.recv(), timeout_seconds=60.0)
-    group = update_group.join(store, NAME, backend="nccl", rank=1, world_size=2, timeout_seconds=60.0)
+    store = connect("127.0.0.1", pipe.recv(), timeout_seconds=60.0)
+    group = UpdateGroup(store, NAME, backend="nccl", rank=1, world_size=2, timeout_seconds=60.0)
     while (size := pipe.recv()) is not None:
         bytes_B = torch.empty(size, dtype=torch.uint8, device="cuda:1")
-        update_group.broadcast(group, bytes_B)
+        group.broadcast(bytes_B)
         pipe.send("done")
         pipe.send((checksum(bytes_B), []))
 
@@ -164,26 +164,26 @@ def by_nccl(buckets: list[TensorBucket]) -> dict[str, Any]:
 
 def by_group(buckets: list[TensorBucket]) -> dict[str, Any]:
     pipe, process = start(receive_group)
-    store = update_group.listen("127.0.0.1", timeout_seconds=60.0)
+    store = listen("127.0.0.1", timeout_seconds=60.0)
     pipe.send(store.port)
-    group = update_group.join(store, NAME, backend="nccl", rank=0, world_size=2, timeout_seconds=KILLED_SECONDS)
+    group = UpdateGroup(store, NAME, backend="nccl", rank=0, world_size=2, timeout_seconds=KILLED_SECONDS)
 
     def send(bucket: TensorBucket) -> None:
         pipe.send(len(bucket.bytes_B))
-        update_group.broadcast(group, bucket.bytes_B)
+        group.broadcast(bucket.bytes_B)
 
     found = measured(pipe, buckets, send)
     process.kill()
     process.join()
     began = time.perf_counter()
     try:
-        update_group.broadcast(group, buckets[0].bytes_B)
+        group.broadcast(buckets[0].bytes_B)
     except Exception as error:
         found["to_a_killed_receiver"] = f"{type(error).__name__}: {error}"[:300]
     else:
         found["to_a_killed_receiver"] = "nothing was raised"
     found["seconds_until_raised"] = time.perf_counter() - began
-    update_group.leave(group)
+    group.leave()
     return found
 
 

@@ -31,39 +31,42 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
 
 
-def join(
-    store: c10d.Store, name: str, *, backend: str, rank: int, world_size: int, timeout_seconds: float
-) -> dist.ProcessGroup:
-    """Return a group once all of its ranks have joined. Blocks, and raises RuntimeError after the timeout."""
-    timeout = timedelta(seconds=timeout_seconds)
-    # PyTorch has no public way to a group beside the default one; slime, OpenRLHF and SGLang go this one.
-    with _failing_softly():
-        group: dist.ProcessGroup = c10d._new_process_group_helper(
-            world_size,
-            rank,
-            [],
-            c10d.Backend(backend),
-            c10d.PrefixStore(name, store),
-            group_name=c10d.GroupName(name),
-            timeout=timeout,
-        )[0]
-    c10d._world.pg_group_ranks[group] = {each: each for each in range(world_size)}
-    return group
+class UpdateGroup:
+    """A group once all of its ranks have joined; making it blocks, and raises RuntimeError after the timeout."""
 
+    def __init__(
+        self, store: c10d.Store, name: str, *, backend: str, rank: int, world_size: int, timeout_seconds: float
+    ) -> None:
+        # PyTorch has no public way to a group beside the default one; slime, OpenRLHF and SGLang go this one.
+        with _failing_softly():
+            group: dist.ProcessGroup = c10d._new_process_group_helper(
+                world_size,
+                rank,
+                [],
+                c10d.Backend(backend),
+                c10d.PrefixStore(name, store),
+                group_name=c10d.GroupName(name),
+                timeout=timedelta(seconds=timeout_seconds),
+            )[0]
+        c10d._world.pg_group_ranks[group] = {each: each for each in range(world_size)}
+        self._groups = [group]
 
-def broadcast(group: dist.ProcessGroup, bytes_B: torch.Tensor) -> None:
-    """Send from rank 0, or receive there. Blocks, and raises RuntimeError if a rank is gone."""
-    dist.broadcast(bytes_B, src=0, group=group)
-    if bytes_B.is_cuda:
-        torch.cuda.synchronize(bytes_B.device)
+    def broadcast(self, bytes_B: torch.Tensor) -> None:
+        """Send from rank 0, or receive there. Blocks, and raises RuntimeError if a rank is gone."""
+        if not self._groups:
+            raise RuntimeError("the group has been left")
+        dist.broadcast(bytes_B, src=0, group=self._groups[0])
+        if bytes_B.is_cuda:
+            torch.cuda.synchronize(bytes_B.device)
 
-
-def leave(group: dist.ProcessGroup) -> None:
-    """Give a group up, whatever state it is in, also while a broadcast is under way."""
-    with suppress(RuntimeError, ValueError, AttributeError):
-        group.abort()
-    with suppress(RuntimeError, ValueError, AssertionError):
-        dist.destroy_process_group(group)
+    def leave(self) -> None:
+        """Give the group up, whatever state it is in, also while a broadcast is under way."""
+        while self._groups:  # connections are closed when nobody has it any more
+            group = self._groups.pop()
+            with suppress(RuntimeError, ValueError, AttributeError):
+                group.abort()
+            with suppress(RuntimeError, ValueError, AssertionError):
+                dist.destroy_process_group(group)
 
 
 @contextmanager

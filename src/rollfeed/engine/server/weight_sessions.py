@@ -18,7 +18,7 @@ from rollfeed.engine.server.wire import json_reply, read_json
 from rollfeed.errors import EngineProtocolError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from rollfeed.base.update_group import UpdateGroup
 
 _MOST_BODY_BYTES = 1 << 34
 """Of a request with tensors in it."""
@@ -34,7 +34,7 @@ class WeightHandlers:
         self._held: dict[str, Any] | None = None
         """Tensors of the session; None without one."""
         self._version: str | None = None
-        self._groups: dict[str, ProcessGroup] = {}
+        self._groups: dict[str, UpdateGroup] = {}
 
     def routes(self) -> list[web.RouteDef]:
         """Return the endpoints."""
@@ -89,7 +89,7 @@ class WeightHandlers:
 
     async def init_group(self, request: web.Request) -> web.Response:
         """Join a process group, in which a publisher has rank 0."""
-        from rollfeed.base import update_group
+        from rollfeed.base.update_group import UpdateGroup, connect
 
         body = await read_json(request)
         name, host, port = (
@@ -103,9 +103,9 @@ class WeightHandlers:
         if name in self._groups:
             return await _refused(f"Failed to initialize custom process group: {name} is there already")
 
-        def join() -> ProcessGroup:
-            store = update_group.connect(host, port, timeout_seconds=_GROUP_SECONDS)
-            return update_group.join(
+        def join() -> UpdateGroup:
+            store = connect(host, port, timeout_seconds=_GROUP_SECONDS)
+            return UpdateGroup(
                 store, name, backend="gloo", rank=rank, world_size=world_size, timeout_seconds=_GROUP_SECONDS
             )
 
@@ -117,17 +117,14 @@ class WeightHandlers:
 
     async def destroy_group(self, request: web.Request) -> web.Response:
         """Leave a process group."""
-        from rollfeed.base import update_group
-
         group = self._groups.pop(_given(await read_json(request), "group_name", str), None)
         if group is None:
             return await _refused("The group to be destroyed does not exist.")
-        await asyncio.to_thread(update_group.leave, group)
+        await asyncio.to_thread(group.leave)
         return await _taken("Succeeded to destroy custom process group.")
 
     async def update_from_group(self, request: web.Request) -> web.Response:
         """Receive a bucket by a process group."""
-        from rollfeed.base import update_group
         from rollfeed.base.tensor_buckets import bucket_of
 
         body = await read_json(request)
@@ -140,7 +137,7 @@ class WeightHandlers:
             return await _refused(f"Failed to receive weights: {reason}")
         try:
             bucket = bucket_of(body.get("names", []), body.get("dtypes", []), body.get("shapes", []))
-            await asyncio.to_thread(update_group.broadcast, group, bucket.bytes_B)
+            await asyncio.to_thread(group.broadcast, bucket.bytes_B)
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to receive weights: {error}")
         return await self._hold(bucket.tensors(), body)

@@ -16,13 +16,13 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import torch
 
-from rollfeed.base import update_group
 from rollfeed.base.tensor_buckets import TensorBucket
+from rollfeed.base.update_group import UpdateGroup, listen
 from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
@@ -36,14 +36,25 @@ _VLLM = """start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-con
 T = TypeVar("T")
 
 
-class Sender(Protocol):
-    """Rank 0 of a group with one server."""
+class NcclSender:
+    """Rank 0 by NCCL alone, as vLLM makes its communicators: joined and tried by one small sum."""
+
+    def __init__(self, unique_id: bytes, world_size: int, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            self._communicator: Any = torch.cuda.nccl.init_rank(world_size, unique_id, 0)  # type: ignore[no-untyped-call]
+            tried = torch.zeros(1, device=device)
+            torch.cuda.nccl.all_reduce([tried], comms=[self._communicator])  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(device)
 
     def broadcast(self, bytes_B: torch.Tensor) -> None:
-        """Send; blocks, and raises RuntimeError if the server is gone."""
+        torch.cuda.nccl.broadcast([bytes_B], comms=[self._communicator])
+        torch.cuda.synchronize(bytes_B.device)
 
     def leave(self) -> None:
-        """Give the group up."""
+        self._communicator = None
+
+
+Sender = UpdateGroup | NcclSender
 
 
 class BroadcastTransport:
@@ -145,7 +156,7 @@ class SGLangBroadcast(_Broadcast):
 
     async def _join(self, address: str, command: Command, name: str) -> Sender:
         host = await in_thread(lambda: own_host(address))
-        store = await in_thread(lambda: update_group.listen(host, timeout_seconds=_GROUP_SECONDS))
+        store = await in_thread(lambda: listen(host, timeout_seconds=_GROUP_SECONDS))
         world_size, backend = 1 + self.staging.num_ranks(address), "nccl" if self.on_gpu else "gloo"
         body = {
             "master_address": host,
@@ -157,10 +168,8 @@ class SGLangBroadcast(_Broadcast):
         }
 
         def join() -> Sender:
-            return TorchSender(
-                update_group.join(
-                    store, name, backend=backend, rank=0, world_size=world_size, timeout_seconds=_GROUP_SECONDS
-                )
+            return UpdateGroup(
+                store, name, backend=backend, rank=0, world_size=world_size, timeout_seconds=_GROUP_SECONDS
             )
 
         return await both(join, command("/init_weights_update_group", body), of=address)
@@ -238,38 +247,6 @@ class VLLMBroadcast(_Broadcast):
             await command("/finish_weight_update", {"weight_version": str(self.policy_version)})
         except EngineProtocolError as error:
             raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
-
-
-class TorchSender:
-    """Fits :class:`Sender` with a process group of PyTorch."""
-
-    def __init__(self, group: Any) -> None:
-        self._groups = [group]
-
-    def broadcast(self, bytes_B: torch.Tensor) -> None:
-        update_group.broadcast(self._groups[0], bytes_B)
-
-    def leave(self) -> None:
-        while self._groups:  # connections are closed when nobody has it any more
-            update_group.leave(self._groups.pop())
-
-
-class NcclSender:
-    """Fits :class:`Sender` with a communicator of NCCL alone, as vLLM makes it: joined and tried by one small sum."""
-
-    def __init__(self, unique_id: bytes, world_size: int, device: torch.device) -> None:
-        with torch.cuda.device(device):
-            self._communicator: Any = torch.cuda.nccl.init_rank(world_size, unique_id, 0)  # type: ignore[no-untyped-call]
-            tried = torch.zeros(1, device=device)
-            torch.cuda.nccl.all_reduce([tried], comms=[self._communicator])  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(device)
-
-    def broadcast(self, bytes_B: torch.Tensor) -> None:
-        torch.cuda.nccl.broadcast([bytes_B], comms=[self._communicator])
-        torch.cuda.synchronize(bytes_B.device)
-
-    def leave(self) -> None:
-        self._communicator = None
 
 
 async def in_thread(function: Callable[[], T]) -> T:
