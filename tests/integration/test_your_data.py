@@ -122,3 +122,12 @@ def test_a_run_whose_functions_print_nothing_has_no_log(folder: Path) -> None:
     command = [sys.executable, "-m", "rollfeed", "run", "run.toml", "--out", "runs/a", "--quiet"]
     subprocess.run(command, check=True, capture_output=True)
     assert not (folder / "runs" / "a" / "rewards.log").exists()
+
+
+def test_an_evaluation_keeps_what_functions_print(folder: Path, rollfeed: Rollfeed) -> None:
+    dataset = '{path="sums.csv", template="{question}=", label_key="answer", metadata_columns=["level"]}'
+    options = ("--set", f"eval.datasets=[{dataset}]", "--set", "eval.apply_chat_template=false")
+    ran = rollfeed("eval", "run.toml", "--out", "runs/eval", "--json", *options, "--set", "eval.n_samples_per_prompt=1")
+    assert ran.code == 0, ran.err
+    assert ran.json["sets"]["sums"]["num_prompts"] == 4
+    assert (folder / "runs" / "eval" / "rewards.log").read_text().count("and right is") == 4

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rollfeed import app
@@ -26,6 +27,7 @@ from rollfeed.compat.convert.table import EVAL_FLAGS
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare
 from rollfeed.protocols import Engine, Isolation
+from rollfeed.store.layout import PRINTED
 from rollfeed.types.text import counted
 
 _EPILOG = """the sets are the tables [[eval.datasets]] and [[eval.environments]] of FILE; what neither they nor [eval]
@@ -86,8 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or default_directory(arguments.files, kind="-eval")
     app.check_eval_output(out, overwrite=arguments.overwrite)
     app.keep_server_logs(engine, out)
+    (out / PRINTED).unlink(missing_ok=True)
     with StatusLine(progress_line, quiet=arguments.quiet) as progress:
-        result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress)))
+        result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress, out)))
     about = {
         "settings": ", ".join(map(str, arguments.files)),
         "overrides": arguments.overrides,
@@ -143,12 +146,15 @@ def _comparison_lines(found: SetComparison) -> Iterator[str]:
         yield f"  {found.num_unpaired} prompts are in one only, or failed in one, and are left out"
 
 
-async def _measure(prepared: app.PreparedEvaluation, engine: Engine, progress: StatusLine[EvalProgress]) -> EvalResult:
+async def _measure(
+    prepared: app.PreparedEvaluation, engine: Engine, progress: StatusLine[EvalProgress], out: Path
+) -> EvalResult:
     def tell(isolation: Isolation) -> None:
         print(isolation, file=sys.stderr)
 
     async with engine:
-        return await app.evaluate(prepared, engine=engine, on_progress=progress, on_isolation=tell)
+        printed = out / PRINTED
+        return await app.evaluate(prepared, engine=engine, on_progress=progress, on_isolation=tell, printed=printed)
 
 
 def progress_line(progress: EvalProgress) -> str:
