@@ -200,7 +200,7 @@ async def test_a_reward_that_came_with_its_answer_is_kept(make_run: MakeRun, tmp
             "plugins.reward=replay_rewards:judge",
             "plugins.reward = 'replay_rewards:judge' is async and may ask",
         ),
-        ("reward.rm_type=remote_rm", "reward.rm_type = 'remote_rm' asks a server"),
+        ("reward.rm_type=math", "plugins.reward scores, and no grader: unset it with --set plugins.reward="),
         ("reward.pure=false", "reward.pure = false: the same answer may have another reward"),
         ("plugins.reward=replay_rewards:none", "plugins.reward"),
     ],
@@ -210,6 +210,15 @@ async def test_what_cannot_be_replayed_is_refused(make_run: MakeRun, override: s
     with pytest.raises(ConfigError) as refused:
         await replayed(run, override)
     assert message in str(refused.value)
+
+
+async def test_a_grader_takes_the_place_of_a_function_unless_it_asks_a_server(make_run: MakeRun) -> None:
+    run = await make_run("run", "digit")
+    steps = await replayed(run, "plugins.reward=", "reward.rm_type=random")
+    assert {each.num_rollouts for each in steps} != {0}
+    assert all(0.0 <= each.reward_now <= 1.0 for each in steps if each.reward_now is not None)
+    with pytest.raises(ConfigError, match=r"reward\.rm_type = 'remote_rm' asks a server"):
+        await replayed(run, "plugins.reward=", "reward.rm_type=remote_rm")
 
 
 async def test_a_function_that_is_said_to_be_pure_is_replayed(make_run: MakeRun) -> None:

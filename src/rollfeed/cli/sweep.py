@@ -184,7 +184,7 @@ def _made(planned: _Planned, arguments: argparse.Namespace) -> int:
     """Make one run in a process of its own, and return how that ended; what it prints goes to standard error."""
     overrides = [*arguments.overrides, *(f"{key}={value}" for key, value in planned.values.items())]
     options = [word for override in overrides for word in ("--set", override)]
-    flags = [f"--{name}" for name in ("overwrite", "quiet") if getattr(arguments, name)]
+    flags = [f"--{name}" for name in ("overwrite", "quiet", "verbose") if getattr(arguments, name)]
     command = [sys.executable, "-m", "rollfeed", "train" if planned.spec.settings.trains else "run"]
     process = subprocess.Popen(
         [*command, *map(str, arguments.files), *options, "--out", str(planned.out), *flags],

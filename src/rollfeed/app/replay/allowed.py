@@ -27,8 +27,8 @@ _REPLAYED = (
 )
 
 
-def check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse ``key=value`` that decides nothing that is done again.
+def check_overrides(overrides: Sequence[str], settings: Settings) -> None:
+    """Refuse ``key=value`` that decides nothing that is done again; ``settings`` have them.
 
     Raises:
         ConfigError: With what can be set.
@@ -40,6 +40,11 @@ def check_overrides(overrides: Iterable[str]) -> None:
                 f"--set {override}: a replay answers nothing again, and changes only what is done with answers: "
                 f"{', '.join(_REPLAYED)}"
             )
+    function = next((name for name in _REWARD_PLUGINS if getattr(settings.plugins, name) is not None), None)
+    if function is not None and "reward.rm_type" in (each.partition("=")[0].strip() for each in overrides):
+        raise ConfigError(
+            f"--set reward.rm_type: plugins.{function} scores, and no grader: unset it with --set plugins.{function}="
+        )
 
 
 def check_purity(settings: Settings, folders: Sequence[Path]) -> None:

@@ -83,8 +83,8 @@ async def replay_run(
             rewards are not pure.
         RunFailedError: If a function of the user's raises where that is no failed reward.
     """
-    check_overrides(overrides)
     spec = stored_spec(directory, overrides)
+    check_overrides(overrides, spec.settings)
     settings, before = spec.settings, stored_spec(directory).settings
     check_combination(settings)
     check_purity(settings, spec.folders)
