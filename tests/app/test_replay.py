@@ -194,6 +194,7 @@ async def test_a_reward_that_came_with_its_answer_is_kept(make_run: MakeRun, tmp
     ("override", "message"),
     [
         ("rollout.num_rollout=3", "--set rollout.num_rollout=3: a replay answers nothing again, and changes only"),
+        ("train.method=grpo", "--set train.method=grpo: a replay answers nothing again"),
         ("reward=3", "reward = 3: input should be a valid"),
         ("reward.rm_typ=math", "reward.rm_typ: unknown setting; did you mean rm_type?"),
         (

@@ -21,7 +21,7 @@ _REWARD_PLUGINS: dict[str, type[Any]] = {
     "group_reward": GroupRewardFn,
 }
 _REPLAYED = (
-    *("reward", "filters", "advantage", "train.method", "plugins.slime_args", "rollout.mask_truncated"),
+    *("reward", "filters", "advantage", "plugins.slime_args", "rollout.mask_truncated"),
     *(f"plugins.{name}" for name in (*_REWARD_PLUGINS, "group_filters", "batch_filter", "advantage")),
     *("rollout.max_staleness", "rollout.staleness_policy"),
 )
