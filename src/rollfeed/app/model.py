@@ -27,6 +27,7 @@ from rollfeed.model_files import find_config
 from rollfeed.plugins import load_factory
 from rollfeed.prompts import load_tokenizer
 from rollfeed.protocols import Engine, Tokenizer, TransportContext, WeightTransport
+from rollfeed.store.layout import SERVERS
 from rollfeed.types import Completion, SamplingParams
 from rollfeed.weights import TRANSPORTS
 
@@ -146,7 +147,7 @@ def _launcher(model: Model, settings: EngineSettings, launch: LaunchSettings, ki
 def keep_server_logs(engine: Engine, folder: Path) -> None:
     """Have servers that an engine starts write their logs below a folder."""
     if isinstance(engine, LaunchedEngine):
-        engine.launcher.log_folder = folder / "servers"
+        engine.launcher.log_folder = folder / SERVERS
 
 
 def _transport(model: Model, servers: ServerSettings, dialect: Dialect, *, folders: Sequence[Path]) -> WeightTransport:

@@ -20,6 +20,7 @@
     states/step-000001.state     what the next step starts from
     spill/                       draws that do not fit into memory, of no use to another process
     rewards.log                  what reward functions and environments printed, if anything
+    servers/0.log                what servers have said that the run has started, if any
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
 """
 
@@ -38,7 +39,8 @@ WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
 TURNS = "turns.log"
 PRINTED = "rewards.log"
 _FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED)
-_TRAINING_FOLDERS = (CHECKPOINTS, MODEL, f".{MODEL}.tmp")
+SERVERS = "servers"
+_FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS)
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
 SPILL = "spill"
@@ -72,7 +74,7 @@ def remove_training_files(directory: Path) -> None:
     """Remove what a trainer and turns left, for a run that replaces its own."""
     for name in _FILES_OF_BEFORE:
         (directory / name).unlink(missing_ok=True)
-    for name in _TRAINING_FOLDERS:
+    for name in _FOLDERS_OF_BEFORE:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 

@@ -76,6 +76,7 @@ def test_servers_sleep_through_each_update_and_are_given_its_weights_awake(setti
     calls.unlink()
     assert main([*train, "--set", "rollout.num_rollout=3"]) == 0
     assert letters(calls) == "uggggswu"  # a server that has just been started has the first weights
+    assert (out / "servers" / "0.log").read_text().count("rollfeed starts: ") == 2
 
 
 def test_a_run_whose_server_does_not_start_ends_with_its_line(

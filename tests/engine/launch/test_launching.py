@@ -128,6 +128,15 @@ async def test_a_server_that_does_not_start_is_told_of_in_one_line(engine_of: An
     assert "\n" not in told
 
 
+async def test_a_start_that_is_broken_off_leaves_nothing(engine_of: Any, mark: str) -> None:
+    starting = asyncio.create_task(engine_of(num_servers=2, flags={"slow": 60, "grandchild": True}).__aenter__())
+    await seconds_until(lambda: len(marked(mark)) == 6)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert marked(mark) == []
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
