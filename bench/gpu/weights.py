@@ -211,7 +211,7 @@ class WeightsBench:
         text = TRAIN.format(
             served=self.arguments.served or self.arguments.model,
             trained=self.arguments.model,
-            steps=3 if self.is_small else 20,
+            steps=2 if self.is_small else 20,
             groups=2 if self.is_small else 32,
             servers="\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items()),
         )
@@ -231,7 +231,7 @@ class WeightsBench:
             "exit_code": code,
             "seconds": round(seconds, 1),
             "steps": len(steps),
-            "versions_in_samples": sorted({span["policy_version"] for row in rows for span in row["version_spans"]}),
+            "versions_in_samples": sorted({span["policy_version"] for row in rows for span in row["spans"]}),
             "server_lives": "weight_version" in await asked(self.arguments.server, "/model_info"),
             "by_step": {name: [step.get(name) for step in steps] for name in names},
         }
