@@ -12,7 +12,9 @@ from rollfeed.config import RunSpec
 from rollfeed.store import RunDirectory
 
 Write = Callable[..., Path]
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
+FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
+EXAMPLES = [file for file in FILES if "prompts" in file.read_text(encoding="utf-8")]
+"""Those that are whole by themselves."""
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: "-".join(file.parts[-2:]))
