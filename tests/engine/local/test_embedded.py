@@ -316,6 +316,22 @@ async def test_a_bad_weight_update_changes_nothing(endless: MakeEngine, tensors:
     assert after.logprobs.tolist() == before.logprobs.tolist()
 
 
+async def test_tokens_decoded_on_keys_and_values_of_older_weights_are_counted(endless: MakeEngine) -> None:
+    async with endless() as engine:
+        await engine.generate(PROMPT, SamplingParams(max_new_tokens=5), request_id="before")
+        assert engine.metrics()["stale_cache_share"] == 0.0
+        task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=60), request_id="through"))
+        while not engine.num_running:  # noqa: ASYNC110 - its thread sets no event
+            await asyncio.sleep(0.001)
+        await engine.apply(TensorUpdate({}, policy_version=1))
+        completion = await task
+        stale = len(completion.token_ids) - completion.version_spans[0].end
+        told = engine.metrics()
+        assert told["stale_cache_tokens"] == stale
+        assert told["stale_cache_share"] == stale / (5 + len(completion.token_ids))
+        assert (stale > 0) == (len(completion.version_spans) > 1)
+
+
 async def test_weights_may_come_as_read_only_arrays_and_in_other_precisions(endless: MakeEngine) -> None:
     array = np.full(48, 0.5, np.float64)
     array.flags.writeable = False

@@ -48,6 +48,7 @@ class EmbeddedEngine(Engine):
         self._thread = EngineThread(backend, name="rollfeed-engine")
         self._entered = False
         self._num_requests = 0
+        self._sampled_tokens = self._stale_cache_tokens = 0
 
     async def __aenter__(self) -> EmbeddedEngine:
         self._entered = True
@@ -117,12 +118,24 @@ class EmbeddedEngine(Engine):
         self._num_requests += 1
         try:
             self._thread.submit(request)
-            return await asyncio.wrap_future(request.reply)
+            completion = await asyncio.wrap_future(request.reply)
         except asyncio.CancelledError:
             self._thread.drop(request)
             raise
+        else:
+            self._sampled_tokens += len(completion.token_ids)
+            if completion.version_spans:  # keys and values stay when weights change
+                self._stale_cache_tokens += len(completion.token_ids) - completion.version_spans[0].end
+            return completion
         finally:
             self._num_requests -= 1
+
+    def metrics(self) -> Mapping[str, float]:
+        return {
+            "sampled_tokens": float(self._sampled_tokens),
+            "stale_cache_tokens": float(self._stale_cache_tokens),
+            "stale_cache_share": self._stale_cache_tokens / max(1, self._sampled_tokens),
+        }
 
     async def abort(self, request_id: str | None = None) -> None:
         """Abort the requests of this id, or all; they have been answered when this returns."""
