@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import GenericAlias
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -30,6 +31,24 @@ def test_a_field_says_what_it_holds() -> None:
     assert (mask.kind, mask.is_many, mask.is_optional, mask.is_required) == (Kind.RECORD, False, True, False)
     assert (by_name["label"].kind, by_name["reward"].kind) == (Kind.JSON, Kind.REWARD)
     assert (by_name["loss_mask"].type, by_name["response_length"].is_short) == (np.float32, True)
+
+
+def test_a_named_type_of_arrays_is_read_as_what_it_names() -> None:
+    element = TypeVar("element", bound=np.generic)
+
+    class NamedType:
+        __value__ = np.ndarray[Any, np.dtype[element]]
+
+        def __getitem__(self, args: Any) -> GenericAlias:
+            return GenericAlias(self, args)  # type: ignore[arg-type]
+
+    @dataclass
+    class Named:
+        numbers: Any
+
+    Named.__annotations__["numbers"] = NamedType()[np.int32] | None
+    (field,) = fields_of(Named)
+    assert (field.kind, field.type, field.is_optional) == (Kind.ARRAY, np.int32, True)
 
 
 @pytest.mark.parametrize("hint", [set, bytes, list[int], int | str, Mapping[str, Any] | str])

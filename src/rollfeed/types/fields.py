@@ -160,6 +160,8 @@ def _field(name: str, hint: Any, *, is_required: bool) -> RecordField:
             inner, is_optional = reduce(or_, (each for each in args if each is not NoneType)), True
         elif origin in (tuple, Sequence) and not is_many:
             inner, is_many = args[0], True
+        elif hasattr(origin, "__value__"):  # a named type with its arguments, as NDArray is from numpy 2.5 on
+            inner = origin.__value__[args]
         else:
             break
     kind, of = _kind(inner, origin, args)
