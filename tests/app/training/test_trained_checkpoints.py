@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -202,18 +202,21 @@ async def fp8_server(checkpoint: Path, fp8: Path, *, keeps: Callable[[str], bool
 def run(tiny_checkpoint: Path, fp8_checkpoint: Path, tmp_path: Path) -> Callable[..., list[dict[str, float]]]:
     """Train a model in FP32 that a server has in FP8; ``keeps`` names what the server does not take."""
 
-    async def run(keeps: Callable[[str], bool]) -> None:
+    async def run(keeps: Callable[[str], bool], outs: Sequence[str]) -> None:
         async with fp8_server(tiny_checkpoint, fp8_checkpoint, keeps=keeps) as address:
             text = SETTINGS.format(
                 serving=fp8_checkpoint, training=tiny_checkpoint, address=address, weights=tmp_path / "weights"
             )
             (tmp_path / "train.toml").write_text(text)
-            await train(prepare(RunSpec.load(tmp_path / "train.toml", ())), out=tmp_path / "run")
+            for out in outs:
+                await train(prepare(RunSpec.load(tmp_path / "train.toml", ())), out=tmp_path / out)
 
-    def call(keeps: Callable[[str], bool] = lambda name: False) -> list[dict[str, float]]:
+    def call(
+        keeps: Callable[[str], bool] = lambda name: False, outs: Sequence[str] = ("run",)
+    ) -> list[dict[str, float]]:
         (tmp_path / "made_reward.py").write_text(REWARD)
-        asyncio.run(run(keeps))
-        return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        asyncio.run(run(keeps, outs))
+        return [json.loads(line) for line in (tmp_path / outs[-1] / "metrics.jsonl").read_text().splitlines()]
 
     return call
 
@@ -238,3 +241,14 @@ def test_servers_in_fp8_are_trained_for_and_proved(run: Any, fp8_checkpoint: Pat
 def test_a_server_in_fp8_that_takes_nothing_is_found_out(run: Any) -> None:
     with pytest.raises(EngineProtocolError, match=r"version 1 is not what it has: .*weights as fp8"):
         run(lambda name: True)
+
+
+def test_a_server_that_another_training_has_used_gets_the_weights_that_a_new_one_begins_with(
+    run: Any, tmp_path: Path
+) -> None:
+    run(outs=("first", "second"))
+    first, second = (
+        json.loads((tmp_path / out / "train.jsonl").read_text().splitlines()[0])["train/mismatch_abs"]
+        for out in ("first", "second")
+    )
+    assert second == pytest.approx(first, rel=0.05)  # that of FP8 alone

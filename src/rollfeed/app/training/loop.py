@@ -220,10 +220,10 @@ class _Loop:
 
     async def run(self, rollouts: Rollouts) -> str | None:
         """Make all batches that are left, and the trained model; return why there are fewer than were asked for."""
-        if self.is_restored:
-            await self._publish(rollouts)
-        elif self.warm_up is not None:
+        if self.warm_up is not None and not self.is_restored:
             await self._run_warm_up(self.warm_up, rollouts)
+        elif self.is_restored or self._has_other_weights():
+            await self._publish(rollouts)
         try:
             ended = await self._make_batches(rollouts)
         except (asyncio.CancelledError, Exception):
@@ -251,6 +251,10 @@ class _Loop:
                 return ended
             await self._train_once(batch, rollouts)
         return None
+
+    def _has_other_weights(self) -> bool:
+        """Whether the engine names another version, as servers do that an earlier training has used."""
+        return not self._only_evaluates and self.prepared.engine.policy_version != self.trainer.step
 
     async def _save_stopped(self) -> None:
         """Write the state after the last batch, where there is one that is whole."""
