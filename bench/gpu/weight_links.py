@@ -30,7 +30,8 @@ from torch.multiprocessing import reductions
 
 from rollfeed.base.tensor_buckets import TensorBucket, bucket_text, make_buckets, with_gpu_name
 from rollfeed.base.update_group import UpdateGroup, connect, listen
-from rollfeed.weights.transports.nccl import BUCKET_BYTES, NcclSender
+from rollfeed.weights.transports.communicator import Communicator, unique_id
+from rollfeed.weights.transports.nccl import BUCKET_BYTES
 from rollfeed.weights.transports.tensors import shared_bucket
 
 TIMES = 5
@@ -84,19 +85,14 @@ def read_vllm_handles(pipe: Connection) -> None:
 
 
 def receive_nccl(pipe: Connection) -> None:
-    unique_id = pipe.recv()
     device = torch.device("cuda:1")
-    with torch.cuda.device(device):
-        communicator = torch.cuda.nccl.init_rank(2, unique_id, 1)
-        tried = torch.zeros(1, device=device)
-        torch.cuda.nccl.all_reduce([tried], comms=[communicator])
-        torch.cuda.synchronize(device)
-        while (size := pipe.recv()) is not None:
-            bytes_B = torch.empty(size, dtype=torch.uint8, device=device)
-            torch.cuda.nccl.broadcast([bytes_B], comms=[communicator])
-            torch.cuda.synchronize(device)
-            pipe.send("done")
-            pipe.send((checksum(bytes_B), []))
+    communicator = Communicator(pipe.recv(), num_ranks=2, rank=1, device=device)
+    communicator.try_out()
+    while (size := pipe.recv()) is not None:
+        bytes_B = torch.empty(size, dtype=torch.uint8, device=device)
+        communicator.broadcast(bytes_B)
+        pipe.send("done")
+        pipe.send((checksum(bytes_B), []))
 
 
 def receive_group(pipe: Connection) -> None:
@@ -151,9 +147,10 @@ def by_vllm_handles(buckets: list[TensorBucket]) -> dict[str, Any]:
 
 def by_nccl(buckets: list[TensorBucket]) -> dict[str, Any]:
     pipe, _ = start(receive_nccl)
-    unique_id = bytes(torch.cuda.nccl.unique_id())
-    pipe.send(unique_id)
-    sender = NcclSender(unique_id, 2, torch.device("cuda:0"))
+    group = unique_id()
+    pipe.send(group)
+    sender = Communicator(group, num_ranks=2, rank=0, device=torch.device("cuda:0"))
+    sender.try_out()
 
     def send(bucket: TensorBucket) -> None:
         pipe.send(len(bucket.bytes_B))

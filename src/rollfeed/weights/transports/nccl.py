@@ -13,6 +13,7 @@ import base64
 import os
 import secrets
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import TensorUpdate, WeightUpdate
+from rollfeed.weights.transports.communicator import Communicator, unique_id
 from rollfeed.weights.transports.staging import Staging, last_word, weight_session
 
 BUCKET_BYTES = 1 << 28
@@ -36,25 +38,7 @@ _VLLM = """start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-con
 T = TypeVar("T")
 
 
-class NcclSender:
-    """Rank 0 by NCCL alone, as vLLM makes its communicators: joined and tried by one small sum."""
-
-    def __init__(self, unique_id: bytes, world_size: int, device: torch.device) -> None:
-        with torch.cuda.device(device):
-            self._communicator: Any = torch.cuda.nccl.init_rank(world_size, unique_id, 0)  # type: ignore[no-untyped-call]
-            tried = torch.zeros(1, device=device)
-            torch.cuda.nccl.all_reduce([tried], comms=[self._communicator])  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(device)
-
-    def broadcast(self, bytes_B: torch.Tensor) -> None:
-        torch.cuda.nccl.broadcast([bytes_B], comms=[self._communicator])
-        torch.cuda.synchronize(bytes_B.device)
-
-    def leave(self) -> None:
-        self._communicator = None
-
-
-Sender = UpdateGroup | NcclSender
+Sender = UpdateGroup | Communicator
 
 
 class BroadcastTransport:
@@ -99,7 +83,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Broadcast(WeightUpdate):
+class _Broadcast(WeightUpdate, ABC):
     staging: Staging
     links: dict[str, Link]
     buckets: tuple[TensorBucket, ...]
@@ -143,11 +127,11 @@ class _Broadcast(WeightUpdate):
             await in_thread(link.sender.leave)
             await last_word(command(self.leaving_path, {"group_name": link.name}))
 
-    async def _join(self, address: str, command: Command, name: str) -> Sender:
-        raise NotImplementedError
+    @abstractmethod
+    async def _join(self, address: str, command: Command, name: str) -> Sender: ...
 
-    async def _send(self, address: str, command: Command, link: Link) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _send(self, address: str, command: Command, link: Link) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,10 +198,9 @@ class VLLMBroadcast(_Broadcast):
 
     async def _join(self, address: str, command: Command, name: str) -> Sender:
         del name
-        unique_id = bytes(torch.cuda.nccl.unique_id())  # type: ignore[no-untyped-call]
-        world_size = 1 + self.staging.num_ranks(address)
+        group, world_size = unique_id(), 1 + self.staging.num_ranks(address)
         init_info = {
-            "nccl_unique_id_b64": base64.b64encode(unique_id).decode(),
+            "nccl_unique_id_b64": base64.b64encode(group).decode(),
             "rank_offset": 1,
             "world_size": world_size,
             "packed": True,
@@ -226,7 +209,7 @@ class VLLMBroadcast(_Broadcast):
         device = self.buckets[0].bytes_B.device
         telling = command("/init_weight_transfer_engine", {"init_info": init_info})
         try:
-            return await both(lambda: NcclSender(unique_id, world_size, device), telling, of=address)
+            return await both(lambda: _joined(group, world_size, device), telling, of=address)
         except (EngineProtocolError, EngineUnavailableError) as error:
             raise type(error)(f"{error}: {_VLLM}") from error
 
@@ -247,6 +230,12 @@ class VLLMBroadcast(_Broadcast):
             await command("/finish_weight_update", {"weight_version": str(self.policy_version)})
         except EngineProtocolError as error:
             raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
+
+
+def _joined(group: bytes, num_ranks: int, device: torch.device) -> Communicator:
+    communicator = Communicator(group, num_ranks=num_ranks, rank=0, device=device)
+    communicator.try_out()
+    return communicator
 
 
 async def in_thread(function: Callable[[], T]) -> T:
