@@ -82,9 +82,7 @@ class Series:
     """Publishes weights to all engines, and keeps what is said of the texts."""
 
     def __init__(self, arguments: argparse.Namespace, name: str, work: Path) -> None:
-        self.model = (
-            rollfeed.load_policy_model(arguments.checkpoint) if arguments.checkpoint else rollfeed.load_policy_model()
-        )
+        self.model = rollfeed.load_model(arguments.checkpoint) if arguments.checkpoint else rollfeed.load_model()
         self.file = arguments.raw / f"{name}.npz"
         self.kept: dict[str, Array] = {}
         self.tied, self.untied = work / "tied", work / "untied"
