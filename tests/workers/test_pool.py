@@ -67,6 +67,31 @@ async def test_what_a_function_prints_does_not_disturb_its_result() -> None:
         assert await pool.call("worker_tasks.read_stdin", [], deadline_seconds=30) == ""
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+async def test_lines_that_workers_print_at_once_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    async with WorkerPool(num_workers=2) as pool:
+        pool.output = tmp_path / "printed"
+        names = [(str(tmp_path), "a", "b"), (str(tmp_path), "b", "a")]
+        await asyncio.gather(*(pool.call("worker_tasks.talk", each, deadline_seconds=30) for each in names))
+    text = pool.output.read_text()
+    assert text.count("no end") == 2
+    assert sorted(text.replace("no end", "").splitlines()) == ["I am a", "I am b"]
+
+
+async def test_a_pool_that_ends_leaves_the_file_of_what_is_printed_to_others(tmp_path: Path) -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        pool.output = tmp_path / "printed"
+        await pool.call("worker_tasks.echo", [1], deadline_seconds=30)
+        async with WorkerPool(num_workers=1) as other:
+            other.output = pool.output
+            await other.call("worker_tasks.echo", [1], deadline_seconds=30)
+        await pool.call("builtins.print", ["later"], deadline_seconds=30)
+    assert pool.output.read_text() == "later\n"
+
+
 @pytest.mark.parametrize(
     ("function", "args", "said"),
     [

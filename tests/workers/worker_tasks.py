@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 _HELD: list[bytearray] = []
@@ -21,6 +22,16 @@ def echo(value: Any) -> Any:
 
 def pid() -> int:
     return os.getpid()
+
+
+def talk(folder: str, mine: str, others: str) -> None:
+    """Print a line, and the other call another one, while both are under way."""
+    print("I", "am", end=" ")
+    Path(folder, mine).touch()
+    while not Path(folder, others).exists():
+        time.sleep(0.01)
+    print(mine)
+    print("no end", end="")
 
 
 def noisy(value: Any) -> Any:

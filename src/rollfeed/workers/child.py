@@ -33,12 +33,17 @@ def main() -> None:
     """Serve calls until the parent closes the socket; arguments are the socket's number and the parent's id."""
     channel, parent = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
+    # A line is written at once: it is there when the process is killed, and those of other workers stay beside it.
+    printed: Any = sys.stdout
+    printed.reconfigure(line_buffering=True, write_through=False)
     connection = socket.socket(fileno=channel)
     with connection, connection.makefile("rb") as requests:
         functions: dict[str, Callable[..., Any]] = {}
         while (frame := _read(requests)) is not None:
             header, _, body = frame.partition(b"\n")
             status, text = _serve(json.loads(header), body, functions)
+            with contextlib.suppress(OSError, ValueError):
+                printed.flush()
             _write(connection, status, text)
 
 

@@ -72,7 +72,7 @@ class WorkerPool:
             raise ConfigError(f"num_workers = {num_workers}: a pool needs at least one worker")
         self.counts = PoolCounts()
         self.output: Path | None = None
-        """The file that gets what functions print, of workers that are started later; by default it is lost."""
+        """The file that gets the lines that functions print, of workers that start later; by default they are lost."""
         self._warm_up = tuple(warm_up)
         self._memory_limit_bytes = memory_limit_bytes
         self._recycle_bytes = recycle_bytes
@@ -135,8 +135,6 @@ class WorkerPool:
         """Kill all workers and wait for their ends; calls that run get a WorkerDiedError."""
         self._open = False
         await asyncio.gather(*(slot.close() for slot in self._slots))
-        if self.output is not None and self.output.exists() and not self.output.stat().st_size:
-            self.output.unlink()
 
     async def call(
         self, function_path: str, args: Sequence[Any], *, deadline_seconds: float, cached: bool = False

@@ -30,8 +30,8 @@ _SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """A worker has one core's work to do, and accelerators belong to the engine."""
-_ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace", "PYTHONUNBUFFERED": "1"}
-"""What a function prints must not end it, and is there when its process is killed."""
+_ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
+"""What a function prints must not end it."""
 
 
 class Channel(asyncio.Protocol):
