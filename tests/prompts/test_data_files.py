@@ -146,6 +146,20 @@ def test_a_split_is_chosen_where_there_are_several(load: Load, tmp_path: Path) -
     assert "has the splits train, heldout" in refusal(load, saved)
     assert [prompt.text for prompt in load(saved, split="heldout").prompts] == TEXTS[2:]
     assert "this is a file: remove it" in refusal(load, write(tmp_path, "a.csv"), split="train")
+    assert "this is a pattern: remove it" in refusal(load, tmp_path / "*.csv", split="train")
+    alone = refusal(load, saved / "train", split="test")
+    assert "split = 'test': is for folders and data sets of the hub, and this is one split that was saved" in alone
+
+
+def test_files_beside_a_split_are_not_left_out_silently(load: Load, tmp_path: Path) -> None:
+    write(tmp_path, "a.csv")
+    write_cells(tmp_path / "a_test.csv", ",", ROWS[2:])
+    assert refusal(load, tmp_path) == (
+        f"{tmp_path}: has files of the split test and others, such as a.csv: set split to it, or give a pattern of "
+        "what you want"
+    )
+    assert [prompt.text for prompt in load(tmp_path, split="test").prompts] == TEXTS[2:]
+    assert len(load(f"{tmp_path}/*.csv").prompts) == 4
 
 
 def test_what_is_no_object_in_an_array_is_a_bad_row(load: Load, tmp_path: Path) -> None:
@@ -181,6 +195,25 @@ def test_a_data_set_of_the_hub_is_taken_from_its_cache(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name in ("org/sums", "org/sums/main"):
         assert [prompt.text for prompt in load(name).prompts] == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("name", "fetched"), [("org/sums", ["main/a.csv", "other/a.csv"]), ("org/sums/main", ["main/a.csv"])]
+)
+def test_of_a_data_set_of_the_hub_only_the_folder_is_fetched(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fetched: list[str]
+) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    def fetch(repo: str, *, repo_type: str, allow_patterns: list[str]) -> str:
+        files = ["main/a.csv", "other/a.csv", "main/image.png"]
+        assert list(filter_repo_objects(files, allow_patterns=allow_patterns)) == fetched
+        (tmp_path / "main").mkdir()
+        write(tmp_path / "main", "a.csv")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert [prompt.text for prompt in load(name).prompts] == TEXTS
 
 
 def test_ragged_rows_are_told_with_their_line_and_may_be_skipped(load: Load, tmp_path: Path) -> None:

@@ -123,18 +123,24 @@ def _find(place: str, split: str | None) -> list[Path]:
             raise DataError(f"{place}: no file has such a name; check the pattern")
         for file in files:
             _check_file(file)
+        _refuse_split(place, split, "a pattern")
         return files
     match = _HUB_NAME.fullmatch(place) if not _exists(path) and _kind(path) is None else None
     if match is not None and not Path(match["name"]).parent.exists():
-        path = _from_hub(match["name"]) / match["inside"].lstrip("/")
+        inside = match["inside"].lstrip("/")
+        path = _from_hub(match["name"], inside) / inside
     if path.is_dir():
         return _in_folder(path, split)
     _check_file(path)
+    _refuse_split(place, split, "a file")
+    return [path]
+
+
+def _refuse_split(place: str, split: str | None, kind: str) -> None:
     if split is not None:
         raise DataError(
-            f"{path}: split = {split!r}: is for folders and data sets of the hub, and this is a file: remove it"
+            f"{place}: split = {split!r}: is for folders and data sets of the hub, and this is {kind}: remove it"
         )
-    return [path]
 
 
 def _in_folder(folder: Path, split: str | None) -> list[Path]:
@@ -142,6 +148,7 @@ def _in_folder(folder: Path, split: str | None) -> list[Path]:
         names = _saved(splits, "splits")
         return _in_folder(folder / _chosen_split(folder, names, split), None)
     if (state := folder / "state.json").is_file():
+        _refuse_split(str(folder), split, "one split that was saved alone")
         return [folder / entry["filename"] for entry in _saved(state, "_data_files")]
     inside = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
     files = [
@@ -154,6 +161,11 @@ def _in_folder(folder: Path, split: str | None) -> list[Path]:
     by_split: dict[str, list[Path]] = {}
     for file in files:
         by_split.setdefault(_split_of(file), []).append(file)
+    if split is None and "" in by_split and len(by_split) == 2:
+        raise DataError(
+            f"{folder}: has files of the split {max(by_split)} and others, such as {by_split[''][0]}: set split to it, "
+            "or give a pattern of what you want"
+        )
     if split is not None or len(by_split) > 1:
         files = by_split[_chosen_split(folder, sorted(filter(None, by_split)), split)]
     _check_alike(folder, files)
@@ -197,12 +209,15 @@ def _check_alike(folder: Path, files: Sequence[Path]) -> None:
         raise DataError(f"{folder}: has files of several kinds, {', '.join(kinds)}: say which, as {folder}/*{kinds[0]}")
 
 
-def _from_hub(name: str) -> Path:
-    """Return the folder of a data set of the hub, fetched once."""
+def _from_hub(name: str, inside: str) -> Path:
+    """Return the folder of a data set of the hub, of which the files in a folder, or all, are fetched once."""
     try:
         from huggingface_hub import snapshot_download  # slow to import, and needed for such names only
 
-        patterns = [f"*{kind}{more}" for kind in KINDS for more in ("", *(COMPRESSIONS if kind in _TEXTS else ()))]
+        under = f"{inside}/" if inside else ""
+        patterns = [
+            f"{under}*{kind}{more}" for kind in KINDS for more in ("", *(COMPRESSIONS if kind in _TEXTS else ()))
+        ]
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:  # every way a download can fail has the same remedy
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
