@@ -131,3 +131,10 @@ def test_an_evaluation_keeps_what_functions_print(folder: Path, rollfeed: Rollfe
     assert ran.code == 0, ran.err
     assert ran.json["sets"]["sums"]["num_prompts"] == 4
     assert (folder / "runs" / "eval" / "rewards.log").read_text().count("and right is") == 4
+
+
+def test_check_calls_no_function_for_what_a_generate_function_makes(folder: Path, rollfeed: Rollfeed) -> None:
+    (folder / "rewards.py").write_text("def closeness(response, metadata):\n    return metadata['turns']\n")
+    (folder / "mine.py").write_text("async def answer(request, *, services):\n    raise AssertionError\n")
+    ran = rollfeed("check", "run.toml", "--set", "plugins.generate=mine.py:answer")
+    assert ran.code == 0, ran.err

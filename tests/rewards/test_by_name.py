@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,3 +109,10 @@ async def test_async_functions_stay_async() -> None:
     made = by_name(reward, takes=Takes.SAMPLE)
     assert inspect.iscoroutinefunction(made)
     assert await made(*asked()) == 1.0
+
+
+def test_lists_have_what_a_generate_function_knows_of_a_sample() -> None:
+    sample, prompt = asked()
+    made = by_name(lambda completions, turns: turns, takes=Takes.GROUP)
+    told = [replace(sample, metadata={**METADATA, "turns": number}) for number in (1, 2)]
+    assert made(told, prompt) == [1, 2]

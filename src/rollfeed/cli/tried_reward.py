@@ -44,7 +44,8 @@ def try_reward(prepared: app.PreparedRun) -> TriedReward | None:
     """Call the function that scores the first row of a data set, with its label as the response.
 
     Returns:
-        None where no function of the user scores it by itself: there is no data set, or the function is slime's.
+        None where no function of the user scores it by itself: there is no data set, or the function is slime's,
+        or gets samples that a function of the user has made, whose metadata nobody knows.
 
     Raises:
         ConfigError: If it gives no reward, with what it raised.
@@ -52,6 +53,8 @@ def try_reward(prepared: app.PreparedRun) -> TriedReward | None:
     config = prepared.settings
     prompt = next(iter(prepared.dataset_prompts), None)
     if prompt is None or config.rollout.mode is RolloutMode.SFT or prepared.functions.slime is not None:
+        return None
+    if config.plugins.generate or config.plugins.rollout:
         return None
     if not config.plugins.has_reward and prompt.metadata.get("reward_fn") is None:
         return None

@@ -113,8 +113,12 @@ def _is_of_a_sample(names: Sequence[str]) -> bool:
     return bool(names) and {"sample", "prompt"}.issuperset(names) and list(names) != ["sample", "prompt"]
 
 
+def _metadata(sample: Sample, prompt: Prompt) -> Mapping[str, Any]:
+    return sample.metadata or prompt.metadata
+
+
 def _single(sample: Sample, prompt: Prompt, label_names: Collection[str]) -> dict[str, Any]:
-    metadata = sample.metadata or prompt.metadata
+    metadata = _metadata(sample, prompt)
     return {
         **dict.fromkeys(label_names, prompt.label),
         **metadata,
@@ -129,10 +133,11 @@ def _single(sample: Sample, prompt: Prompt, label_names: Collection[str]) -> dic
 def _lists(samples: Sequence[Sample], prompts: Sequence[Prompt], label_names: Collection[str]) -> dict[str, Any]:
     texts = [without_end_token(sample.response) for sample in samples]
     labels = [prompt.label for prompt in prompts]
-    columns = dict.fromkeys(name for prompt in prompts for name in prompt.metadata)
+    rows = [_metadata(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)]
+    columns = dict.fromkeys(name for row in rows for name in row)
     return {
         **dict.fromkeys([*label_names, "label"], labels),
-        **{name: [prompt.metadata.get(name) for prompt in prompts] for name in columns},
+        **{name: [row.get(name) for row in rows] for name in columns},
         "prompts": [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts],
         "completions": [
             text if prompt.messages is None else [{"role": "assistant", "content": text}]
