@@ -131,6 +131,28 @@ def test_files_of_a_folder_and_of_a_pattern_are_one_data_set(load: Load, tmp_pat
     assert "no file has such a name" in refusal(load, f"{folder}/*.tsv")
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *[
+            (path, "math")
+            for path in ("math", "math/*.csv", "math/?.csv@[1:]", "math/*", "math/**/*.csv", "more/../math")
+        ],
+        *[("math/a*.csv", "a"), ("math/a.csv", "a"), ("one", "one"), ("*/a.csv", "folder"), (".", "folder")],
+    ],
+)
+def test_a_data_set_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, name: str) -> None:
+    folder = tmp_path / "folder"
+    for file in ("math/a.csv", "math/b.csv", "one/a.csv", "more/c.txt"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        write_cells(folder / file, ",")
+    if path == ".":
+        (folder / "one" / "a.csv").unlink()
+        (folder / "math" / "b.csv").unlink()
+    monkeypatch.chdir(folder)
+    assert open_prompt_file(path, columns=None).name == name
+
+
 def test_a_split_is_chosen_where_there_are_several(load: Load, tmp_path: Path) -> None:
     folder = tmp_path / "gsm8k"
     (folder / "data").mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
@@ -89,13 +90,17 @@ def _kind(path: Path) -> str | None:
 
 
 def _name(place: str, path: Path) -> str:
-    if _kind(path) is None:
-        plain = [part for part in path.parts if not glob.has_magic(part) and part not in ("/", "..")]
+    """Return the stem of a file; for several, the last name in their path that is neither a pattern nor a file's."""
+    if Path(place).is_dir():
+        return Path(os.path.abspath(place)).name
+    if _kind(Path(place)) is None or not path.is_file():
+        parts = [part for part in Path(place).parts if part not in ("/", "..") and _kind(Path(part)) is None]
+        plain = [part for part in parts if not glob.has_magic(part)]
         return plain[-1] if plain else Path.cwd().name
     name = path.name
-    while name != (shorter := re.sub(r"\.[^.]*$", "", name)) and Path(name).suffix.lower() in (*KINDS, *COMPRESSIONS):
-        name = shorter
-    return name if glob.has_magic(place) or not Path(place).is_dir() else Path(place).name
+    while Path(name).suffix.lower() in (*KINDS, *COMPRESSIONS):
+        name = Path(name).stem
+    return name
 
 
 def _split_slice(path: str) -> tuple[str, int | None, int | None]:
