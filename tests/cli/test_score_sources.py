@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
 from collections.abc import Callable
@@ -34,11 +35,13 @@ def score(tmp_path: Path) -> Score:
     return run
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "jsonl.bz2", "parquet"])
 def test_files_of_every_form_are_scored_by_columns_of_other_names(score: Score, tmp_path: Path, form: str) -> None:
     path = tmp_path / f"rows.{form}"
     if form == "parquet":
         pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif form == "jsonl.bz2":
+        path.write_bytes(bz2.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
     elif form.startswith("json"):
         path.write_text(json.dumps(ROWS) if form == "json" else "".join(json.dumps(row) + "\n" for row in ROWS))
     else:

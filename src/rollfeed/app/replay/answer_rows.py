@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 
 from rollfeed.app.evaluation import ANSWERS_FILE
 from rollfeed.errors import DataError
-from rollfeed.prompts.files import open_prompt_file
-from rollfeed.prompts.files.raw_rows import missing_column
+from rollfeed.prompts.files import COMPRESSIONS, KINDS, missing_column, open_prompt_file
 from rollfeed.rewards.scoring import read_rows
 from rollfeed.store import RunReader
 from rollfeed.store.layout import JOURNAL
 
 ReadRows = Callable[[Path], Iterator[Mapping[str, Any]]]
-_FORMS = frozenset({".csv", ".tsv", ".json", ".parquet", ".arrow", ".gz", ".zst"})
+_FORMS = frozenset({*KINDS, *COMPRESSIONS} - {".jsonl"})
 
 
 def answer_reader(path: Path, columns: Mapping[str, str]) -> ReadRows:
