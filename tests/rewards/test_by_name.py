@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollfeed.errors import RewardError
@@ -100,6 +101,10 @@ def test_what_no_row_has_is_told_with_a_remedy() -> None:
         called(lambda response, levl: 0.0)
     with pytest.raises(RewardError, match=r"returned 0\.5 for one completion; it must be a list of one reward"):
         called(lambda completions: 0.5)
+
+
+def test_an_array_is_a_list_of_rewards() -> None:
+    assert called(lambda completions: np.full(len(completions), 0.5)) == 0.5
 
 
 async def test_async_functions_stay_async() -> None:

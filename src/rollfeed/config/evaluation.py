@@ -100,7 +100,7 @@ class EvalDatasetSettings(EvalColumnKeys):
     split: _Key | None = None
     """Of a folder or a data set of the hub that has several."""
     name: _Key | None = None
-    """Names the set in results; by default the file's stem."""
+    """Names the set in results; by default the file's stem, or the folder's name."""
 
 
 class EvalEnvironmentSettings(EvalKeys):

@@ -13,6 +13,8 @@ from enum import StrEnum
 from functools import partial, wraps
 from typing import Any
 
+import numpy as np
+
 from rollfeed.answers import without_end_token
 from rollfeed.base.importing import is_async
 from rollfeed.errors import RewardError, suggestion
@@ -57,6 +59,7 @@ def by_name(function: Any, *, takes: Takes, label_names: Collection[str] = ()) -
     def result(given: Any) -> Any:
         if not takes_several or takes is not Takes.SAMPLE:
             return given
+        given = given.tolist() if isinstance(given, np.ndarray) else given
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
             raise RewardError(f"it returned {given!r:.80} for one completion; it must be a list of one reward")
         return given[0]
