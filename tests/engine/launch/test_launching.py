@@ -213,6 +213,59 @@ async def test_nothing_is_started_while_servers_sleep(engine_of: Any, mark: str)
         assert await answer(engine) == 0
 
 
+async def test_a_server_that_is_being_started_again_is_waited_for_and_sleeps_too(
+    engine_of: Any, mark: str, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls"
+    async with engine_of(num_servers=2, flags={"calls": str(calls), "slow": 1.0}, colocate=True) as engine:
+        killed = keeper_of(engine, 0)
+        os.kill(killed, signal.SIGKILL)
+        await seconds_until(lambda: engine.metrics()["dead_workers"])
+        await seconds_until(lambda: keeper_of(engine, 0) != killed)
+        calls.write_text("")
+        await engine.sleep()
+        assert calls.read_text().count("/release_memory_occupation") == 2
+        await engine.wake_up()
+        await seconds_until(lambda: engine.metrics()["live_workers"] == 2)
+
+
+def keeper_of(engine: LaunchedEngine, number: int) -> int:
+    return list(engine.launcher._servers.values())[number].keeper.pid
+
+
+async def test_a_server_that_is_lost_is_not_taken_for_the_one_that_has_just_ended(launcher_of: Any) -> None:
+    launcher = launcher_of(num_servers=2)
+    lost, ended = launcher._servers.values()
+    lost.is_lost = True
+    lost.is_down.set()
+    lost.is_settled.set()
+
+    async def end_and_come_back() -> None:
+        await asyncio.sleep(0.05)
+        ended.is_down.set()
+        ended.is_settled.set()
+
+    coming = asyncio.create_task(end_and_come_back())
+    assert await launcher.revive()
+    await coming
+    ended.is_lost = True
+    assert not await launcher.revive()
+
+
+async def test_a_server_that_is_too_slow_is_explained_by_what_it_said_before_it_was_ended(engine_of: Any) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit('RuntimeError: told to end'))\n"
+        "print('loading weights', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program]
+    with pytest.raises(EngineUnavailableError) as caught:
+        async with engine_of(command=command, startup_timeout_seconds=2.0):
+            pass
+    assert "ends with: loading weights; look there" in str(caught.value)
+
+
 async def test_a_server_that_refuses_to_sleep_is_an_error(engine_of: Any) -> None:
     async with engine_of() as engine:
         engine._http.ask = refuse

@@ -30,6 +30,7 @@ SGLANG = """\
             "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.; give it",
         ),
         (SGLANG, 137, "by signal SIGKILL; LOG ends with: [21:02] kill_process_tree called: pid=7; look there"),
+        ("", 255, "with exit code 255; LOG"),
         ("", 127, "before it began; LOG ends with: nothing; look there"),
         ("python: No module named sglang\n", 1, "sglang; set engine.launch.command to a program that has it"),
         ("OSError: [Errno 98] error while attempting to bind", None, "LOG ends with: OSError: [Errno 98] error while"),

@@ -62,15 +62,17 @@ class LaunchedEngine(ServerEngine):
     async def sleep(self) -> None:
         """Have servers give up their memory until :meth:`wake_up`; requests wait. One that does not answer is out.
 
+        Those that are just being started again are waited for, as they would take memory in the middle.
+
         Raises:
             EngineProtocolError: If one refuses.
         """
         self.weights.rest()
-        self.launcher.hold(True)
-        workers = self._pool.live
+        await self.launcher.hold()
+        workers = [each for each in self._pool.workers if each.is_live or self.launcher.is_back(each.address)]
         errors = await _errors_of(self._dialect.sleep(worker) for worker in workers)
         for worker, error in zip(workers, errors, strict=True):
-            if isinstance(error, EngineProtocolError):
+            if isinstance(error, EngineProtocolError) and worker.is_live:
                 raise error
             if error is not None:
                 await self._pool.take_out(worker, f"it does not give up its memory: {error}")
@@ -82,7 +84,7 @@ class LaunchedEngine(ServerEngine):
         for worker, error in zip(workers, errors, strict=True):
             if error is not None:
                 await self._pool.take_out(worker, f"it does not take its memory back: {error}")
-        self.launcher.hold(False)
+        self.launcher.go_on()
         self.weights.look_after()
 
     async def _server_ended(self, address: str, why: str, is_lost: bool) -> None:

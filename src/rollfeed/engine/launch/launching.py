@@ -52,6 +52,8 @@ class _Server:
         self.is_settled = asyncio.Event()
         """It is up, or lost."""
         self.is_lost = False
+        self.starting = asyncio.Lock()
+        """Held while it is started again."""
         self.ends = deque[float]()
         """Times of its deaths, by the monotonic clock."""
         self.log_start = 0
@@ -97,7 +99,9 @@ class ServerLauncher:
 
     async def revive(self) -> bool:
         """Wait for servers that have just ended; return whether one of them is healthy again."""
-        servers = self._servers.values()
+        servers = [server for server in self._servers.values() if not server.is_lost]
+        if not servers:
+            return False
         noticed = [asyncio.ensure_future(server.is_down.wait()) for server in servers]
         await asyncio.wait(noticed, timeout=_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for each in noticed:
@@ -106,9 +110,21 @@ class ServerLauncher:
         await asyncio.gather(*(server.is_settled.wait() for server in ended))
         return any(not server.is_lost for server in ended)
 
-    def hold(self, is_held: bool) -> None:
-        """Start nothing while held: the memory that servers would take is somebody else's."""
-        (self._may_start.clear if is_held else self._may_start.set)()
+    async def hold(self) -> None:
+        """Start nothing until :meth:`go_on`, as the memory is somebody else's; return when no start is under way."""
+        self._may_start.clear()
+        for server in self._servers.values():
+            async with server.starting:
+                pass
+
+    def go_on(self) -> None:
+        """Start servers again after :meth:`hold`."""
+        self._may_start.set()
+
+    def is_back(self, address: str) -> bool:
+        """Whether the server at an address has been started again and is up."""
+        server = self._servers[address]
+        return bool(server.ends) and not server.is_down.is_set()
 
     async def close(self) -> None:
         """End all servers."""
@@ -140,7 +156,8 @@ class ServerLauncher:
             await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, 2.0 ** (len(server.ends) - 1)))
             await self._may_start.wait()
             try:
-                await self._start(server)
+                async with server.starting:
+                    await self._start(server)
                 _log.warning("%s: started again", server.command.name)
             except EngineUnavailableError as error:
                 _log.warning("%s", error)
@@ -174,10 +191,11 @@ class ServerLauncher:
             async with asyncio.timeout(self._settings.startup_timeout_seconds):
                 await self._until_healthy(server)
         except TimeoutError:
+            told = explained(log, server.log_start, None)  # before it says that it was told to end
             await self._end(server)
             raise EngineUnavailableError(
                 f"{SETTING}: {command.name} was not healthy within startup_timeout_seconds = "
-                f"{self._settings.startup_timeout_seconds:g} {explained(log, server.log_start, None)}"
+                f"{self._settings.startup_timeout_seconds:g} {told}"
             ) from None
         except BaseException:
             await self._end(server)

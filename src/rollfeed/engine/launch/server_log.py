@@ -45,12 +45,11 @@ def explained(log: Path, start: int, code: int | None) -> str:
 
 
 def _code_text(code: int) -> str:
-    number = -code if code < 0 else code - 128
+    names = {each.value: each.name for each in signal.Signals}
     if code == NOT_STARTED:
         return "before it began"
-    if number > 0:
-        names = {each.value: each.name for each in signal.Signals}
-        return f"by signal {names.get(number, number)}"
+    if (number := -code if code < 0 else code - 128) in names:
+        return f"by signal {names[number]}"
     return f"with exit code {code}"
 
 
