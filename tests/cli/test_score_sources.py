@@ -91,7 +91,8 @@ def test_an_evaluation_is_scored(score: Score, settings_file: Callable[..., Path
 def test_a_run_is_scored_by_its_own_settings_or_by_others(
     score: Score, settings_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "score_rewards.py").write_text("def length(sample, prompt):\n    return float(len(sample.response))\n")
+    told = "def length(response, answer):\n    assert answer == 4\n    return float(len(response))\n"
+    (tmp_path / "score_rewards.py").write_text(told)
     overrides = ["plugins.reward=score_rewards:length", "reward.functions_in_workers=false"]
     spec = RunSpec.load(settings_file(), overrides)
     tree, identity = spec.settings.model_dump(mode="json"), spec.settings.identity()
@@ -108,6 +109,7 @@ def test_a_run_is_scored_by_its_own_settings_or_by_others(
         if rollout.has_finished
     }
     assert {each["id"]: each["reward"] for each in score(run)} == expected
+    assert main(["score", str(run), "--out", str(tmp_path / "out.jsonl"), "--workers", "0"]) == 2
     other = score(run, "--rm-type", "random")
     assert {each["id"] for each in other} == expected.keys()
     assert {each["reward"] for each in other} <= {0.0, 1.0}

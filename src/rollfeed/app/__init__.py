@@ -19,7 +19,7 @@ from rollfeed.app.evaluation import (
 )
 from rollfeed.app.model import Endpoint, Model, build_engine, keep_server_logs, load_model, load_settings_model
 from rollfeed.app.replay import StepReplay, answer_reader, replay_run
-from rollfeed.app.rewards import check_isolation, grade_rows, score_file
+from rollfeed.app.rewards import check_isolation, grade_rows, label_names, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import environment_source, overlaps, source_names
 from rollfeed.app.stored_run import stored_folders, stored_spec
@@ -46,6 +46,7 @@ __all__ = [
     "generate_rollout_batch",
     "grade_rows",
     "keep_server_logs",
+    "label_names",
     "load_functions",
     "load_model",
     "load_settings_model",

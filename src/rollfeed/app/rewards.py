@@ -275,7 +275,11 @@ def label_names(config: RolloutConfig) -> set[str]:
 
 @asynccontextmanager
 async def open_reward_hub(
-    settings: RewardSettings, *, functions: PluginSettings | None = None, folders: Sequence[Path] = ()
+    settings: RewardSettings,
+    *,
+    functions: PluginSettings | None = None,
+    label_names: Collection[str] = (),
+    folders: Sequence[Path] = (),
 ) -> AsyncIterator[RewardHub]:
     """Give a hub that grades single responses, with everything it needs; leaving ends what it started.
 
@@ -295,7 +299,7 @@ async def open_reward_hub(
     if own is not None and ":" in own:
         load = partial(load_reward_function, settings=settings, services=services, folders=folders)
         graders[own] = as_grader(load(own, RewardFn, Takes.SAMPLE, "rm_type"))
-    hub = reward_hub(settings, chosen, services, graders=graders, folders=folders)
+    hub = reward_hub(settings, chosen, services, graders=graders, label_names=label_names, folders=folders)
     async with services:
         yield hub
 
@@ -330,13 +334,15 @@ async def score_file(
     read: Callable[[Path], Iterator[Mapping[str, Any]]] = read_rows,
     settings: RewardSettings | None = None,
     functions: PluginSettings | None = None,
+    label_names: Collection[str] = (),
     folders: Sequence[Path] = (),
     progress: Callable[[ScoreCounts], None] | None = None,
 ) -> ScoreCounts:
     """Grade the rows of a JSONL file into another, which appears when it is complete.
 
     Rows are as :func:`grade_rows` takes them, one a line; blank lines do not count, and ``progress`` is told after each
-    row. ``read`` gives the rows of what is no JSONL file, and is called twice.
+    row. ``read`` gives the rows of what is no JSONL file, and is called twice; ``label_names`` are columns of labels,
+    by which functions may ask for them.
 
     Raises:
         DataError: If ``path`` is not such a file, or ``out`` cannot be made.
@@ -347,7 +353,8 @@ async def score_file(
     check_plain(path, out, is_folder=read is not read_rows)
     counts = ScoreCounts(total=await asyncio.to_thread(lambda: sum(1 for _ in read(path))))
     with ResultFile(out) as file:
-        grading = _grade(read(path), settings or RewardSettings(), functions or PluginSettings(), folders)
+        chosen = (settings or RewardSettings(), functions or PluginSettings())
+        grading = _grade(read(path), *chosen, folders, label_names)
         async with aclosing(grading):
             async for graded in grading:
                 file.write(json.dumps(graded.result()))
@@ -359,10 +366,14 @@ async def score_file(
 
 
 async def _grade(
-    rows: Iterable[Mapping[str, Any]], settings: RewardSettings, functions: PluginSettings, folders: Sequence[Path]
+    rows: Iterable[Mapping[str, Any]],
+    settings: RewardSettings,
+    functions: PluginSettings,
+    folders: Sequence[Path],
+    label_names: Collection[str] = (),
 ) -> AsyncGenerator[Graded, None]:
     function = functions.reward or functions.batched_reward
-    async with open_reward_hub(settings, functions=functions, folders=folders) as hub:
+    async with open_reward_hub(settings, functions=functions, label_names=label_names, folders=folders) as hub:
         grading = grade_all(
             rows,
             hub,

@@ -136,17 +136,21 @@ class Scoring:
     functions: PluginSettings
     folders: tuple[Path, ...]
     """Where modules of functions are looked for."""
+    label_names: frozenset[str] = frozenset()
+    """Columns of labels, by which functions may ask for them."""
 
 
-def scoring_of(arguments: argparse.Namespace) -> Scoring:
-    """Return what the arguments of :func:`add_reward_arguments` make.
+def scoring_of(arguments: argparse.Namespace, stored: Scoring | None = None) -> Scoring:
+    """Return what the arguments of :func:`add_reward_arguments` make, of ``stored`` in place of ``--settings``.
 
     Raises:
         ConfigError: If one is out of its bounds.
     """
     file: Path | None = arguments.settings
-    base = ScoringSettings() if file is None else load_scoring_settings(file)
-    tree = base.reward.model_dump()
+    if stored is None:
+        read = ScoringSettings() if file is None else load_scoring_settings(file)
+        stored = Scoring(read.reward, read.plugins, tuple(_folders(file)))
+    tree = stored.settings.model_dump()
     given = [
         (("rm_type",), "--rm-type", arguments.rm_type),
         (("remote", "url"), "--remote-url", arguments.remote_url),
@@ -163,7 +167,7 @@ def scoring_of(arguments: argparse.Namespace) -> Scoring:
             RewardSettings.model_validate(tree)
         except ValidationError as error:
             raise ConfigError(f"{option} {value}: {first_problem(error)}") from None
-    return Scoring(RewardSettings.model_validate(tree), base.plugins, tuple(_folders(file)))
+    return replace(stored, settings=RewardSettings.model_validate(tree))
 
 
 def first_problem(error: ValidationError) -> str:

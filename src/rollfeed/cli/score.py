@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             read=answer_reader(file, columns),
             settings=scoring.settings,
             functions=scoring.functions,
+            label_names=scoring.label_names,
             folders=scoring.folders,
             progress=progress,
         )
@@ -110,10 +111,11 @@ def _scoring(arguments: argparse.Namespace) -> Scoring:
     file: Path = arguments.file
     if arguments.settings is not None or arguments.rm_type is not None or not (file / "journal.sqlite").is_file():
         return scoring_of(arguments)
-    from rollfeed.app import stored_spec
+    from rollfeed.app import label_names, stored_spec
 
     spec = stored_spec(file)
-    return Scoring(spec.settings.reward, spec.settings.plugins, spec.folders)
+    settings, names = spec.settings, frozenset(label_names(spec.settings))
+    return scoring_of(arguments, Scoring(settings.reward, settings.plugins, spec.folders, names))
 
 
 def _saved_input(folder: Path) -> Path:
