@@ -32,6 +32,7 @@ def test_every_combination_is_run_once_and_one_that_fails_does_not_end_the_other
     with RunReader(finished) as reader:
         stored = reader.run().settings
         assert reader.steps()[-1].metrics["rollout/reward_mean"] == 0.5
+    assert "train" not in stored  # with one, the run's settings.json would be that of a training
     assert (stored["seed"], stored["rollout"]["rollout_batch_size"]) == (2, 2)
     lines = ran.out.splitlines()
     assert lines[0].split() == ["seed", "plugins.reward", "steps", "reward", "accuracy", "status"]

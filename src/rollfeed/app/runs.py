@@ -67,7 +67,7 @@ async def run(
         raise RunDirectoryError(problem)
     opened = RunDirectory.open(
         out,
-        settings=settings.model_dump(mode="json"),
+        settings=settings.resolved(),
         identity=settings.identity(),
         overwrite=overwrite,
         step=step,

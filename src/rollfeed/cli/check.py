@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     spec = load_spec(arguments.files, arguments.overrides)
     if arguments.print:
         if arguments.json:
-            print(json.dumps(spec.settings.model_dump(mode="json")))
+            print(json.dumps(spec.settings.resolved()))
         else:
             print(resolved_text(spec.settings, files=arguments.files, overrides=arguments.overrides), end="")
         return 0

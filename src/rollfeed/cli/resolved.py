@@ -29,11 +29,8 @@ def resolved_text(settings: Settings, *, files: Sequence[Path], overrides: Seque
         names = [name for name, tree in origins if _has(tree, key)]
         return f"  # {names[-1]}" if names else ""
 
-    tree = settings.model_dump(mode="json")
-    if not settings.trains:
-        del tree["train"]
     texts = []
-    for table, values in _tables(settings, tree):
+    for table, values in _tables(settings, settings.resolved()):
         lines = [
             f"{name} = {value_text(value)}{origin(f'{table}.{name}'.strip('.'))}" for name, value in values.items()
         ]

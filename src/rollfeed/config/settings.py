@@ -235,6 +235,13 @@ class Settings(RolloutConfig):
         is_given = self.rollout.mode is RolloutMode.SFT
         return self.max_prompt_length + (0 if is_given else self.sampling.rollout_max_response_len)
 
+    def resolved(self) -> dict[str, Any]:
+        """Return all settings as the tables of a settings file; a ``[train]`` is there only where they train."""
+        tree = self.model_dump(mode="json")
+        if not self.trains:
+            del tree["train"]
+        return tree
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that a resumed run does not change unnoticed, as dotted keys."""
         flat = flatten(self.model_dump(mode="json"))
