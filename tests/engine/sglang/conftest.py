@@ -143,7 +143,7 @@ class ScriptedServer:
                 await self.update_gate.wait()
             self.version = body["weight_version"]
             return web.json_response({"success": True, "message": "ok", "num_paused_requests": 0})
-        if path in ("/pause_generation", "/continue_generation"):
+        if path in ("/pause_generation", "/continue_generation", "/flush_cache"):
             return web.json_response({"message": "ok"})
         return web.Response(status=404)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from aiohttp import web
 
 from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.protocols import Command
 from rollfeed.testing.fake_sglang import serve_fake_sglang
-from rollfeed.types import SamplingParams, TensorUpdate
+from rollfeed.types import SamplingParams, TensorUpdate, WeightUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
 UPDATE = "/update_weights_from_disk"
@@ -130,6 +133,62 @@ async def test_a_server_that_hangs_while_it_is_rebuilt_holds_up_no_newer_version
         assert servers[1].version == "2"
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared(WeightUpdate):
+    """Is prepared and loaded as it is told."""
+
+    at: Callable[[str], Awaitable[None]]
+
+    async def prepare(self, address: str, command: Command) -> int:
+        del command
+        await self.at(address)
+        return 1
+
+    async def load(self, address: str, command: Command) -> int:
+        await command("/update_weights_from_disk", {"weight_version": str(self.policy_version)})
+        return 2
+
+
+async def test_a_server_that_came_back_meanwhile_and_does_not_prepare_holds_up_no_others(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.2, probes_until_dead=1) as engine:
+        await engine.apply(tensors(1))
+        await servers[1].kill()
+        await until(lambda: engine.metrics()["live_workers"] == 1)
+        go_on = asyncio.Event()
+
+        async def prepare(address: str) -> None:
+            await (go_on if address == servers[0].address else asyncio.Event()).wait()
+
+        updating = asyncio.create_task(engine.weights.update(Prepared(policy_version=2, at=prepare)))
+        await servers[1].start()
+        await until(lambda: engine.metrics()["live_workers"] == 2)
+        go_on.set()
+        async with asyncio.timeout(5):
+            await updating
+        assert (engine.policy_version, engine.metrics()["live_workers"]) == (2, 1)
+        assert engine.metrics()["weights_bytes"] == 3
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract"])
+async def test_a_server_that_keeps_its_cache_of_older_weights_is_out_where_all_that_ran_was_ended(
+    scripted: Any, engine_at: EngineAt, mode: str
+) -> None:
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=400, text="not flushed: requests are running")
+
+    async def prepare(_address: str) -> None: ...
+
+    async with scripted() as (server,), engine_at(server, weight_update=mode, probe_interval_seconds=30.0) as engine:
+        server.answers["/flush_cache"] = refuse
+        update = engine.weights.update(Prepared(policy_version=1, at=prepare))
+        if mode == "retract":  # what runs goes on, with a warning
+            return await update
+        with pytest.raises(EngineUnavailableError, match=r"its weights are new and its cache is not: .* are running"):
+            await update
+
+
 async def test_the_last_server_is_as_late_as_four_times_the_others(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.001) as engine:
         servers[0].answers[UPDATE], servers[1].answers[UPDATE] = _taken(servers[0], 0.3), _taken(servers[1], 0.7)
@@ -204,8 +263,8 @@ async def test_costs_of_the_last_update_are_told(scripted: Any, engine_at: Engin
         servers[1].answers[UPDATE] = _taken(servers[1], 0.1)
         await engine.apply(tensors(1))
         told = engine.metrics()
-        assert told["weights_bytes"] > 2 * 16
-        assert told["weights_bytes"] % 2 == 0
+        folder = Path(servers[0].bodies(UPDATE)[0]["model_path"])
+        assert told["weights_bytes"] == 2 * (folder / "model.safetensors").stat().st_size
         assert told["weights_pause_seconds"] >= 0.1
         assert told["weights_prepare_seconds"] > 0.0
 

@@ -137,7 +137,11 @@ async def test_weights_change_during_a_pause_of_the_caller(engine_at: EngineAt, 
 async def test_a_server_that_cannot_flush_says_so_once_it_has_the_weights(
     scripted: Any, engine_at: EngineAt, caplog: pytest.LogCaptureFixture
 ) -> None:
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=400)
+
     async with scripted() as (server,), engine_at(server, weight_update="retract") as engine:
+        server.answers["/flush_cache"] = refuse
         await engine.apply(TensorUpdate(TENSORS, policy_version=4))
         assert [body["flush_cache"] for body in server.bodies("/update_weights_from_disk")] == [False]
         assert engine.policy_version == 4

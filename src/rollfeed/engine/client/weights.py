@@ -293,9 +293,10 @@ class ServerWeights:
         return dict(zip(workers, await self._at_all(workers, prepare), strict=True))
 
     async def _prepare(self, worker: Worker, update: WeightUpdate) -> None:
-        self.costs.num_bytes += await self._dialect.prepare(worker.address, update)
+        num_bytes = await self._dialect.prepare(worker.address, update)
         if isinstance(update, FolderUpdate) and not isinstance(update, PreparedUpdate):
-            self.costs.num_bytes += await asyncio.to_thread(_num_bytes, update.folder)
+            num_bytes += await asyncio.to_thread(_num_bytes, update.folder)
+        self.costs.num_bytes += num_bytes  # behind the awaits: what others add meanwhile would be lost
 
     async def _update_all(self, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]) -> None:
         workers, version = self._pool.live, update.policy_version
@@ -334,19 +335,20 @@ class ServerWeights:
         prepared: Mapping[Worker, EngineError | None],
         patience: _Patience,
     ) -> None:
-        if worker not in prepared:  # it came back meanwhile
-            await self._prepare(worker, update)
-        elif (problem := prepared[worker]) is not None:
+        if (problem := prepared.get(worker)) is not None:
             raise problem
-        began = asyncio.get_running_loop().time()
         try:
             async with patience.of(worker):
-                self.costs.num_bytes += await self._dialect.update(worker, update, is_held=self.is_paused)
+                if worker not in prepared:  # it came back meanwhile
+                    await self._prepare(worker, update)
+                began = asyncio.get_running_loop().time()
+                num_bytes = await self._dialect.update(worker, update, is_held=self.is_paused)
         except asyncio.CancelledError:
             worker.must_reload = True  # what it serves now is not known
             worker.suspected.set()
             await self._pool.take_out(worker, "an update of its weights was not waited for")
             raise
+        self.costs.num_bytes += num_bytes
         self.costs.pause_seconds = max(self.costs.pause_seconds, asyncio.get_running_loop().time() - began)
         # At once: requests that run there already meet it, also if nobody waits for the other servers.
         self._take_over(update.policy_version, update)

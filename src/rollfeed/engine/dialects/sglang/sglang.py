@@ -179,7 +179,9 @@ class SGLang:
         async with _afterwards(None if is_held else partial(self.release, address)):
             num_bytes = await self._load(address, update, empties=False)
             # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
-            await self._flush(address)
+            problem = await self._flush(address)
+            if problem and self.settings.weight_update is WeightUpdateMode.RETRACT:
+                _log.warning("%s: goes on with keys and values of older weights: %s", address, problem)
         return num_bytes
 
     async def reload(self, worker: Worker, update: WeightUpdate) -> int:
@@ -188,9 +190,8 @@ class SGLang:
     async def sleep(self, worker: Worker) -> None:
         await self._until_idle(worker)
         # It exits when it is to give up its memory under a request; what cannot be flushed has one.
-        reply = await self._http.control("POST", f"{worker.address}/flush_cache")
-        if reply.status != 200:
-            raise EngineUnavailableError(f"{worker.address}: is not idle: {reply.error}")
+        if problem := await self._flush(worker.address):
+            raise EngineUnavailableError(f"{worker.address}: is not idle: {problem}")
         await self._commands(worker.address)("/release_memory_occupation", {})
 
     async def wake_up(self, address: str) -> None:
@@ -231,17 +232,17 @@ class SGLang:
             if empties:  # an update waits for all that runs
                 await self._http.command(f"{address}/abort_request", {"abort_all": True})
             num_bytes = await update.load(address, command)
-            if empties:
-                await self._flush(address)
+            if empties and (problem := await self._flush(address)):
+                raise EngineUnavailableError(f"{address}: its weights are new and its cache is not: {problem}")
         served = await self.version(address)
         if served != version:
             raise EngineUnavailableError(f"{address}: serves version {served} after an update to {version}")
         return num_bytes
 
-    async def _flush(self, address: str) -> None:
+    async def _flush(self, address: str) -> str | None:
+        """Have a server forget keys and values; return why it does not."""
         reply = await self._http.control("POST", f"{address}/flush_cache")
-        if reply.status != 200 and self.settings.weight_update is WeightUpdateMode.RETRACT:
-            _log.warning("%s: goes on with keys and values of older weights: it does not flush", address)
+        return None if reply.status == 200 else f"it does not flush: {reply.error}"
 
     async def _until_idle(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
