@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,30 @@ async def until_decoding(client: Any, num_running: int) -> None:
             load["num_running_reqs"] == num_running and load["num_used_tokens"] > num_running * (len(PROMPT) + 1)
         )
     )
+
+
+async def test_a_bucket_of_a_session_that_has_ended_is_none_of_the_next_one(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def slowly(_text: str) -> dict[str, Any]:
+        arrived.set()
+        assert go_on.wait(30.0)
+        return {"model.norm.weight": np.zeros(32, np.float32)}
+
+    monkeypatch.setattr("rollfeed.base.tensor_buckets.read_bucket", slowly)
+    bucket = {"serialized_named_tensors": ["x"], "load_format": "flattened_bucket", "weight_version": "7"}
+    async with serving() as client:
+        await client.post("/begin_weight_update", {})
+        late = asyncio.ensure_future(client.post("/update_weights_from_tensor", bucket, status=400))
+        await asyncio.to_thread(arrived.wait, 30.0)
+        await client.post("/end_weight_update", {})
+        await client.post("/begin_weight_update", {})
+        go_on.set()
+        assert "must run between" in str(await late)
+        told = await client.post("/end_weight_update", {})
+        assert told["message"] == "Success: tensors without the name of a version are not kept"
 
 
 async def test_an_abort_answers_with_what_has_been_sampled(serving: Any) -> None:

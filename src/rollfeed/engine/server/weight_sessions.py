@@ -79,13 +79,13 @@ class WeightHandlers:
             raise RequestError("serialized_named_tensors must be a list of one text, since the model is not spread")
         if body.get("load_format") != _BUCKET:
             raise RequestError(f"load_format must be {_BUCKET!r}")
-        if self._held is None:
+        if (held := self._held) is None:
             return await _outside("update_weights_from_tensor")
         try:
             tensors = await asyncio.to_thread(read_bucket, texts[0])
         except ValueError as error:
             raise RequestError(f"serialized_named_tensors: {error}") from None
-        return await self._hold(tensors, body)
+        return await self._hold(held, tensors, body)
 
     async def init_group(self, request: web.Request) -> web.Response:
         """Join a process group, in which a publisher has rank 0."""
@@ -129,7 +129,7 @@ class WeightHandlers:
 
         body = await read_json(request)
         name = _given(body, "group_name", str)
-        if self._held is None:
+        if (held := self._held) is None:
             return await _outside("update_weights_from_distributed")
         group = self._groups.get(name)
         if group is None or body.get("load_format") != _BUCKET:
@@ -140,12 +140,12 @@ class WeightHandlers:
             await asyncio.to_thread(group.broadcast, bucket.bytes_B)
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to receive weights: {error}")
-        return await self._hold(bucket.tensors(), body)
+        return await self._hold(held, bucket.tensors(), body)
 
-    async def _hold(self, tensors: Mapping[str, Any], body: Mapping[str, Any]) -> web.Response:
-        if self._held is None:  # ended while they came
+    async def _hold(self, held: dict[str, Any], tensors: Mapping[str, Any], body: Mapping[str, Any]) -> web.Response:
+        if self._held is not held:  # its session has ended while they came, and another one may have begun
             return await _outside("an update")
-        self._held |= tensors
+        held |= tensors
         if body.get("weight_version") is not None:
             self._version = _given(body, "weight_version", str)
         return await _taken("Success")
