@@ -26,9 +26,12 @@ def quantise_checkpoint(source: Path, folder: Path, *, block: Block | None = (12
     """Write ``source`` in FP8 (e4m3), with scales by block or, without one, by tensor.
 
     Raises:
-        CheckpointError: If the source is unreadable, quantised already, or has values that are not finite.
+        CheckpointError: If the source is unreadable, quantised already, or has values that are not finite, or if there
+            is something in the folder.
         OSError: If it cannot be written.
     """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CheckpointError(f"{folder}: is there already, and would be replaced: give the name of a new folder")
     config = read_config(source)
     if config.get("quantization_config"):
         raise CheckpointError(f"{source}: its weights are quantised already: give the model before that")
@@ -80,7 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="what is written")
     parser.add_argument("--block", type=int, default=128, help="rows and columns of a block; 0 for one scale a tensor")
     given = parser.parse_args(arguments)
-    quantise_checkpoint(given.source, given.folder, block=(given.block, given.block) if given.block else None)
+    try:
+        quantise_checkpoint(given.source, given.folder, block=(given.block, given.block) if given.block else None)
+    except (CheckpointError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -136,6 +136,20 @@ def test_a_checkpoint_is_made_in_fp8_by_block_or_by_tensor(tiny_checkpoint: Path
         quantise_checkpoint(tmp_path / "0", tmp_path / "again")
 
 
+def test_nothing_is_replaced_by_a_checkpoint_in_fp8(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    with pytest.raises(SystemExit, match=r"^error: .*model: is there already, and would be replaced"):
+        main([str(source), str(source)])
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    (tmp_path / "empty").mkdir()
+    main([str(source), str(tmp_path / "empty")])
+    assert (tmp_path / "empty" / "model.safetensors").exists()
+
+
 SETTINGS = """
 seed = 1
 [model]
