@@ -79,6 +79,9 @@ class RunDirectoryError(ConfigError):
 class EngineError(RollfeedError):
     """The inference engine misbehaved."""
 
+    status: int | None = None
+    """Of HTTP, where a server refused with one."""
+
 
 class EngineUnavailableError(EngineError):
     """The engine is closed, restarting or unreachable; the same request may succeed later."""
@@ -86,9 +89,6 @@ class EngineUnavailableError(EngineError):
 
 class EngineProtocolError(EngineError):
     """A request or a reply breaks the contract; repeating it cannot help."""
-
-    status: int | None = None
-    """Of HTTP, where a server refused with one."""
 
 
 class RewardError(RollfeedError):

@@ -82,6 +82,7 @@ async def test_new_weights_arrive_as_by_a_folder_and_the_old_ones_come_back_bit_
         await engine.apply(TensorUpdate(new, policy_version=2))
         by_folder = await said(engine)
         await engine.apply(TensorUpdate(old, policy_version=3))
+        await engine._http.ask(server.address, "/start_weight_update", None)  # by somebody who died in it
         await engine.apply(await update(new, 4))
         between = await said(engine)
         assert between == by_folder

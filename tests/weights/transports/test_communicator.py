@@ -72,6 +72,14 @@ def test_a_rank_that_has_left_sends_no_more(library: Library) -> None:
         communicator.try_out()
 
 
+def test_a_group_that_nccl_cannot_end_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "_library", lambda: Library(ncclCommAbort=2))
+    communicator = joined()
+    communicator.leave()
+    with pytest.raises(RuntimeError, match="has left its group"):
+        communicator.try_out()
+
+
 def test_what_fails_says_what_nccl_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "_library", lambda: Library(ncclCommInitRank=2))
     with pytest.raises(RuntimeError, match="ncclCommInitRank: unhandled system error"):

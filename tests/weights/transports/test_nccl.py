@@ -168,6 +168,20 @@ async def test_a_session_that_cannot_be_opened_leaves_the_old_weights(staging: S
         await update.load(ADDRESS, server)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no port"), OSError(101, "Network is unreachable")])
+async def test_a_group_that_cannot_be_made_here_costs_that_server_alone(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("rollfeed.weights.transports.nccl.listen", fail)
+    links: dict[str, Link] = {}
+    with pytest.raises(EngineUnavailableError, match=f"{ADDRESS}: no group for broadcasts: .*{error.args[-1]}"):
+        await update_of(links, staging, 1, SGLangBroadcast).prepare(ADDRESS, Server())
+    assert not links
+
+
 async def test_vllm_is_told_of_all_tensors_at_once(staging: Staging) -> None:
     links: dict[str, Link] = {}
     server = Server()
@@ -186,6 +200,13 @@ async def test_vllm_is_told_of_all_tensors_at_once(staging: Staging) -> None:
     with pytest.raises(EngineUnavailableError, match="its weights are not known"):
         await update.load(ADDRESS, Server("/finish_weight_update"))
     assert not links
+    await update.prepare(ADDRESS, server)
+    refusing: Any = Server("/update_weights")
+    sender = links[ADDRESS].sender
+    with pytest.raises(EngineUnavailableError, match="its weights are not known"):
+        await update.load(ADDRESS, refusing)
+    assert [path for path, _ in refusing.calls[-2:]] == ["/finish_weight_update", "/shutdown_weight_transfer_engine"]
+    assert sender.is_left
 
 
 def test_buckets_are_cut_where_the_receiver_of_vllm_cuts_them() -> None:

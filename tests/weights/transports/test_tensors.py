@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -104,6 +105,27 @@ async def test_without_weights_here_the_form_is_that_of_a_server_on_this_host(
     transport.meet([MetServer("http://a:1"), MetServer("http://b:1", model_path=str(tiny_checkpoint))])
     with pytest.raises(EngineProtocolError, match="'w' is none"):
         await transport.stage(with_unknown)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+async def test_a_stored_head_that_is_not_given_is_the_embeddings_where_it_is_tied_to_them(
+    is_tied: bool, context: TransportContext, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    embeddings = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embeddings.clone()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": is_tied}))
+    transport = TensorTransport(replace(context, checkpoint=None))
+    transport.meet([MetServer(ADDRESS, model_path=str(tmp_path))])
+    update = TensorUpdate(tensors, policy_version=1)
+    if not is_tied:
+        with pytest.raises(EngineProtocolError, match=r"'lm_head\.weight' is missing"):
+            await transport.stage(update)
+        return
+    staged: Any = await transport.stage(update)
+    sent = {name: each for bucket in staged.buckets for name, each in bucket.tensors().items()}
+    assert torch.equal(sent["lm_head.weight"], embeddings)
+    assert sent.keys() == {*tensors, "lm_head.weight"}
 
 
 class Recorder:
@@ -223,8 +245,21 @@ async def test_the_phases_of_vllm_have_their_forms(monkeypatch: pytest.MonkeyPat
     assert handles == {"GPU-1": (12, 5)}
     assert info == {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]], "tensor_sizes": [12]}
     assert shared_bucket(buckets[0])["tensor_sizes"] == [4]
-    with pytest.raises(EngineUnavailableError, match="some of the new weights"):
-        await update.load(ADDRESS, Recorder(update_weights=[refusal()]))
+    start, finish = "/start_weight_update", "/finish_weight_update"
+    failing = Recorder(update_weights=[refusal()])
+    with pytest.raises(EngineUnavailableError, match="its weights are not known"):
+        await update.load(ADDRESS, failing)
+    assert failing.calls[-1] == (finish, None)
+    already, unavailable = EngineUnavailableError("HTTP 500: already active"), EngineUnavailableError("no answer")
+    already.status = 500
+    left_open = Recorder(start_weight_update=[already])
+    await update.load(ADDRESS, left_open)
+    assert left_open.calls[:3] == [(start, None), (finish, None), (start, None)]
+    assert left_open.calls[-1][1] == {"weight_version": "3"}
+    silent = Recorder(start_weight_update=[unavailable])
+    with pytest.raises(EngineUnavailableError, match="no answer"):
+        await update.load(ADDRESS, silent)
+    assert silent.paths == [start]
     unready = Recorder(init_weight_transfer_engine=[EngineUnavailableError("Weight transfer not configured")])
     with pytest.raises(EngineUnavailableError, match=r"not configured: start vLLM .*ipc"):
         await update.prepare(ADDRESS, unready)

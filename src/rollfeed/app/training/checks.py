@@ -66,7 +66,8 @@ def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: 
     servers = next(iter(settings.engine.servers.values()), None)
     is_sent = servers is not None and servers.weights_transport in ("tensors", "nccl")
     if settings.needs_engine and is_sent and has_weights(checkpoint):
-        ServingForm(checkpoint).headers(served_tensors(tensors, read_headers(checkpoint)))
+        form = ServingForm(checkpoint)
+        form.headers(served_tensors(tensors, read_headers(checkpoint), tied_head=form.is_tied))
 
 
 def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpoint: Path) -> None:

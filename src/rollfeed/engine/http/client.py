@@ -179,10 +179,9 @@ class Http:
             EngineProtocolError: If the server refuses.
         """
         reply = await self.control("POST", url, body, timeout_seconds=timeout_seconds)
-        if reply.status >= 500:
-            raise EngineUnavailableError(f"{url}: {reply.error}")
         if reply.status != 200:
-            refusal = EngineProtocolError(f"{url}: {reply.error}")
+            kind = EngineUnavailableError if reply.status >= 500 else EngineProtocolError
+            refusal = kind(f"{url}: {reply.error}")
             refusal.status = reply.status
             raise refusal
         return reply

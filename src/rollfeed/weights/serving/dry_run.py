@@ -14,6 +14,7 @@ from typing import Any
 
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files import TensorHeader
+from rollfeed.weights.serving.form import head_of
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +26,14 @@ _CONSTANT = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|\.(attn|attention)\
 """Tensors that old checkpoints carry and no model trains."""
 
 
-def served_tensors(tensors: Mapping[str, Any], stored: Mapping[str, TensorHeader]) -> dict[str, Any]:
+def served_tensors(
+    tensors: Mapping[str, Any], stored: Mapping[str, TensorHeader], *, tied_head: bool = False
+) -> dict[str, Any]:
     """Return tensors, all numpy or all torch, by the names of the checkpoint that servers were started with.
 
-    What is missing of it is refused, unless it is a part of the model that is not published at all, such as a draft
-    head: that stays as servers have it, and is told of once.
+    With ``tied_head`` an output head that is stored there and not given is the embeddings. What else is missing is
+    refused, unless it is a part of the model that is not published at all, such as a draft head: that stays as servers
+    have it, and is told of once.
 
     Raises:
         CheckpointError: If a name is unknown there, or some tensors of a part are missing; names one.
@@ -40,6 +44,9 @@ def served_tensors(tensors: Mapping[str, Any], stored: Mapping[str, TensorHeader
     for name in stored:
         if name not in found and (parts := _parts_of(name, found)):
             found[name] = _joined([found.pop(part) for part in parts])
+    if tied_head:
+        heads = {head_of(name): tensor for name, tensor in found.items()}
+        found |= {name: tensor for name, tensor in heads.items() if name in stored and name not in found}
     unknown = found.keys() - stored.keys() - {name for name in found if name.endswith("lm_head.weight")}
     if unknown:
         raise CheckpointError(

@@ -43,6 +43,9 @@ class ServingForm:
     def __init__(self, checkpoint: Path | None, *, untied_head: bool = False) -> None:
         self.by_file: Mapping[str, Mapping[str, TensorHeader]] = {}
         """The headers of the checkpoint, by file."""
+        config = find_config(checkpoint) if checkpoint is not None else None
+        self.is_tied = (config or {}).get("tie_word_embeddings") is True
+        """Whether the output head is the embeddings, even where the checkpoint has it, too."""
         self._untied_head = untied_head
         self._block: Block | None = None
         if checkpoint is not None:
@@ -51,7 +54,7 @@ class ServingForm:
             self._read_quantization(checkpoint, is_here=is_here)
         self._stored = {name: header for headers in self.by_file.values() for name, header in headers.items()}
         self._stored |= {
-            _head_of(name): self._stored[name] for name in self._stored if _head_of(name) not in self._stored
+            head_of(name): self._stored[name] for name in self._stored if head_of(name) not in self._stored
         }
         self._check_scales(checkpoint)
 
@@ -116,7 +119,7 @@ class ServingForm:
         """Return tensors with the head of a model that has none beside its embeddings, which it is then tied to."""
         if not self._untied_head:
             return tensors
-        heads = {_head_of(name): tensor for name, tensor in tensors.items() if _EMBEDDING.fullmatch(name)}
+        heads = {head_of(name): tensor for name, tensor in tensors.items() if _EMBEDDING.fullmatch(name)}
         return {**heads, **tensors}
 
     def _cast(self, name: str, given: Any) -> Iterator[tuple[str, Any]]:
@@ -205,7 +208,8 @@ class ServingForm:
                 )
 
 
-def _head_of(embedding: str) -> str:
+def head_of(embedding: str) -> str:
+    """Return the name of the output head that embeddings of this name may be tied to; other names are as they are."""
     return _EMBEDDING.sub(r"\1lm_head.weight", embedding)
 
 

@@ -7,6 +7,7 @@ PyTorch has a binding of its own, whose ``torch.cuda.nccl.init_rank`` fails with
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -55,9 +56,10 @@ class Communicator:
 
     def leave(self) -> None:
         """Give the group up, whatever the others do."""
-        if self._pointer:
-            _call("ncclCommAbort", self._pointer)
-            self._pointer = ctypes.c_void_p()
+        pointer, self._pointer = self._pointer, ctypes.c_void_p()
+        if pointer:
+            with suppress(RuntimeError):
+                _call("ncclCommAbort", pointer)
 
     def _collect(self, name: str, tensor: torch.Tensor, how: ctypes.c_int) -> None:
         if not self._pointer:

@@ -29,7 +29,7 @@ from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import TensorUpdate, WeightUpdate
 from rollfeed.weights.transports.communicator import Communicator, unique_id
-from rollfeed.weights.transports.staging import Staging, last_word, weight_session
+from rollfeed.weights.transports.staging import Staging, last_word, vllm_session, weight_session
 
 BUCKET_BYTES = 1 << 28
 _GROUP_SECONDS = 300.0
@@ -101,7 +101,10 @@ class _Broadcast(WeightUpdate, ABC):
             link = None
         if link is None:
             name = f"rollfeed-{secrets.token_hex(6)}"
-            sender = await self._join(address, command, name)
+            try:
+                sender = await self._join(address, command, name)
+            except (OSError, RuntimeError) as error:
+                raise EngineUnavailableError(f"{address}: no group for broadcasts: {error}") from error
             self.links[address] = Link(name, sender, number=self.number - 1)
         return 0
 
@@ -224,17 +227,22 @@ class VLLMBroadcast(_Broadcast):
             for bucket in self.buckets:
                 link.sender.broadcast(bucket.bytes_B)
 
-        await command("/start_weight_update", None)
-        try:
-            await both(send, command("/update_weights", {"update_info": update_info}), of=address)
-            await command("/finish_weight_update", {"weight_version": str(self.policy_version)})
-        except EngineProtocolError as error:
-            raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
+        async with vllm_session(address, command, policy_version=self.policy_version):
+            try:
+                await both(send, command("/update_weights", {"update_info": update_info}), of=address)
+            except BaseException:
+                # Before the session is ended, as with SGLang.
+                await in_thread(link.sender.leave)
+                raise
 
 
 def _joined(group: bytes, num_ranks: int, device: torch.device) -> Communicator:
     communicator = Communicator(group, num_ranks=num_ranks, rank=0, device=device)
-    communicator.try_out()
+    try:
+        communicator.try_out()
+    except RuntimeError:
+        communicator.leave()
+        raise
     return communicator
 
 

@@ -36,9 +36,7 @@ class Staging:
     def __init__(self, context: TransportContext) -> None:
         self._untied_head = context.untied_head
         self._servers: dict[str, MetServer] = {}
-        here = context.checkpoint
-        self._form = ServingForm(here, untied_head=self._untied_head)
-        self._stored = read_headers(here) if here is not None and has_weights(here) else {}
+        self._go_by(context.checkpoint)
 
     def meet(self, servers: Sequence[MetServer]) -> None:
         """Compare the checkpoints of servers on this host with that of the run, or begin to go by them.
@@ -54,7 +52,7 @@ class Staging:
                     continue
                 stored = read_headers(folder)
                 if not self._stored:
-                    self._form, self._stored = ServingForm(folder, untied_head=self._untied_head), stored
+                    self._go_by(folder)
             except CheckpointError as error:
                 raise EngineProtocolError(f"{server.address}: {error}") from error
             shapes = {name: header.shape for name, header in stored.items()}
@@ -80,7 +78,9 @@ class Staging:
         def make() -> tuple[TensorBucket, ...]:
             if not update.tensors:
                 raise CheckpointError("there are none")
-            tensors = served_tensors(update.tensors, self._stored) if self._stored else update.tensors
+            tensors = update.tensors
+            if self._stored:
+                tensors = served_tensors(tensors, self._stored, tied_head=self._form.is_tied)
             is_on_gpu = getattr(next(iter(tensors.values())), "is_cuda", False)
             limit = most_bytes or (_GPU_BYTES if is_on_gpu else _INLINE_BYTES)
             made = tuple(make_buckets(self._form.of(tensors), most_bytes=limit))
@@ -92,6 +92,10 @@ class Staging:
             return await asyncio.to_thread(make)
         except CheckpointError as error:
             raise EngineProtocolError(f"weights of version {update.policy_version} do not fit: {error}") from error
+
+    def _go_by(self, folder: Path | None) -> None:
+        self._form = ServingForm(folder, untied_head=self._untied_head)
+        self._stored = read_headers(folder) if folder is not None and has_weights(folder) else {}
 
 
 @asynccontextmanager
@@ -122,6 +126,32 @@ async def weight_session(address: str, command: Command) -> AsyncIterator[None]:
             await command("/end_weight_update", {})
         except EngineProtocolError as error:
             raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
+
+
+@asynccontextmanager
+async def vllm_session(address: str, command: Command, *, policy_version: int) -> AsyncIterator[None]:
+    """Open vLLM's session for new weights, and end it with their version, or without where the block fails.
+
+    One that somebody has left open, who died in it, is ended first: vLLM opens no second one.
+
+    Raises:
+        EngineUnavailableError: If something is refused after it was opened: the weights are not known then.
+    """
+    try:
+        await command("/start_weight_update", None)
+    except EngineUnavailableError as error:
+        if error.status is None:  # it has not answered
+            raise
+        await command("/finish_weight_update", None)
+        await command("/start_weight_update", None)
+    try:
+        yield
+        await command("/finish_weight_update", {"weight_version": str(policy_version)})
+    except BaseException as error:
+        await last_word(command("/finish_weight_update", None))
+        if isinstance(error, EngineProtocolError):
+            raise EngineUnavailableError(f"{address}: its weights are not known: {error}") from error
+        raise
 
 
 async def last_word(telling: Awaitable[object]) -> None:

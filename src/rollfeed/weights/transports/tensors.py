@@ -22,7 +22,7 @@ from rollfeed.base.tensor_buckets import TensorBucket, bucket_text
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import TensorUpdate, WeightUpdate
-from rollfeed.weights.transports.staging import Staging, weight_session
+from rollfeed.weights.transports.staging import Staging, vllm_session, weight_session
 
 _VLLM = (
     "start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_INSECURE_SERIALIZATION=1 and "
@@ -112,13 +112,9 @@ class VLLMTensors(WeightUpdate):
         return 0
 
     async def load(self, address: str, command: Command) -> int:
-        await command("/start_weight_update", None)
-        try:
+        async with vllm_session(address, command, policy_version=self.policy_version):
             for bucket in self.buckets:
                 await command("/update_weights", {"update_info": shared_bucket(bucket)})
-            await command("/finish_weight_update", {"weight_version": str(self.policy_version)})
-        except EngineProtocolError as error:
-            raise EngineUnavailableError(f"{address}: has some of the new weights: {error}") from error
         return sum(bucket.bytes_B.nbytes for bucket in self.buckets)
 
 
