@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 from rollfeed.base.printing import keeping_prints, users_printing
 
@@ -41,3 +44,26 @@ def test_a_file_that_stays_empty_is_removed(tmp_path: Path) -> None:
     with keeping_prints(path):
         path.touch()
     assert not path.exists()
+
+
+def test_a_print_within_a_print_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "printed"
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back where the thread hangs
+
+    def work() -> None:
+        with keeping_prints(path):
+            write = sys.stdout._put  # type: ignore[attr-defined]
+
+            def put(text: str) -> None:  # as where a finalizer prints
+                monkeypatch.setattr(sys.stdout, "_put", write)
+                say("finalizer")
+                write(text)
+
+            monkeypatch.setattr(sys.stdout, "_put", put)
+            say("printed")
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert path.read_text() == "finalizer\nprinted\n"

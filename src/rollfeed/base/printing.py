@@ -55,7 +55,7 @@ class _Router:
         self._file: TextIO | None = None
         self._begun: dict[int, str] = {}
         """The line that a thread has begun, by its number: others may print before it goes on."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may print in a print
         self._has_ended = False
 
     def write(self, text: str) -> int:
