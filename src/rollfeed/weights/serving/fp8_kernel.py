@@ -55,19 +55,20 @@ def quantise_blocks(
     codes_RC = torch.empty((num_rows, num_columns), dtype=torch.float8_e4m3fn, device=tensor_RC.device)
     scale_AB = torch.empty((num_A, num_B), dtype=scale_type, device=tensor_RC.device)
     kernel: Any = _quantise_block
-    kernel[(num_A, num_B)](
-        tensor_RC,
-        codes_RC,
-        scale_AB,
-        num_rows,
-        num_columns,
-        *tensor_RC.stride(),
-        height=height,
-        width=width,
-        padded_height=triton.next_power_of_2(height),
-        padded_width=triton.next_power_of_2(width),
-        largest=largest,
-        smallest_amax=smallest_amax,
-        num_warps=8,
-    )
+    with torch.cuda.device(tensor_RC.device):  # Triton's is the current one, whatever it is given
+        kernel[(num_A, num_B)](
+            tensor_RC,
+            codes_RC,
+            scale_AB,
+            num_rows,
+            num_columns,
+            *tensor_RC.stride(),
+            height=height,
+            width=width,
+            padded_height=triton.next_power_of_2(height),
+            padded_width=triton.next_power_of_2(width),
+            largest=largest,
+            smallest_amax=smallest_amax,
+            num_warps=8,
+        )
     return codes_RC, scale_AB
