@@ -39,10 +39,7 @@ class VersionsHome:
             try:
                 place.mkdir(parents=True, exist_ok=True)
                 _collect(place)
-                path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place.resolve()))
-                path.chmod(0o755)
-                lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path, lock = _locked_folder(place.resolve())
             except OSError as error:
                 raise EngineProtocolError(
                     f"no weights can be written to {place}: {error}; set weights_folder to a folder that can be written"
@@ -56,6 +53,18 @@ class VersionsHome:
         if self._path is not None:
             self._end()
             self._path = None
+
+
+def _locked_folder(place: Path) -> tuple[Path, int]:
+    """Make a folder and take its lock, which another process that collects may have taken for one left behind."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        path.chmod(0o755)
+        lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (path / _LOCK).exists():
+            return path, lock
+        os.close(lock)
 
 
 def _let_go(lock: int, temporary: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import resource
 import signal
@@ -180,6 +181,23 @@ def test_what_a_killed_process_has_left_goes_and_what_another_one_uses_stays(tmp
     new = DiskTransport(tmp_path).write({"w": np.ones(2)}, policy_version=2)
     assert all(each.is_dir() for each in (used, new, others))
     assert new.parent != used.parent
+
+
+def test_a_folder_that_another_process_takes_for_one_left_behind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def late(lock: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        other.write({"w": np.ones(2)}, policy_version=1)  # it removes what nobody holds
+        flock(lock, operation)
+
+    other, transport = DiskTransport(tmp_path), DiskTransport(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", late)
+    written = transport.write({"w": np.ones(2)}, policy_version=1)
+    assert (written / "model.safetensors").exists()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_version_that_is_published_twice_has_two_folders(folders: DiskTransport) -> None:
