@@ -176,6 +176,14 @@ def test_words_say_what_rollouts_need_and_what_the_user_adds(launcher_of: Any, m
     assert second.words[6] == "31401"
 
 
+def test_each_server_is_split_over_its_own_gpus(launcher_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    launcher = launcher_of(gpus=[[0], [1, 2]])
+    first, second = (server.command.words for server in launcher._servers.values())
+    assert "--tp-size" not in first
+    assert second[-2:] == ("--tp-size", "2")
+
+
 async def test_servers_sleep_and_wake(engine_of: Any, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     async with engine_of(flags={"calls": str(calls)}, colocate=True) as engine:

@@ -106,12 +106,12 @@ def server_commands(settings: LaunchSettings, kind: LaunchKind, model: LaunchedM
     version = _version_beside(Path(command[0]), kind)
     label = f"{kind.label} {version}" if version else kind.label
     groups = _gpu_groups(settings)
-    flags = [word for name, value in _flags(settings, kind, model, groups).items() for word in _words(name, value)]
     ports = _ports(settings)
     commands = []
     for number, (port, gpus) in enumerate(zip(ports, groups, strict=True)):
         address = f"http://{_HOST}:{port}"
         place = ("--host", _HOST, "--port", str(port))
+        flags = [word for name, value in _flags(settings, kind, model, gpus).items() for word in _words(name, value)]
         commands.append(
             ServerCommand(
                 name=f"server {number} ({label}, {address})",
@@ -195,9 +195,7 @@ def _ports(settings: LaunchSettings) -> list[int]:
             probe.close()
 
 
-def _flags(
-    settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, groups: Sequence[Sequence[str]]
-) -> dict[str, Any]:
+def _flags(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, gpus: Sequence[str]) -> dict[str, Any]:
     own = {"host", "port", "model", "model-path", "served-model-name"}
     given = {name.lstrip("-").replace("_", "-"): value for name, value in settings.flags.items()}
     if taken := sorted(own & given.keys()):
@@ -208,8 +206,8 @@ def _flags(
         flags[kind.context] = model.context_length
     if model.trust_remote_code:
         flags["trust-remote-code"] = True
-    if len(groups[0]) > 1:
-        flags[kind.parallel] = len(groups[0])
+    if len(gpus) > 1:
+        flags[kind.parallel] = len(gpus)
     if settings.colocate:
         flags |= kind.asleep
     return flags | given
