@@ -38,9 +38,9 @@ entry_point()
     [
         ("run {settings} --out {out}", "step 0: 3 groups", "rollfeed: stopped; rollfeed run --resume {out} goes on"),
         (
-            "train {settings} --out {out}",
+            "train {settings} --out {out} --set seed=2",
             "step 0: reward",
-            "rollfeed: stopped; rollfeed train {settings} --out {out} goes on",
+            "rollfeed: stopped; rollfeed train {settings} --set seed=2 --out {out} goes on",
         ),
         ("eval {settings} --out {out}", " answers, ", "rollfeed: interrupted"),
         ("serve fake-sglang --port 0", "fake SGLang at", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 from dataclasses import asdict
 
 from rollfeed import app
@@ -79,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
             on_evaluation=view.on_evaluation,
             on_warm_up=lambda probe: view.warming_up(probe.num_updates, probe.accuracy, probe.goal),
         )
-        again = f"rollfeed train {' '.join(map(str, arguments.files))} --out {out}"
+        options = [word for override in arguments.overrides for word in ("--set", override)]
+        again = shlex.join(["rollfeed", "train", *map(str, arguments.files), *options, "--out", str(out)])
         summary = asyncio.run(exit_codes.until_signal(training, said=f"stopped; {again} goes on"))
     if arguments.json:
         with RunReader(summary.directory) as reader:
