@@ -28,6 +28,9 @@ def digit(sample, prompt):
 def is_large(sample, prompt):
     return float(int(sample.response) >= 8)
 
+def of_lists(completions, **columns):
+    return [float(each) for each in completions]
+
 async def judge(sample, prompt):
     return 1.0
 
@@ -227,6 +230,10 @@ async def test_a_function_that_is_said_to_be_pure_is_replayed(make_run: MakeRun)
     with pytest.raises(ConfigError, match=r"set reward\.pure = true if"):
         await replayed(run)
     assert all(each.identical for each in await replayed(run, "reward.pure=true"))
+
+
+async def test_a_function_that_is_called_by_the_names_of_its_parameters_is_replayed(make_run: MakeRun) -> None:
+    assert all(each.identical for each in await replayed(await make_run("run", "of_lists")))
 
 
 async def test_a_damaged_and_a_foreign_run_are_refused(make_run: MakeRun, tmp_path: Path) -> None:

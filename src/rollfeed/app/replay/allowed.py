@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from rollfeed import plugins
-from rollfeed.base.importing import is_async
+from rollfeed.base.importing import import_object, is_async
 from rollfeed.config import Settings
 from rollfeed.config.plugins import import_path_of
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, RewardFn
 from rollfeed.rewards.registry import REMOTE_RM_TYPE, grader_name
 from rollfeed.types import Group
 
-_REWARD_PLUGINS: dict[str, type[Any]] = {
-    "reward": RewardFn,
-    "batched_reward": BatchedRewardFn,
-    "group_reward": GroupRewardFn,
-}
+_REWARD_PLUGINS = ("reward", "batched_reward", "group_reward")
 _REPLAYED = (
     *("reward", "filters", "advantage", "plugins.slime_args", "rollout.mask_truncated"),
     *(f"plugins.{name}" for name in (*_REWARD_PLUGINS, "group_filters", "batch_filter", "advantage")),
@@ -69,10 +62,10 @@ def _problems(settings: Settings, folders: Sequence[Path]) -> Iterator[str]:
         return
     if reward.rm_type is not None and grader_name(reward.rm_type) == REMOTE_RM_TYPE:
         yield f"reward.rm_type = {reward.rm_type!r} asks a server"
-    given = {f"plugins.{name}": (getattr(functions, name), form) for name, form in _REWARD_PLUGINS.items()}
-    given |= {f"reward.functions.{name}": (function, RewardFn) for name, function in reward.functions.items()}
-    for key, (function, form) in given.items():
-        if is_async(plugins.load_plugin(function, form, key=key, folders=folders)):
+    given = {f"plugins.{name}": getattr(functions, name) for name in _REWARD_PLUGINS}
+    given |= {f"reward.functions.{name}": function for name, function in reward.functions.items()}
+    for key, function in given.items():
+        if is_async(import_object(function, key=key, folders=folders) if isinstance(function, str) else function):
             yield f"{key} = {import_path_of(function)!r} is async and may ask a server or a judge"
 
 
