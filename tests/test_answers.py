@@ -22,6 +22,7 @@ from rollfeed.answers import (
     find_numbers,
     find_quoted,
     normalize,
+    without_end_token,
 )
 
 
@@ -288,3 +289,8 @@ def test_nothing_raises_on_any_text(response: str) -> None:
             assert clean(answer.text)
     find_claimed_number(response)
     find_quoted(response)
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", "<end>", "<\uff5cend\u2581of\u2581sentence\uff5c>"])
+def test_the_token_that_ended_a_response_is_no_part_of_it(end: str) -> None:
+    assert without_end_token(f"4 < 5{end}") == "4 < 5"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-_END_TOKEN = re.compile(r"(?:<\|\w+\|>|</s>|<eos>|<end_of_turn>)\Z")
+_END_TOKEN = re.compile(r"(?:<\|\w+\|>|<\uff5c[\w\u2581]+\uff5c>|</s>|<eos>|<end>|<end_of_turn>)\Z")
 _MAX_END_TOKEN = 40
 MAX_CHARS = 20_000
 """An answer further than this from the end of the response is not found."""
