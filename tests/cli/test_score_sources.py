@@ -51,6 +51,19 @@ def test_files_of_every_form_are_scored_by_columns_of_other_names(score: Score, 
     assert [result["reward"] for result in score(path, *COLUMNS)] == [1.0, 0.0]
 
 
+def test_functions_get_labels_by_the_column_that_the_settings_name(score: Score, tmp_path: Path) -> None:
+    (tmp_path / "by_column.py").write_text(
+        "def accuracy(completions, answer):\n    return [float(answer[0] in completions[0])]\n"
+    )
+    settings = tmp_path / "run.toml"
+    settings.write_text(
+        '[plugins]\nreward = "by_column.py:accuracy"\n[[prompts.datasets]]\npath = "a.csv"\nlabel_key = "answer"\n'
+    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"response": row["completion"], "label": row["answer"]}) + "\n" for row in ROWS))
+    assert [result["reward"] for result in score(rows, "--settings", settings)] == [1.0, 0.0]
+
+
 def test_standard_input_is_scored(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"rm_type": "math", "response": "\\boxed{4}", "label": "4", "id": "a"}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(row).encode())))

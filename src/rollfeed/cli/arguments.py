@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from rollfeed.config import PluginSettings, RewardSettings, RunSpec, ScoringSettings, load_scoring_settings
+from rollfeed.config.load import read_label_names
 from rollfeed.config.paths import expand_path
 from rollfeed.errors import ConfigError
 
@@ -149,7 +150,8 @@ def scoring_of(arguments: argparse.Namespace, stored: Scoring | None = None) -> 
     file: Path | None = arguments.settings
     if stored is None:
         read = ScoringSettings() if file is None else load_scoring_settings(file)
-        stored = Scoring(read.reward, read.plugins, tuple(_folders(file)))
+        names = frozenset() if file is None else read_label_names(file)
+        stored = Scoring(read.reward, read.plugins, tuple(_folders(file)), names)
     tree = stored.settings.model_dump()
     given = [
         (("rm_type",), "--rm-type", arguments.rm_type),

@@ -56,7 +56,9 @@ async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
     from rollfeed.rewards.server import RewardServer
 
     told = exit_codes.ToldToEnd()
-    async with open_reward_hub(scoring.settings, functions=scoring.functions, folders=scoring.folders) as hub:
+    async with open_reward_hub(
+        scoring.settings, functions=scoring.functions, label_names=scoring.label_names, folders=scoring.folders
+    ) as hub:
         server = RewardServer(hub, max_in_progress=arguments.max_in_progress)
         async with serve_application(server.application(), host=arguments.host, port=arguments.port) as address:
             logger.info("serving rewards at %s", address)

@@ -55,6 +55,19 @@ def load_scoring_settings(path: Path) -> ScoringSettings:
     return _validated(ScoringSettings, wanted, str(path))
 
 
+def read_label_names(path: Path) -> frozenset[str]:
+    """Return the columns of labels that a settings file names, whatever else is in it."""
+    tables, found = [], set()
+    for section in map(read_toml(path).get, ("prompts", "eval")):
+        if isinstance(section, dict):
+            datasets = section.get("datasets")
+            tables += [section, *(datasets if isinstance(datasets, list) else [])]
+    for table in tables:
+        if isinstance(table, dict) and isinstance(name := table.get("label_key"), str):
+            found.add(name)
+    return frozenset(found)
+
+
 def validate_settings(tree: Mapping[str, Any], *, where: str, overrides: Sequence[str] = ()) -> Settings:
     """Build the settings from nested dictionaries and ``key=value`` overrides; ``where`` names their origin in errors.
 
