@@ -64,7 +64,7 @@ def test_results_are_not_overwritten_unless_asked_to(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("eval.datasets.0.label_key=", "eval.datasets.0.label_key"),
+        ('eval.datasets.0.label_key=""', "eval.datasets.0.label_key"),
         ("eval.datasets.0.temprature=1", "did you mean temperature?"),
         ("eval.datasets.0.rm_type=mathe", "did you mean math?"),
         ("eval.environments.0.id=core/reverse", "core/reverse_text"),
