@@ -78,6 +78,10 @@ def test_ctrl_c_leaves_one_line_at_most(
 
 def test_ctrl_c_while_commands_are_still_imported_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BREAKING_IMPORT], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", BREAKING_IMPORT, "bench", "engine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (130, "rollfeed: interrupted\n")
