@@ -76,7 +76,7 @@ def told(caplog: pytest.LogCaptureFixture, **sections: object) -> list[tuple[str
     """Return level and message of each line that is logged of settings that can be trained with."""
     given = settings(**sections)
     check_training(given)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="rollfeed"):
         tell_of_correction(given)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 

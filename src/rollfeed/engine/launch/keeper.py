@@ -68,7 +68,9 @@ def _end(server: int | None, grace_seconds: float) -> int:
     for pid in [server] if server is not None else _descendants():
         _tell(pid, signal.SIGTERM)
     code, begun = 128 + signal.SIGKILL, time.monotonic()
-    while (left := _descendants()) and (waited := time.monotonic() - begun) < grace_seconds + _GIVING_UP_SECONDS:
+    given_up = grace_seconds + _GIVING_UP_SECONDS
+    # Looked twice: a process whose parent ends while they are looked at is below nobody then.
+    while (left := _descendants() or _descendants()) and (waited := time.monotonic() - begun) < given_up:
         if waited > grace_seconds:
             for pid in left:
                 _tell(pid, signal.SIGKILL)
