@@ -66,9 +66,8 @@ def _fill(
     # A tensor in FP8 and its scales are made at once, also where they are in two files.
     sources = {served: name for name in tensors for served in form.headers({name: tensors[name]})}
     sources |= {name: name for name in tensors}
-    stored = {name for headers in form.by_file.values() for name in headers}
     files = {file: [name for name in held if complete or name in sources] for file, held in form.by_file.items()}
-    if new := [name for name in sources if name not in stored]:
+    if new := [name for name in sources if name not in form.stored]:
         files.setdefault(next(reversed(files), WEIGHTS_FILE), []).extend(new)
     files = {file: names for file, names in files.items() if names}
     num_bytes = 0

@@ -15,7 +15,7 @@ from rollfeed.config import RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.train import Correction, OldLogprobs
 from rollfeed.errors import CheckpointError, ConfigError
-from rollfeed.model_files import find_config, has_weights, read_headers
+from rollfeed.model_files import find_config, has_weights
 from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
 from rollfeed.weights import ServingForm, served_tensors
 
@@ -67,7 +67,7 @@ def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: 
     is_sent = servers is not None and servers.weights_transport in ("tensors", "nccl")
     if settings.needs_engine and is_sent and has_weights(checkpoint):
         form = ServingForm(checkpoint)
-        form.headers(served_tensors(tensors, read_headers(checkpoint), tied_head=form.is_tied))
+        form.headers(served_tensors(tensors, form.stored, tied_head=form.is_tied))
 
 
 def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpoint: Path) -> None:

@@ -67,9 +67,8 @@ def _check_shapes(form: ServingForm, start: Path, serving: Path) -> None:
     """Refuse a model with tensors that the serving one has not, or in other shapes."""
     if not has_weights(serving):
         return
-    served = {name: header for headers in form.by_file.values() for name, header in headers.items()}
     for name, header in read_headers(start).items():
-        there = served.get(name)
+        there = form.stored.get(name)
         if there is not None and there.shape != header.shape:
             raise CheckpointError(
                 f"train.checkpoint: {start}: weight {name!r} has the shape {header.shape}, and in model.checkpoint "

@@ -43,19 +43,18 @@ class ServingForm:
     def __init__(self, checkpoint: Path | None, *, untied_head: bool = False) -> None:
         self.by_file: Mapping[str, Mapping[str, TensorHeader]] = {}
         """The headers of the checkpoint, by file."""
-        config = find_config(checkpoint) if checkpoint is not None else None
-        self.is_tied = (config or {}).get("tie_word_embeddings") is True
+        config = (find_config(checkpoint) if checkpoint is not None else None) or {}
+        self.is_tied = config.get("tie_word_embeddings") is True
         """Whether the output head is the embeddings, even where the checkpoint has it, too."""
         self._untied_head = untied_head
         self._block: Block | None = None
         if checkpoint is not None:
             is_here = has_weights(checkpoint)
             self.by_file = headers_by_file(checkpoint) if is_here else {}
-            self._read_quantization(checkpoint, is_here=is_here)
-        self._stored = {name: header for headers in self.by_file.values() for name, header in headers.items()}
-        self._stored |= {
-            head_of(name): self._stored[name] for name in self._stored if head_of(name) not in self._stored
-        }
+            self._read_quantization(config, checkpoint, is_here=is_here)
+        self.stored = {name: header for headers in self.by_file.values() for name, header in headers.items()}
+        """The headers of the checkpoint, by name."""
+        self._served = {head_of(name): header for name, header in self.stored.items()} | self.stored
         self._check_scales(checkpoint)
 
     def of(self, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -79,10 +78,10 @@ class ServingForm:
         found: dict[str, TensorHeader] = {}
         for name, tensor in self._named(tensors).items():
             shape = self._checked_shape(name, tensor)
-            stored = self._stored.get(name)
+            stored = self._served.get(name)
             if stored is not None and stored.dtype == _FP8:
                 scale = self.scale_of(name)
-                found |= {name: stored, scale: self._stored[scale]}
+                found |= {name: stored, scale: self._served[scale]}
             elif stored is not None and stored.dtype in TYPES and _is_floating(tensor):
                 found[name] = stored
             else:
@@ -99,7 +98,7 @@ class ServingForm:
 
         from rollfeed.weights.serving.fp8 import Fp8Tensor, dequantise, quantise
 
-        if name in self._stored:
+        if name in self._served:
             served = [each for _, each in self._cast(name, tensor)]
             return (dequantise(Fp8Tensor(*served), self._block) if self.is_fp8(name) else served[0]).to(tensor.dtype)
         if tensor.ndim < 3:
@@ -109,7 +108,7 @@ class ServingForm:
 
     def is_fp8(self, name: str) -> bool:
         """Whether servers hold a tensor in FP8."""
-        return name in self._stored and self._stored[name].dtype == _FP8
+        return name in self._served and self._served[name].dtype == _FP8
 
     def scale_of(self, name: str) -> str:
         """Return the name of the scales of a tensor in FP8."""
@@ -124,7 +123,7 @@ class ServingForm:
 
     def _cast(self, name: str, given: Any) -> Iterator[tuple[str, Any]]:
         self._checked_shape(name, given)
-        stored = self._stored.get(name)
+        stored = self._served.get(name)
         if importlib.util.find_spec("torch") is None:
             if self.is_fp8(name):
                 raise CheckpointError(f"weight {name!r} is FP8 in the checkpoint, which needs PyTorch: install it")
@@ -146,7 +145,7 @@ class ServingForm:
         from rollfeed.weights.serving.fp8 import quantise
 
         scale_name = self.scale_of(name)
-        stored = self._stored[scale_name]
+        stored = self._served[scale_name]
         quantised = quantise(tensor, self._block, scale_type=getattr(torch, TYPES[stored.dtype]))
         if not bool(quantised.scale.isfinite().all()):
             raise CheckpointError(f"weight {name!r} has values that are not finite, which FP8 cannot hold")
@@ -155,7 +154,7 @@ class ServingForm:
 
     def _checked_shape(self, name: str, tensor: Any) -> tuple[int, ...]:
         shape = tuple(map(int, tensor.shape))
-        stored = self._stored.get(name)
+        stored = self._served.get(name)
         if stored is not None and stored.shape != shape:
             raise CheckpointError(
                 f"weight {name!r} has the shape {shape}, and servers of this checkpoint hold {stored.shape}: "
@@ -163,8 +162,8 @@ class ServingForm:
             )
         return shape
 
-    def _read_quantization(self, checkpoint: Path, *, is_here: bool) -> None:
-        about = (find_config(checkpoint) or {}).get("quantization_config")
+    def _read_quantization(self, config: Mapping[str, Any], checkpoint: Path, *, is_here: bool) -> None:
+        about = config.get("quantization_config")
         if not isinstance(about, dict):
             return
         where = f"{checkpoint / CONFIG_FILE}: quantization_config"
@@ -184,21 +183,21 @@ class ServingForm:
             )
 
     def _check_scales(self, checkpoint: Path | None) -> None:
-        names = [name for name in self._stored if self.is_fp8(name)]
+        names = [name for name in self._served if self.is_fp8(name)]
         if not names:
             return
         from rollfeed.weights.serving.fp8 import scale_shape
 
         for name in names:
             where, scale = f"{checkpoint}: weight {name!r} is FP8", self.scale_of(name)
-            stored = self._stored.get(scale)
+            stored = self._served.get(scale)
             if stored is None:
                 raise CheckpointError(
                     f"{where} and has no {scale!r}: config.json and the weights are not of one model, or quantised "
                     f"otherwise; {_REMEDY}"
                 )
             try:
-                expected = scale_shape(self._stored[name].shape, self._block)
+                expected = scale_shape(self._served[name].shape, self._block)
             except ValueError as error:
                 raise CheckpointError(f"{where}: {error}") from None
             if stored.dtype not in TYPES or (stored.shape != expected and (expected or stored.shape != (1,))):

@@ -36,7 +36,7 @@ class Staging:
     def __init__(self, context: TransportContext) -> None:
         self._untied_head = context.untied_head
         self._servers: dict[str, MetServer] = {}
-        self._go_by(context.checkpoint)
+        self._form = ServingForm(context.checkpoint, untied_head=self._untied_head)
 
     def meet(self, servers: Sequence[MetServer]) -> None:
         """Compare the checkpoints of servers on this host with that of the run, or begin to go by them.
@@ -51,12 +51,12 @@ class Staging:
                 if server.model_path is None or not folder.is_dir() or not has_weights(folder):
                     continue
                 stored = read_headers(folder)
-                if not self._stored:
-                    self._go_by(folder)
+                if not self._form.stored:
+                    self._form = ServingForm(folder, untied_head=self._untied_head)
             except CheckpointError as error:
                 raise EngineProtocolError(f"{server.address}: {error}") from error
             shapes = {name: header.shape for name, header in stored.items()}
-            known = {name: header.shape for name, header in self._stored.items()}
+            known = {name: header.shape for name, header in self._form.stored.items()}
             if other := {name for name in shapes.keys() & known.keys() if shapes[name] != known[name]}:
                 raise EngineProtocolError(
                     f"{server.address}: serves {folder}, whose weight {min(other)!r} has the shape "
@@ -79,8 +79,8 @@ class Staging:
             if not update.tensors:
                 raise CheckpointError("there are none")
             tensors = update.tensors
-            if self._stored:
-                tensors = served_tensors(tensors, self._stored, tied_head=self._form.is_tied)
+            if self._form.stored:
+                tensors = served_tensors(tensors, self._form.stored, tied_head=self._form.is_tied)
             is_on_gpu = getattr(next(iter(tensors.values())), "is_cuda", False)
             limit = most_bytes or (_GPU_BYTES if is_on_gpu else _INLINE_BYTES)
             made = tuple(make_buckets(self._form.of(tensors), most_bytes=limit))
@@ -92,10 +92,6 @@ class Staging:
             return await asyncio.to_thread(make)
         except CheckpointError as error:
             raise EngineProtocolError(f"weights of version {update.policy_version} do not fit: {error}") from error
-
-    def _go_by(self, folder: Path | None) -> None:
-        self._form = ServingForm(folder, untied_head=self._untied_head)
-        self._stored = read_headers(folder) if folder is not None and has_weights(folder) else {}
 
 
 @asynccontextmanager
