@@ -90,9 +90,6 @@ class Dialect(Protocol):
     async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
         """Let a server go on, whether it was held or not."""
 
-    async def prepare(self, address: str, update: WeightUpdate) -> int:
-        """Do what can be done before a server has to stop for new weights; return how many bytes were moved."""
-
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         """Have a server load what it was prepared for, whatever runs there, leave it as it was, and return the bytes.
 

@@ -106,6 +106,7 @@ class ServerEngine(Engine):
             self.weights = ServerWeights(
                 pool=self._pool,
                 dialect=dialect,
+                http=self._http,
                 counters=self.counters,
                 admission=admission,
                 orphans=self._orphans,

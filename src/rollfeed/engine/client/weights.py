@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from rollfeed.engine.client.counters import Counters, UpdateCosts
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Turnstile, Worker
-from rollfeed.engine.client.workers import Orphans, ServerPool, empty
-from rollfeed.engine.http import Failure, TryFailedError
+from rollfeed.engine.client.workers import Orphans, ServerPool, empty, errors_of
+from rollfeed.engine.http import Failure, Http, TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import PreparedUpdate
 from rollfeed.types import FolderUpdate, WeightUpdate
@@ -71,6 +72,7 @@ class ServerWeights:
         *,
         pool: ServerPool,
         dialect: Dialect,
+        http: Http,
         counters: Counters,
         admission: Turnstile,
         orphans: Orphans,
@@ -88,6 +90,7 @@ class ServerWeights:
         self.costs = UpdateCosts()
         self._pool = pool
         self._dialect = dialect
+        self._http = http
         self._counters = counters
         self._admission = admission
         self._orphans = orphans
@@ -115,7 +118,7 @@ class ServerWeights:
             self._admission.set_open(False)
             self.is_paused = True
             self.num_holds += 1
-            for outcome in await self._at_all(self._pool.live, self._hold):
+            for outcome in await errors_of(map(self._hold, self._pool.live)):
                 if outcome is not None:
                     raise outcome
 
@@ -127,7 +130,7 @@ class ServerWeights:
         """
         async with self._lock:
             workers = self._pool.live
-            outcomes = await self._at_all(workers, lambda worker: self._dialect.release(worker.address))
+            outcomes = await errors_of(self._dialect.release(worker.address) for worker in workers)
             self.is_paused = False
             self._admission.set_open(True)
             for worker, outcome in zip(workers, outcomes, strict=True):
@@ -290,12 +293,15 @@ class ServerWeights:
             async with patience.of(worker):
                 await self._prepare(worker, update)
 
-        return dict(zip(workers, await self._at_all(workers, prepare), strict=True))
+        return dict(zip(workers, await errors_of(map(prepare, workers)), strict=True))
 
     async def _prepare(self, worker: Worker, update: WeightUpdate) -> None:
-        num_bytes = await self._dialect.prepare(worker.address, update)
-        if isinstance(update, FolderUpdate) and not isinstance(update, PreparedUpdate):
-            num_bytes += await asyncio.to_thread(_num_bytes, update.folder)
+        num_bytes, address = 0, worker.address
+        if isinstance(update, PreparedUpdate):
+            seconds = self._dialect.settings.update_timeout_seconds
+            num_bytes = await update.prepare(address, partial(self._http.ask, address, timeout_seconds=seconds))
+        elif isinstance(update, FolderUpdate):
+            num_bytes = await asyncio.to_thread(_num_bytes, update.folder)
         self.costs.num_bytes += num_bytes  # behind the awaits: what others add meanwhile would be lost
 
     async def _update_all(self, update: WeightUpdate, prepared: Mapping[Worker, EngineError | None]) -> None:
@@ -303,10 +309,10 @@ class ServerWeights:
         if not workers:  # those that came back would be given older weights first
             self._take_over(version, update)
             workers = self._pool.workers
-            outcomes = await self._at_all(workers, lambda worker: self._readmit(worker, must_reload=True))
+            outcomes = await errors_of(self._readmit(worker, must_reload=True) for worker in workers)
         else:
             patience = _Patience(len(workers), late_seconds=self._dialect.settings.late_update_seconds)
-            outcomes = await self._at_all(workers, lambda worker: self._update_one(worker, update, prepared, patience))
+            outcomes = await errors_of(self._update_one(worker, update, prepared, patience) for worker in workers)
         failed = [(worker, each) for worker, each in zip(workers, outcomes, strict=True) if each is not None]
         are_refused = len(failed) == len(workers) and all(isinstance(each, EngineProtocolError) for _, each in failed)
         if self._pool.live and are_refused:
@@ -380,15 +386,6 @@ class ServerWeights:
     async def _hold(self, worker: Worker) -> None:
         if not await self._dialect.hold(worker.address):
             await empty(worker, seconds=self._dialect.settings.control_timeout_seconds)
-
-    async def _at_all(
-        self, workers: Sequence[Worker], do: Callable[[Worker], Awaitable[None]]
-    ) -> list[EngineError | None]:
-        outcomes = await asyncio.gather(*(do(worker) for worker in workers), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
-                raise outcome
-        return [outcome if isinstance(outcome, EngineError) else None for outcome in outcomes]
 
 
 def _num_bytes(folder: Path) -> int:

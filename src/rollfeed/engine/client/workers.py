@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from zlib import crc32
 
 from rollfeed.engine.client.counters import Counters
@@ -233,3 +233,12 @@ async def empty(worker: Worker, *, seconds: float) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise EngineUnavailableError(f"{worker.address}: requests do not end") from None
+
+
+async def errors_of(calls: Iterable[Awaitable[None]]) -> list[EngineError | None]:
+    """Await calls side by side, and return how each has failed."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
+            raise outcome
+    return [outcome if isinstance(outcome, EngineError) else None for outcome in outcomes]

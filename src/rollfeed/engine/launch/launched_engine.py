@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import Any
 
 from rollfeed.engine.client import Dialect, ServerEngine
 from rollfeed.engine.client.dialect import Context
+from rollfeed.engine.client.workers import errors_of
 from rollfeed.engine.http import Http
 from rollfeed.engine.launch.launching import ServerLauncher
-from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.types import WeightUpdate
 
 _log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class LaunchedEngine(ServerEngine):
                     worker.problem = None  # requests wait, too
                 if not await self.launcher.revive():
                     raise
-                await _errors_of(self.weights.readmit(worker) for worker in self._pool.workers)
+                await errors_of(self.weights.readmit(worker) for worker in self._pool.workers)
             self.counters.weight_updates += 1
 
     async def sleep(self) -> None:
@@ -70,7 +69,7 @@ class LaunchedEngine(ServerEngine):
         self.weights.rest()
         await self.launcher.hold()
         workers = [each for each in self._pool.workers if each.is_live or self.launcher.is_back(each.address)]
-        errors = await _errors_of(self._dialect.sleep(worker) for worker in workers)
+        errors = await errors_of(self._dialect.sleep(worker) for worker in workers)
         for worker, error in zip(workers, errors, strict=True):
             if isinstance(error, EngineProtocolError) and worker.is_live:
                 raise error
@@ -80,7 +79,7 @@ class LaunchedEngine(ServerEngine):
     async def wake_up(self) -> None:
         """Have servers take their memory back; one that does not is taken out."""
         workers = self._pool.workers
-        errors = await _errors_of(self._dialect.wake_up(worker.address) for worker in workers)
+        errors = await errors_of(self._dialect.wake_up(worker.address) for worker in workers)
         for worker, error in zip(workers, errors, strict=True):
             if error is not None:
                 await self._pool.take_out(worker, f"it does not take its memory back: {error}")
@@ -95,12 +94,3 @@ class LaunchedEngine(ServerEngine):
                 await self._pool.take_out(worker, why)
                 if is_lost:
                     self._pool.give_up(worker, why)
-
-
-async def _errors_of(calls: Iterable[Awaitable[None]]) -> list[EngineError | None]:
-    """Await calls side by side, and return how each has failed."""
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
-            raise outcome
-    return [outcome if isinstance(outcome, EngineError) else None for outcome in outcomes]

@@ -33,7 +33,7 @@ from rollfeed.engine.dialects.sglang.routers import SGLangRouter, find_router
 from rollfeed.engine.dialects.sglang.scoring import score_texts
 from rollfeed.engine.http import json_ids
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Command, PreparedUpdate, ServerUpdate
+from rollfeed.protocols import Command, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _log = logging.getLogger(__name__)
@@ -166,9 +166,6 @@ class SGLang:
 
     async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
         await self._http.command(f"{address}/continue_generation", {}, timeout_seconds=timeout_seconds)
-
-    async def prepare(self, address: str, update: WeightUpdate) -> int:
-        return await update.prepare(address, self._commands(address)) if isinstance(update, PreparedUpdate) else 0
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         if self.settings.weight_update is WeightUpdateMode.ABORT:

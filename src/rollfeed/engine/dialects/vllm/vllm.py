@@ -28,7 +28,7 @@ from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
 from rollfeed.engine.dialects.vllm.requests import encode_request
 from rollfeed.engine.dialects.vllm.scoring import score_texts
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Command, PreparedUpdate, ServerUpdate
+from rollfeed.protocols import Command, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
@@ -134,9 +134,6 @@ class VLLM:
 
     async def release(self, address: str, *, timeout_seconds: float | None = None) -> None:
         await self._offers(f"{address}/resume", timeout_seconds=timeout_seconds)
-
-    async def prepare(self, address: str, update: WeightUpdate) -> int:
-        return await update.prepare(address, self._commands(address)) if isinstance(update, PreparedUpdate) else 0
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         address = worker.address
