@@ -137,6 +137,29 @@ async def test_a_start_that_is_broken_off_leaves_nothing(engine_of: Any, mark: s
     assert marked(mark) == []
 
 
+async def test_a_start_that_is_broken_off_before_its_keeper_is_known_leaves_nothing(
+    launcher_of: Any, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = asyncio.create_subprocess_exec
+
+    async def create_late(*words: Any, **options: Any) -> Any:
+        keeper = await create(*words, **options)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # as asyncio does
+            keeper.kill()
+            await keeper.wait()
+            raise
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_late)
+    starting = asyncio.create_task(launcher_of(flags={"slow": 60, "grandchild": True}).start(None))
+    await seconds_until(lambda: len(marked(mark)) == 3)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert marked(mark) == []
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

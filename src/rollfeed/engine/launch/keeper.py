@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_SECONDS = 0.1
 _AFTER_DEATH_SECONDS = 1.0
 """For processes of a server that has ended by itself."""
-_GIVING_UP_SECONDS = 30.0
+GIVING_UP_SECONDS = 30.0
 """After which processes that even SIGKILL does not end are left to the kernel."""
 
 
@@ -68,7 +68,7 @@ def _end(server: int | None, grace_seconds: float) -> int:
     for pid in [server] if server is not None else _descendants():
         _tell(pid, signal.SIGTERM)
     code, begun = 128 + signal.SIGKILL, time.monotonic()
-    given_up = grace_seconds + _GIVING_UP_SECONDS
+    given_up = grace_seconds + GIVING_UP_SECONDS
     # Looked twice: a process whose parent ends while they are looked at is below nobody then.
     while (left := _descendants() or _descendants()) and (waited := time.monotonic() - begun) < given_up:
         if waited > grace_seconds:

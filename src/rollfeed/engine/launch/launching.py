@@ -187,6 +187,9 @@ class ServerLauncher:
                 )
         except OSError as error:
             raise EngineUnavailableError(f"{SETTING}: {command.name} cannot be started: {error}") from error
+        except asyncio.CancelledError:  # asyncio kills the keeper then, perhaps with processes below it
+            await asyncio.to_thread(_kill_marked, server.mark)
+            raise
         try:
             async with asyncio.timeout(self._settings.startup_timeout_seconds):
                 await self._until_healthy(server)
@@ -224,8 +227,7 @@ class ServerLauncher:
         """Return the exit code of a server when all of it has ended."""
         assert server.keeper is not None
         code = await server.keeper.wait()
-        if code < 0:  # the keeper was killed, and could not see to the rest
-            await asyncio.to_thread(_kill_marked, server.mark)
+        await asyncio.to_thread(_kill_marked, server.mark)  # where it was killed, it could not see to the rest
         return code
 
     def _log_of(self, server: _Server) -> Path:
@@ -239,9 +241,15 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill every process whose environment has a server's mark."""
+    """Kill every process whose environment has a server's mark, and those that they start meanwhile."""
     wanted = f"{_MARK}={mark}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if wanted in path.read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
+    given_up, num_looks_without = time.monotonic() + keeper.GIVING_UP_SECONDS, 0
+    # Looked twice: a process says nothing of its environment while it becomes another program.
+    while num_looks_without < 2 and time.monotonic() < given_up:
+        num_looks_without += 1
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if wanted in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    num_looks_without = 0
+        time.sleep(_POLL_SECONDS / 4)
