@@ -293,7 +293,7 @@ async def test_a_fault_costs_one_server_for_a_while(
         expected = {before: said[before % 2], after: said[after % 2]}
         await failing.fail(point, fault)
         running = asyncio.create_task(ask(engine, "running"))
-        await until(lambda: engine.metrics()["requests_in_flight"] > 0)
+        await until(lambda: running.done() or engine.metrics()["requests_in_flight"] > 0)
         await engine.apply(weights(after))
         assert engine.policy_version == after
         assert check(await running, expected) <= {before, after}
