@@ -43,7 +43,7 @@ def run(attempt: Try, *, engine: ScriptedEngine | None = None, **others: Any) ->
 
 async def running(engine: ScriptedEngine, number: int) -> None:
     """Return when so many requests are at the engine."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await engine.load()).running != number:  # noqa: ASYNC110 - the engine tells nobody
             await asyncio.sleep(0.001)
 

@@ -79,7 +79,7 @@ def until() -> Until:
     """Wait for something that has no event of its own."""
 
     async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - see above
                 await asyncio.sleep(0.005)
 
@@ -146,7 +146,7 @@ async def test_a_reply_may_be_empty(serving: Serving, connections: Connections, 
 async def test_what_is_no_whole_reply_is_an_error(
     serving: Serving, connections: Connections, pieces: Sequence[bytes]
 ) -> None:
-    async with asyncio.timeout(10), serving(pieces) as server:
+    async with asyncio.timeout(60), serving(pieces) as server:
         with pytest.raises(BrokenConnectionError):
             await connections.request("POST", server.address, "/", b"")
         server.pieces = [SIZED]

@@ -215,7 +215,7 @@ async def verify(client: Any, chaos: Chaos, folders: dict[str, Path]) -> None:
 
 async def until_empty(client: Any) -> None:
     """Wait until no slot is taken, which takes a step at most after the last reply."""
-    await asyncio.wait_for(client.until_idle(), 10)
+    await asyncio.wait_for(client.until_idle(), 60)
     assert (await client.get("/v1/loads"))["loads"][0]["num_used_tokens"] == 0
 
 

@@ -178,7 +178,7 @@ def until() -> Until:
     """Wait for something that has no event of its own."""
 
     async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - see above
                 await asyncio.sleep(0.005)
 

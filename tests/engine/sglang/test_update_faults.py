@@ -31,8 +31,8 @@ PROMPTS = [np.array([40 + i, 50, 60], np.int32) for i in range(6)]
 NUM_TOKENS = 24
 LEAST_FAKE_ID, FAKE_END_ID = 1000, 2
 PATIENCE = {
-    "control_timeout_seconds": 2.0,
-    "update_timeout_seconds": 2.0,
+    "control_timeout_seconds": 6.0,
+    "update_timeout_seconds": 6.0,
     "late_update_seconds": 0.3,
     "probe_interval_seconds": 0.2,
     "probe_timeout_seconds": 1.0,
@@ -298,7 +298,7 @@ async def test_a_fault_costs_one_server_for_a_while(
         assert engine.policy_version == after
         assert check(await running, expected) <= {before, after}
         assert check(await ask(engine, "meanwhile"), expected) == {after}
-        assert failing.num_met > 0
+        await until(lambda: failing.num_met > 0)  # when it is rebuilt, where it was late and the others were not waited
         await failing.mend()
         await until(lambda: engine.metrics()["live_workers"] == 3)
         told = [await asyncio.to_thread(say, each, "/model_info", None) for each in servers]
