@@ -1,4 +1,4 @@
-"""Reads from a run directory how its run was started."""
+"""Reads from a run directory how its run was started, and what its numbers say of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from rollfeed.config import RunSpec, Settings, chosen_keys, read_stored
 from rollfeed.errors import ConfigError
+from rollfeed.report import Advice, advice_of
 from rollfeed.store import RunReader
 from rollfeed.store.journal import RunRecord
-from rollfeed.store.layout import JOURNAL
+from rollfeed.store.json_text import read_records
+from rollfeed.store.layout import JOURNAL, TRAIN_LOG
 
 
 def stored_spec(directory: Path, overrides: Sequence[str] = ()) -> RunSpec:
@@ -48,6 +50,20 @@ def stored_template_date(settings: Settings, out: Path) -> str | None:
             "another --out"
         )
     return stored
+
+
+def run_advice(reader: RunReader) -> tuple[Advice, ...]:
+    """Return what the numbers of a run say goes wrong, and which settings change it.
+
+    Raises:
+        RunDirectoryError: If the run is damaged.
+    """
+    return advice_of(
+        settings=reader.run().settings,
+        metrics=[{"step": record.step, **record.metrics} for record in reader.steps()],
+        trained=read_records(reader.path / TRAIN_LOG),
+        evaluations=reader.evaluations(),
+    )
 
 
 def _record(directory: Path) -> RunRecord:

@@ -88,8 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     with reporter, printed_lines(out / PRINTED, console, verbose=arguments.verbose):
         making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
         summary = asyncio.run(exit_codes.until_signal(making, said=f"stopped; rollfeed run --resume {out} goes on"))
+    with RunReader(summary.directory) as reader:
+        advice = app.run_advice(reader)
     if arguments.json:
-        record = {**asdict(summary), "directory": str(summary.directory)}
+        record = {**asdict(summary), "directory": str(summary.directory), "advice": [asdict(each) for each in advice]}
         print(json.dumps(record))
     else:
         if summary.early_end is not None:
@@ -97,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
         steps, out = counted(summary.num_steps, "step"), summary.directory
         print(f"{steps}{resumed} in {out}; look with: rollfeed show {out}")
+        for each in advice:
+            print(f"advice: {each.text}")
     return 0
 
 

@@ -83,11 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
         options = [word for override in arguments.overrides for word in ("--set", override)]
         again = shlex.join(["rollfeed", "train", *map(str, arguments.files), *options, "--out", str(out)])
         summary = asyncio.run(exit_codes.until_signal(training, said=f"stopped; {again} goes on"))
+    with RunReader(summary.directory) as reader:
+        evaluations, advice = reader.evaluations(), app.run_advice(reader)
     if arguments.json:
-        with RunReader(summary.directory) as reader:
-            evaluations = reader.evaluations()
         found = {**asdict(summary), "directory": str(summary.directory), "eval": eval_view(evaluations)}
-        print(json.dumps(found))
+        print(json.dumps({**found, "advice": [asdict(each) for each in advice]}))
     else:
         view.print_result()
         if summary.early_end is not None:
@@ -95,4 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
         resumed = f" ({summary.num_resumed_steps} of them before)" if summary.num_resumed_steps else ""
         batches = counted(summary.num_steps, "batch", "batches")
         print(f"{batches}{resumed} in {summary.directory}; curve: {summary.directory / CURVE_PAGE}")
+        for each in advice:
+            print(f"advice: {each.text}")
     return 0
