@@ -50,6 +50,12 @@ def test_every_number_of_a_batch() -> None:
     assert metrics == {
         "rollout/reward_mean": 1.25,
         "rollout/reward_std": pytest.approx(np.std([0, 1, 1, 4, 1, 1, 1, 1])),
+        "rollout/reward_p10": pytest.approx(0.7),
+        "rollout/reward_p50": 1.0,
+        "rollout/reward_p90": pytest.approx(1.9),
+        "rollout/response_length_p50": 1.0,
+        "rollout/response_length_p90": 4.0,
+        "rollout/response_length_p99": 4.0,
         "rollout/group_reward_std": pytest.approx(np.std([0, 1, 1, 4]) / 2),
         "rollout/response_length_mean": 14 / 8,
         "rollout/response_length_min": 0.0,
@@ -64,6 +70,25 @@ def test_every_number_of_a_batch() -> None:
         "rollout/resumed_ratio": 1 / 8,
         "rollout/rewritten_turns": 3.0,
         "rollout/correct_ratio": 2 / 3,
+        "sources/made/groups": 2.0,
+        "sources/made/reward_mean": 1.25,
+        "sources/made/correct_ratio": 2 / 3,
+    }
+
+
+def test_each_source_of_prompts_has_numbers_of_its_own() -> None:
+    easy, other = make_group([1.0, 0.0]), make_group([4.0, 4.0], group_index=1)
+    judged = Verdict(reward=1.0, correct=Correct.YES), Verdict(reward=0.0, correct=Correct.NO)
+    rollouts = tuple(replace(each, verdict=told) for each, told in zip(easy.rollouts, judged, strict=True))
+    easy = replace(easy, prompt=replace(easy.prompt, source="sums"), rollouts=rollouts)
+    other = replace(other, prompt=replace(other.prompt, source="core/words@3"))
+    metrics = batch_metrics([other, easy, replace(other, group_index=2)], reward_key=None, policy_version=0)
+    assert {name: value for name, value in metrics.items() if name.startswith("sources/")} == {
+        "sources/core/words@3/groups": 2.0,
+        "sources/core/words@3/reward_mean": 4.0,
+        "sources/sums/groups": 1.0,
+        "sources/sums/reward_mean": 0.5,
+        "sources/sums/correct_ratio": 0.5,
     }
 
 

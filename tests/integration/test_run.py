@@ -46,6 +46,9 @@ def test_json_output_of_a_run_is_one_object_and_nothing_else(rollfeed, settings_
     assert ran.code == 0
     assert ran.json["num_steps"] == 1
     assert ran.json["ledger"]["trained"] == 3
+    (step,) = ran.json["steps"]
+    assert (step["step"], step["reward"], step["accuracy"]) == (0, ran.json["reward"], ran.json["accuracy"])
+    assert ran.json["loss"] is None
     assert "step 0" in ran.err
 
 

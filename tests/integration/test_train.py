@@ -64,6 +64,14 @@ def test_every_mode_trains_and_puts_the_weights_into_the_engine(rollfeed, settin
     assert result.json["num_steps"] == 4
     steps = lines(out / "train.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
+    rollouts = lines(out / "metrics.jsonl")
+    told = result.json["steps"]
+    assert [each["reward"] for each in told] == [each["rollout/reward_mean"] for each in rollouts]
+    assert [each["loss"] for each in told] == [each["train/loss"] for each in steps]
+    assert (result.json["reward"], result.json["loss"]) == (told[-1]["reward"], told[-1]["loss"])
+    for each in rollouts[1:]:
+        assert each["time/train_seconds"] > 0
+        assert each["time/publish_seconds"] > 0
     assert any(step["train/grad_norm"] > 0 for step in steps if "train/grad_norm" in step)
     versions = [
         pq.read_table(out / "batches" / f"step-{step:06d}.parquet").column("policy_version").to_pylist()[0]

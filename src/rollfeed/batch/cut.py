@@ -177,7 +177,6 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.concatenate([group.reward_values(reward_key) for group in groups])
     lengths = np.array([rollout.response_tokens for rollout in rollouts], np.float64)
-    judged = [r.verdict.correct for r in rollouts if r.verdict and r.verdict.correct is not Correct.UNDEFINED]
     samples = [sample for group in groups for sample in group.samples]
     ages = [policy_version - v for sample in samples if (v := sample.oldest_trained_version) is not None]
     metrics = {
@@ -212,11 +211,50 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         #: rollout/rewritten_turns: turns after which the chat template showed earlier ones otherwise
         "rollout/rewritten_turns": float(sum(sample.metadata.get(REWRITTEN_TURNS, 0) for sample in samples)),
     }
-    metrics |= _episode_metrics(rollouts)
-    if judged:
-        #: rollout/correct_ratio: share of right answers among those that a grader calls right or wrong
-        metrics["rollout/correct_ratio"] = float(np.mean([value is Correct.YES for value in judged]))
+    metrics |= _percentiles(rewards, lengths) | _episode_metrics(rollouts) | _source_metrics(groups, reward_key)
+    #: rollout/correct_ratio: share of right answers among those that a grader calls right or wrong
+    return metrics | _correct_ratio("rollout/correct_ratio", rollouts)
+
+
+def _percentiles(rewards: NDArray[np.float64], lengths: NDArray[np.float64]) -> dict[str, float]:
+    """Return percentiles of a batch's rollouts; both arrays have one number a rollout."""
+    numbers = {
+        #: rollout/reward_p10, rollout/reward_p50, rollout/reward_p90: percentiles over all rollouts
+        "rollout/reward": (rewards, (10, 50, 90)),
+        #: rollout/response_length_p50, rollout/response_length_p90, rollout/response_length_p99: of the tokens
+        "rollout/response_length": (lengths, (50, 90, 99)),
+    }
+    return {
+        f"{name}_p{percent}": float(value)
+        for name, (values, percents) in numbers.items()
+        for percent, value in zip(percents, np.percentile(values, percents), strict=True)
+    }
+
+
+def _source_metrics(groups: Sequence[Group], reward_key: str | None) -> dict[str, float]:
+    """Return the numbers of each source of prompts that the batch has groups of."""
+    by_source: dict[str, list[Group]] = {}
+    for group in groups:
+        by_source.setdefault(group.prompt.source, []).append(group)
+    metrics: dict[str, float] = {}
+    for source, its in sorted(by_source.items()):
+        rewards = np.concatenate([group.reward_values(reward_key) for group in its])
+        metrics |= {
+            #: sources/<source>/groups: groups of the batch
+            f"sources/{source}/groups": float(len(its)),
+            #: sources/<source>/reward_mean: mean reward of their rollouts
+            f"sources/{source}/reward_mean": float(rewards.mean()),
+        }
+        #: sources/<source>/correct_ratio: share of right answers, as `rollout/correct_ratio`
+        rollouts = [rollout for group in its for rollout in group.rollouts]
+        metrics |= _correct_ratio(f"sources/{source}/correct_ratio", rollouts)
     return metrics
+
+
+def _correct_ratio(name: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    verdicts = [rollout.verdict.correct for rollout in rollouts if rollout.verdict is not None]
+    judged = [correct is Correct.YES for correct in verdicts if correct is not Correct.UNDEFINED]
+    return {name: float(np.mean(judged))} if judged else {}
 
 
 def _episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -91,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     with RunReader(summary.directory) as reader:
         advice = app.run_advice(reader)
     if arguments.json:
-        record = {**asdict(summary), "directory": str(summary.directory), "advice": [asdict(each) for each in advice]}
-        print(json.dumps(record))
+        print(json.dumps({**ended_view(summary), "advice": [asdict(each) for each in advice]}))
     else:
         if summary.early_end is not None:
             print(summary.early_end)
@@ -102,6 +103,32 @@ def run(arguments: argparse.Namespace) -> int:
         for each in advice:
             print(f"advice: {each.text}")
     return 0
+
+
+def ended_view(summary: app.RunSummary) -> dict[str, Any]:
+    """Return a run that has ended as JSON values: counts, the numbers of its steps, and where it has come to.
+
+    ``accuracy`` is the last evaluation's; where nothing is evaluated, the share of right answers in the last batch.
+    """
+    with RunReader(summary.directory) as reader:
+        records, evaluations, trained = reader.steps(), reader.evaluations(), reader.updates()
+    steps = []
+    for record in records:
+        update = trained.get(record.step, {})
+        numbers = {
+            "reward": record.metrics.get("rollout/reward_mean"),
+            "accuracy": record.metrics.get("rollout/correct_ratio"),
+            "loss": update.get("train/loss"),
+            "grad_norm": update.get("train/grad_norm"),
+            "response_length": record.metrics.get("rollout/response_length_mean"),
+            "seconds": record.metrics.get("time/total_seconds"),
+        }
+        told = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+        steps.append({"step": record.step, **told})
+    last = steps[-1] if steps else {}
+    accuracy = evaluations[-1]["accuracy"] if evaluations else last.get("accuracy")
+    end = {"accuracy": accuracy, "reward": last.get("reward"), "loss": last.get("loss")}
+    return {**asdict(summary), "directory": str(summary.directory), **end, "steps": steps}
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:

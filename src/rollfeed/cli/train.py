@@ -13,7 +13,7 @@ from rollfeed.app.training import run_curves, where_it_goes_on
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments, load_spec
 from rollfeed.cli.printed import printed_lines
-from rollfeed.cli.run import add_run_directory, console_of, default_directory
+from rollfeed.cli.run import add_run_directory, console_of, default_directory, ended_view
 from rollfeed.cli.show import eval_view
 from rollfeed.cli.training_view import TrainingView
 from rollfeed.config import RolloutMode
@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     with RunReader(summary.directory) as reader:
         evaluations, advice = reader.evaluations(), app.run_advice(reader)
     if arguments.json:
-        found = {**asdict(summary), "directory": str(summary.directory), "eval": eval_view(evaluations)}
-        print(json.dumps({**found, "advice": [asdict(each) for each in advice]}))
+        found = {**ended_view(summary), "eval": eval_view(evaluations), "advice": [asdict(each) for each in advice]}
+        print(json.dumps(found))
     else:
         view.print_result()
         if summary.early_end is not None:

@@ -1,6 +1,6 @@
 """Scheduling: from prompts to batches."""
 
-from rollfeed.pipeline.groups import GroupPlan
+from rollfeed.pipeline.groups import Activity, GroupPlan
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import LengthHistory, Placement
 from rollfeed.pipeline.rollouts import RolloutParts, Rollouts
@@ -8,6 +8,7 @@ from rollfeed.pipeline.scheduler import OverSampling, Scheduler
 from rollfeed.pipeline.weight_follower import WeightFollower
 
 __all__ = [
+    "Activity",
     "GroupPlan",
     "LengthHistory",
     "Observers",

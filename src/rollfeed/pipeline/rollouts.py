@@ -22,6 +22,7 @@ from rollfeed.pipeline.context import InFlight, StepContext
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.group_runner import GroupPlan, GroupRunner
+from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.pipeline.ledger import Ledger
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import Placement
@@ -137,12 +138,14 @@ class Rollouts:
         )
         self._in_flight = InFlight()
         self._step: _Step | None = None
-        self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight)
+        self.clock = clock = StepClock()
+        """Where the time goes; it is told of what is done between two batches."""
+        self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight, clock=clock)
         self._failures = FailureBudget(settings, settled=self._state.outcomes)
         self.services = replace(plan.services, endpoint=self._gate)
         """What functions of the run may use; requests are bounded, and checked."""
         plan = replace(plan, services=self.services)
-        self._runner = GroupRunner(plan, gate=self._gate, failures=self._failures, observer=observers)
+        self._runner = GroupRunner(plan, gate=self._gate, failures=self._failures, observer=observers, clock=clock)
 
     async def __aenter__(self) -> Rollouts:
         async with AsyncExitStack() as entered:
@@ -157,6 +160,7 @@ class Rollouts:
                 if self._settings.mode is RolloutMode.ASYNC:
                     self._parts.weights.start()
             self._entered = entered.pop_all()
+        self.clock.begin(Activity.TRAIN)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -183,12 +187,14 @@ class Rollouts:
 
         The engine has to say of the texts of ``probe`` what they say; raises EngineError where it does not.
         """
-        await self._parts.publisher.publish(TensorUpdate(tensors, policy_version=policy_version))
+        with self.clock.doing(Activity.PUBLISH):
+            await self._parts.publisher.publish(TensorUpdate(tensors, policy_version=policy_version))
         await self.prove_weights(probe)
 
     async def prove_weights(self, probe: WeightProbe | None) -> None:
         """Compare the engine's weights with the publisher's, see docs/weights.md; raises as :meth:`update_weights`."""
-        await self._parts.publisher.prove(probe)
+        with self.clock.doing(Activity.PUBLISH):
+            await self._parts.publisher.prove(probe)
 
     async def generate_batch(self) -> TrainBatch:
         """Make, store and return the next batch.
@@ -198,6 +204,10 @@ class Rollouts:
             RunFailedError: If the step cannot be completed; its prompts are requeued and nothing is stored.
                 An error from storing it leaves the manager unusable: make a new one from the last stored state.
         """
+        with self.clock.interrupting(Activity.TRAIN):
+            return await self._next_batch()
+
+    async def _next_batch(self) -> TrainBatch:
         if self._parts.weights is not None:
             await self._parts.weights.before_step(self._state.next_step)
         step = self._step or self._begin()
@@ -325,7 +335,7 @@ class Rollouts:
 
     def _settle(self, step: _Step, cut: BatchCut) -> StepCommit:
         """Book all endings of a step whose batch has been cut, and return what is to be stored."""
-        context, ledger, seconds = step.context, self._ledger, time.monotonic() - step.started
+        context, ledger = step.context, self._ledger
         ledger.waste(STALE, cut.masked_tokens)
         ended = sorted(self._take_out(context, step.endings), key=lambda ending: ending.group.group_index)
         new = [each.group for each in ended if ledger.place(each.group.group_index) is not Place.SURPLUS]
@@ -337,23 +347,7 @@ class Rollouts:
         in_flight = tuple(running.rest() for running in self._in_flight.groups.values())
         assert counts.balanced, f"the ledger does not balance: {counts}"
         assert counts.in_flight == len(in_flight), f"{len(in_flight)} groups are in flight: {counts}"
-        num_tokens = self._runner.num_generated_tokens - step.tokens_before
-        metrics = {
-            **cut.batch.metrics,
-            **ledger.step_metrics(),
-            #: rollout/reward_timeout, rollout/reward_error: gradings that failed in the step
-            **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
-            **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
-            **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
-            **self._parts.publisher.metrics(),
-            **self._supply.metrics(),
-            #: rollout/generated_tokens: tokens sampled in the step, trained on or not
-            "rollout/generated_tokens": float(num_tokens),
-            #: perf/step_seconds: seconds from the beginning of the step to its end
-            "perf/step_seconds": seconds,
-            #: perf/tokens_per_second: tokens sampled by a second of the step
-            "perf/tokens_per_second": num_tokens / seconds,
-        }
+        metrics = self._metrics(step, cut, counts)
         state = RunState(
             next_step=context.step + 1,
             next_group_index=self._supply.next_group_index,
@@ -378,8 +372,29 @@ class Rollouts:
             state=state,
         )
 
+    def _metrics(self, step: _Step, cut: BatchCut, counts: LedgerCounts) -> dict[str, float]:
+        seconds, num_tokens = time.monotonic() - step.started, self._runner.num_generated_tokens - step.tokens_before
+        return {
+            **cut.batch.metrics,
+            **self._ledger.step_metrics(),
+            #: rollout/reward_timeout, rollout/reward_error: gradings that failed in the step
+            **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
+            **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
+            **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
+            **self._parts.publisher.metrics(),
+            **self._supply.metrics(),
+            #: rollout/generated_tokens: tokens sampled in the step, trained on or not
+            "rollout/generated_tokens": float(num_tokens),
+            #: perf/step_seconds: seconds from the beginning of the step to its end
+            "perf/step_seconds": seconds,
+            #: perf/tokens_per_second: tokens sampled by a second of the step
+            "perf/tokens_per_second": num_tokens / seconds,
+            **self.clock.take(cut.batch.groups),
+        }
+
     async def _store(self, commit: StepCommit) -> None:
         """Store the step in a thread; a cancellation waits until it is stored or has failed."""
         if self._commit is None:
             return
-        await until_done(asyncio.create_task(asyncio.to_thread(self._commit, commit)))
+        with self.clock.doing(Activity.STORE):
+            await until_done(asyncio.create_task(asyncio.to_thread(self._commit, commit)))

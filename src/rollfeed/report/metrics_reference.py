@@ -22,6 +22,8 @@ _PARTS = {
     "rollout": "Batches: their rewards, lengths, drops and waste. A line a step in metrics.jsonl, as all that follow.",
     "environments": "Problems of environments that could not be made or used, since the run began.",
     "datasets": "Data sets whose rows are asked by what became of their answers; see [adaptive.md](adaptive.md).",
+    "sources": "Data sets and environments, each by the groups that the batch has of it.",
+    "time": "Times: when, for how long, and what with; each moment counts once. They differ from run to run, too.",
     "perf": "Times and rates; they differ from run to run.",
     "ledger": "Where all prompts drawn so far are at the end of the step.",
     "engine": "The engine: totals since the run was started, and what is so at the end of the step.",

@@ -16,7 +16,7 @@ from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, step_file
+from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, TRAIN_LOG, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import StepRecord, read_steps
@@ -130,10 +130,21 @@ class RunReader:
         Raises:
             RunDirectoryError: If the file cannot be read.
         """
+        return tuple(self._records(EVAL_LOG))
+
+    def updates(self) -> dict[int, dict[str, Any]]:
+        """Return the figures of each batch that was trained on, by its step; none where the run does not train.
+
+        Raises:
+            RunDirectoryError: If the file cannot be read.
+        """
+        return {record["step"]: record for record in self._records(TRAIN_LOG)}
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
         try:
-            return tuple(read_records(self.path / EVAL_LOG))
+            return read_records(self.path / name)
         except OSError as error:
-            raise RunDirectoryError(f"{self.path / EVAL_LOG}: cannot be read: {error}") from error
+            raise RunDirectoryError(f"{self.path / name}: cannot be read: {error}") from error
 
     def isolation(self) -> Isolation | None:
         """Return at which isolation level programs of the policy ran, or None when none did.

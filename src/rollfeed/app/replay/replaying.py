@@ -130,7 +130,9 @@ def _is_same(
     keys: tuple[str | None, str | None],
 ) -> bool:
     new = decided.batch
-    if new is None or decided.surplus or any(not _equal(batch.metrics.get(k), v) for k, v in new.metrics.items()):
+    # Runs of before have fewer metrics.
+    had, have = ({} if new is None else new.metrics), batch.metrics
+    if new is None or decided.surplus or any(not _equal(have[name], had[name]) for name in had.keys() & have.keys()):
         return False
     key_before, key_now = keys
     encoded = _bytes(batch_table(new, reward_key=key_now))

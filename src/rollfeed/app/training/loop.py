@@ -57,7 +57,7 @@ from rollfeed.errors import (
     in_one_line,
 )
 from rollfeed.evaluation import EvalResult, log_record
-from rollfeed.pipeline import Rollouts
+from rollfeed.pipeline import Activity, Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import warn_without_drawing, write_curves
 from rollfeed.store import Rewind
@@ -363,7 +363,8 @@ class _Loop:
         tensors, version = self.trainer.weights(), self.trainer.step
         probe = await self._probes.take()
         if probe is None:  # before the first batch there is nothing to prove them by
-            await self.prepared.engine.apply(TensorUpdate(tensors, policy_version=version))
+            with rollouts.clock.doing(Activity.PUBLISH):
+                await self.prepared.engine.apply(TensorUpdate(tensors, policy_version=version))
         else:
             await rollouts.update_weights(tensors, policy_version=version, probe=probe)
 
@@ -372,7 +373,8 @@ class _Loop:
         if self.evaluation is not None:
             if self._only_evaluates and self.prepared.engine.policy_version != self.trainer.step:
                 await self._publish(rollouts)
-            result = await evaluate(self.evaluation, engine=self.prepared.engine, printed=self.out / PRINTED)
+            with rollouts.clock.doing(Activity.EVALUATE):
+                result = await evaluate(self.evaluation, engine=self.prepared.engine, printed=self.out / PRINTED)
             first = next(iter(self._eval_log.records), None)
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
             if self.on_evaluation is not None:

@@ -3,10 +3,13 @@
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.group_runner import GroupPlan, GroupRunner
+from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 
 __all__ = [
+    "Activity",
     "EngineGate",
     "FailureBudget",
     "GroupPlan",
     "GroupRunner",
+    "StepClock",
 ]

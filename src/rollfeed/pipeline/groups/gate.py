@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.completions import Limits, check_completion
+from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.protocols import Engine
 from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, SamplingParams
 
@@ -21,8 +22,9 @@ class EngineGate:
     start after the step's abort, wherever in its turns a generate function is.
     """
 
-    def __init__(self, engine: Engine, *, max_requests_in_flight: int | None) -> None:
+    def __init__(self, engine: Engine, *, max_requests_in_flight: int | None, clock: StepClock | None = None) -> None:
         self._engine = engine
+        self._clock = clock or StepClock()
         self._permits = asyncio.Semaphore(max_requests_in_flight or 2 * engine.max_running_requests)
         self._closed = False
         self._limits = Limits(
@@ -59,7 +61,8 @@ class EngineGate:
             self.num_at_engine += 1
             self._see_version()
             try:
-                completion = await self._engine.generate(token_ids, params, request_id=request_id, images=images)
+                with self._clock.doing(Activity.GENERATE):
+                    completion = await self._engine.generate(token_ids, params, request_id=request_id, images=images)
             finally:
                 self.num_at_engine -= 1
         check_completion(

@@ -23,6 +23,7 @@ from rollfeed.errors import EngineProtocolError
 from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
+from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.protocols import (
     GenerateFn,
     RolloutObserver,
@@ -111,13 +112,20 @@ class GroupRunner:
     """Runs groups; any number of them at once."""
 
     def __init__(
-        self, plan: GroupPlan, *, gate: EngineGate, failures: FailureBudget, observer: RolloutObserver
+        self,
+        plan: GroupPlan,
+        *,
+        gate: EngineGate,
+        failures: FailureBudget,
+        observer: RolloutObserver,
+        clock: StepClock | None = None,
     ) -> None:
         self._plan = plan
         self._gate = gate
         self._settings = settings = plan.settings
         self._failures = failures
         self._observer = observer
+        self._clock = clock or StepClock()
         self._retries = settings.failure_retries if settings.group_failure is GroupFailurePolicy.RETRY else 0
         self._reward_failures: Counter[Outcome] = Counter()
         self.num_generated_tokens = 0
@@ -268,7 +276,8 @@ class GroupRunner:
         for _ in range(1 + self._retries):
             before = [rollouts[member] for member in members]
             parts = [rollout.parts() for rollout in before]
-            verdicts = iter(await self._plan.scorer.score([part for each in parts for part in each], group.prompt))
+            with self._clock.doing(Activity.SCORE):
+                verdicts = iter(await self._plan.scorer.score([part for each in parts for part in each], group.prompt))
             scored = [
                 rollout.with_verdicts(list(islice(verdicts, len(each))))
                 for rollout, each in zip(before, parts, strict=True)
