@@ -294,4 +294,5 @@ def _read_only(path: Path) -> sqlite3.Connection:
     # Without a -wal file nobody writes and nothing is pending. "immutable" then reads without leaving files
     # beside the journal, and works on a read-only disk.
     mode = "mode=ro" if os.path.exists(f"{path}-wal") else "mode=ro&immutable=1"
-    return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None, timeout=1.0)
+    uri = f"{path.resolve().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=1.0, check_same_thread=False)

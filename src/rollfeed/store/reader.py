@@ -6,15 +6,17 @@ Only committed steps are seen. Nothing is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
-from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange
+from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange, StepEntry
 from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, TRAIN_LOG, step_file
 from rollfeed.store.lock import is_held
@@ -28,6 +30,7 @@ from rollfeed.types.text import step_range
 INTERRUPTED = "interrupted"
 """The status of a run that has not ended and that no process works on."""
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks; each is half as long again as the last
 _SUMMARY_COLUMNS = (
     *("group_index", "prompt_id", "source", "prompt", "messages", "rollout_id", "index"),
     *("reward", "correct", "status", "response_length", "error"),
@@ -87,15 +90,33 @@ class RunTotals:
     wasted_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """A run at one moment, as :meth:`RunReader.follow` sees it."""
+
+    status: RunStatus
+    problem: str
+    """Why there may be no more steps."""
+    entries: Mapping[int, StepEntry] | None = None
+    """The committed steps; None where they could not be read."""
+    record: StepRecord | None = None
+    """Of the step that was looked for, if it is committed."""
+
+
 class RunReader:
     """A read-only view of a run directory; a context manager.
+
+    With ``wait_seconds`` it waits so long for the run to begin.
 
     Raises:
         RunDirectoryError: If there is no run at ``path``, or its journal cannot be read; from all methods, if a step is
             not committed, or its files are missing or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, wait_seconds: float = 0.0) -> None:
+        give_up_at = time.monotonic() + wait_seconds
+        while not (path / JOURNAL).exists() and time.monotonic() < give_up_at:
+            time.sleep(_SHORTEST_PAUSE)
         if not path.is_dir():
             found = "is not a directory" if path.exists() else "does not exist"
             raise RunDirectoryError(f"{path}: {found}; give the directory that `rollfeed run` wrote")
@@ -177,6 +198,65 @@ class RunReader:
         committed = [entry.step for entry in self._journal.steps()]
         have = f"it has {step_range(committed[0], committed[-1])}" if committed else "no step is committed yet"
         raise RunDirectoryError(f"{self.path}: has no step {step}; {have}")
+
+    def follow(self, start: int = 0, *, patience_seconds: float = 60.0) -> Iterator[StepRecord]:
+        """Yield the steps from ``start`` on, each as soon as it is committed, and end with the run.
+
+        It looks at the journal at least once a second, and waits as long as a process works on the run. The other
+        methods see what it has seen. A thread may take a step and another one the next.
+
+        Args:
+            start: The first step; one that is not there yet is waited for.
+            patience_seconds: How long a run that was killed, or has failed, may take to be gone on with.
+
+        Raises:
+            RunDirectoryError: If nobody goes on with the run in this time; if it goes back behind a step that was
+                yielded, or is replaced by another run.
+            ValueError: If ``start`` is below 0.
+        """
+        if start < 0:
+            raise ValueError(f"start = {start}: steps are counted from 0")
+        seen: dict[int, StepEntry] = {}
+        step, pause, give_up_at = start, _SHORTEST_PAUSE, inf
+        while True:
+            look = self._look(step)
+            entries = seen if look.entries is None else look.entries
+            if changed := [each for each in seen if entries.get(each) != seen[each]]:
+                raise RunDirectoryError(
+                    f"{self.path}: from step {changed[0]} on, steps that have been followed are gone or made again, as "
+                    f"with --step or --overwrite: go on from what step {changed[0] - 1} left, with "
+                    f"follow(start={changed[0]})"
+                )
+            if look.record is not None:
+                seen[step] = entries[step]
+                step, pause, give_up_at = step + 1, _SHORTEST_PAUSE, inf
+                yield look.record
+                continue
+            if look.status == RunStatus.FINISHED:
+                return
+            is_made = look.entries is not None and is_held(self.path)
+            give_up_at = inf if is_made else min(give_up_at, time.monotonic() + patience_seconds)
+            if time.monotonic() >= give_up_at:
+                raise RunDirectoryError(
+                    f"{self.path}: step {step} has not come, and nobody has worked on the run for {patience_seconds:g} "
+                    f"s: {look.problem}; `rollfeed run --resume {self.path}` goes on with it"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def _look(self, step: int) -> _Look:
+        try:
+            # Opened again: what was opened while nobody wrote stays as it was then, and the run may be another one.
+            journal = Journal(self.path / JOURNAL, read_only=True)
+            self._journal.close()
+            self._journal = journal
+            run = journal.run()  # before the steps, as the last one comes before the end
+            entries = {entry.step: entry for entry in journal.steps()}
+            record = self.step(step) if step in entries else None
+        except RunDirectoryError as error:  # it is just being replaced, or steps are being removed
+            return _Look(status=RunStatus.RUNNING, problem=str(error))
+        problem = run.cause or f"it is {self.status()}"
+        return _Look(status=run.status, problem=problem, entries=entries, record=record)
 
     def totals(self) -> RunTotals:
         """Return the sums over all committed steps."""
