@@ -9,6 +9,7 @@ RunFailedError if a label, metadata or message is not JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -131,12 +133,29 @@ def read_groups(
         return tuple((_group(rows, timings), rows[0].get("drop_reason")) for rows in groups)
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a file with a few of its columns, without reading the others."""
+def read_columns(
+    path: Path, columns: Sequence[str], condition: pc.Expression | None = None, *, is_versioned: bool = True
+) -> list[dict[str, Any]]:
+    """Return the rows of a file that fulfil a condition, with a few of its columns, without reading the others.
+
+    Files of evaluations are not ``is_versioned``.
+    """
     with _explained(path):
-        _check_version(path)
-        rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns), partitioning=None).to_pylist()
+        if is_versioned:
+            _check_version(path)
+        table = pq.read_table(path, columns=list(columns), filters=condition, partitioning=None)
+        rows: list[dict[str, Any]] = table.to_pylist()
         return rows
+
+
+def least_value(path: Path, column: str) -> float:
+    """Return the least number of a column as the file's statistics have it; minus infinity where they do not."""
+    with _explained(path):
+        metadata = pq.read_metadata(path)
+        at = metadata.schema.names.index(column)
+        found = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+        known = [each.min for each in found if each is not None and each.has_min_max]
+        return min(known) if len(known) == len(found) and known else -math.inf
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
