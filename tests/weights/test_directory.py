@@ -57,7 +57,7 @@ def test_an_incomplete_newer_version_leaves_the_last_whole_one(
 def test_what_is_ignored_is_told_of_once(
     directory: WeightDirectory, make_checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "rollfeed")
     make_checkpoint("version-1")
     make_checkpoint("step_1")
     (directory.path / "2").mkdir()

@@ -167,7 +167,7 @@ class WeightDirectory:
             if known is not None and known[0] is reason:
                 continue
             # A temporary name is how every checkpoint begins, and nothing to be warned of.
-            level = logging.INFO if reason is Ignored.TEMPORARY else logging.WARNING
+            level = logging.DEBUG if reason is Ignored.TEMPORARY else logging.WARNING
             _log.log(level, "%s: not taken as weights: %s", self.path / name, why)
         self._ignored = ignored
 
