@@ -21,6 +21,7 @@ from rollfeed.cli.output import close_output, open_output
 from rollfeed.errors import COMPUTING_ERRORS, ConfigError, RollfeedError, in_one_line
 
 _COMMANDS = {
+    "init": "write settings, a reward and data to start from, which run at once",
     "run": "generate rollouts as a settings file says",
     "train": "generate rollouts and train on them",
     "sweep": "make runs that differ in a few settings, one after another, and compare them",
@@ -86,7 +87,7 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rollfeed",
         description="Rollouts for reinforcement learning of language models, and their way to the trainer.",
-        epilog="example: rollfeed run examples/demo/demo.toml",
+        epilog="example: rollfeed init dataset && rollfeed run dataset/run.toml",
     )
     parser.add_argument("--version", action="version", version=f"rollfeed {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

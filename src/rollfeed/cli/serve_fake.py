@@ -56,6 +56,9 @@ def register(actions: Parsers) -> None:
             "--context-length": (131_072, "tokens (default 131072)"),
         },
     )
+    parser.add_argument(
+        "--vocab-size", metavar="N", type=int, help="ids are below N, for a model with few tokens (tiny: 40)"
+    )
     parser.add_argument("--router", choices=["old", "new"], help="a router on the port after theirs")
     repeated: dict[str, Any] = {"action": "append", "default": []}
     parser.add_argument("--worker-url", metavar="URL", **repeated, help="a further server of the router; repeatable")
@@ -82,7 +85,7 @@ def _settings(arguments: argparse.Namespace) -> FakeSettings:
 
     names = [name.removeprefix("--").replace("-", "_") for name, _, _ in _TIME_MODEL]
     time_model = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    same = ("mode", "host", "port", "router", "policy", "speed", "context_length", "api_key", "metrics")
+    same = ("mode", "host", "port", "router", "policy", "speed", "context_length", "vocab_size", "api_key", "metrics")
     return fake_settings(
         **{name: getattr(arguments, name) for name in same},
         num_workers=arguments.workers,

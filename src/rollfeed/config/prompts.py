@@ -113,7 +113,8 @@ class DatasetSettings(AskingSettings):
 
     @model_validator(mode="after")
     def _asks_once(self) -> Self:
-        if self.template is not None and "input_key" in self.model_fields_set:
+        # Not by what was given: settings that a run has stored have all keys.
+        if self.template is not None and self.input_key != type(self).model_fields["input_key"].default:
             raise ValueError("input_key and template both say what is asked: remove one of them")
         return self
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,8 @@ def _loader(folder: Path) -> Any:
     """
     path = folder / "tokenizer_config.json"
     config = read_object(path) if path.exists() else {}
+    if find_spec("torch") is None:  # which transformers would tell everybody, and tokenizers do not need
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     is_whole = (folder / "tokenizer.json").exists() and config.get("tokenizer_class") in _WHOLE_IN_ONE_FILE
     if is_whole and "auto_map" not in config:
         from transformers import PreTrainedTokenizerFast

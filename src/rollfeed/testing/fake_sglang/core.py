@@ -67,7 +67,7 @@ class ServerCore(FaultyServer):
     def _make_backend(self) -> FakeBackend:
         if self.settings.mode is FakeMode.TIME_MODEL:
             return TimeModel(self.settings.time_model, self.clock)
-        return ScriptedBackend(self.clock, self.settings.script)
+        return ScriptedBackend(self.clock, self.settings.script, self.settings.vocab_size)
 
     def die(self) -> None:
         if self._ends_process:
@@ -120,13 +120,13 @@ class ServerCore(FaultyServer):
 class ScriptedBackend:
     """Makes responses from a list, when it is told to, and after it responses of full length at once."""
 
-    def __init__(self, clock: Clock, script: Iterable[ScriptedReply] = ()) -> None:
+    def __init__(self, clock: Clock, script: Iterable[ScriptedReply] = (), vocab_size: int | None = None) -> None:
         self._clock = clock
         self._script = deque(script)
         self._held: deque[FakeJob] = deque()
         self._running: dict[FakeJob, tuple[ScriptedReply, Timer]] = {}
         self._is_paused = False
-        self._pool = token_pool()
+        self._pool = token_pool(vocab_size)
         self._num_made = 0
         self._generated_tokens = 0
 

@@ -306,6 +306,8 @@ class FakeSettings(_Settings, frozen=True):
     """Requests that may wait once all slots are taken; more get 429. None has no limit."""
     keep_requests: _Whole = 1000
     """Bodies of ``/generate`` that are kept for ``GET /requests``; ZERO keeps none."""
+    vocab_size: Annotated[int, Meta(ge=2)] | None = None
+    """Ids of made-up tokens are below it, for models with few tokens; None takes 1000 to 20000. Not of TIME_MODEL."""
     release: Release = Release.V0_5_23
     update_seconds: _NotNegative = 0.0
     """How long new weights take."""
@@ -320,6 +322,10 @@ class FakeSettings(_Settings, frozen=True):
         super().__post_init__()
         alone = f"num_workers = {self.num_workers}: must be at least 1, or 0 for a router alone"
         _check(self.num_workers >= 1 or self.router is not None, alone)
+        _check(
+            self.vocab_size is None or self.mode is not FakeMode.TIME_MODEL,
+            f"vocab_size = {self.vocab_size}: the time model needs ids of its own; use the mode zero",
+        )
         policies = f"policy = {self.policy!r}: must be least_loaded or round_robin"
         _check(self.policy in ("least_loaded", "round_robin"), policies)
         _check(self.router is not None or not self.worker_urls, "worker_urls: set router to old or new")

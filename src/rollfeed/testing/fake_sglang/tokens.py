@@ -52,11 +52,12 @@ def explicit_output(token_ids: Sequence[int], logprobs: Sequence[float], text: s
 
 
 class TokenPool:
-    """65,536 made-up tokens with log-probabilities, and their JSON."""
+    """65,536 made-up tokens with log-probabilities, and their JSON; ids are below ``vocab_size`` if it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int | None = None) -> None:
         random = np.random.default_rng(0)
-        self.token_ids: NDArray[np.int32] = random.integers(_FIRST_ID, _LAST_ID, _POOL_SIZE).astype(np.int32)
+        first, last = (_FIRST_ID, _LAST_ID) if vocab_size is None else (1, vocab_size)
+        self.token_ids: NDArray[np.int32] = random.integers(first, last, _POOL_SIZE).astype(np.int32)
         self.logprobs: NDArray[np.float32] = (-random.exponential(0.8, _POOL_SIZE)).astype(np.float32)
         ids = [b"%d," % token for token in self.token_ids.tolist()]
         triples = [
@@ -97,9 +98,9 @@ class TokenPool:
 
 
 @functools.cache
-def token_pool() -> TokenPool:
+def token_pool(vocab_size: int | None = None) -> TokenPool:
     """Return the pool, the same in every process."""
-    return TokenPool()
+    return TokenPool(vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
