@@ -51,14 +51,19 @@ def test_a_template_runs_as_it_is(
     overrides = []
     if template == "servers":
         overrides = ["--set", f'engine.sglang.workers=["{request.getfixturevalue("server")}"]']
-    for program, *words in commands(made.out):
-        if program == "cd":
-            monkeypatch.chdir(words[0])
-        elif program == "rollfeed" and words[0] != "serve":
+    (_, folder), *named = commands(made.out)
+    monkeypatch.chdir(folder)
+    others = [subprocess.Popen([sys.executable, *words]) for program, *words in named if program == "python"]
+    for other in others:
+        request.addfinalizer(other.kill)
+    for program, *words in named:
+        if program == "rollfeed" and words[0] != "serve":
             changed = ["--set", "rollout.num_rollout=2", *overrides] if words[0] in ("run", "train") else []
             ran = rollfeed(*words, *changed)
             assert ran.code == 0, (words, ran.err)
-    assert findings_in(Path("runs/first")) == []
+    assert [other.wait(timeout=60) for other in others] == [0] * len(others)
+    (run,) = {path.parent for path in Path("runs").glob("*/journal.sqlite") if path.parent.name != "trained"}
+    assert findings_in(run) == []
 
 
 def test_the_list_has_a_line_for_each_template(rollfeed: Rollfeed) -> None:

@@ -85,6 +85,7 @@ def test_scripts_and_faults_are_options(tmp_path: Path) -> None:
         (["--workers", "0"], "num_workers = 0"),
         (["--speed", "0"], "`float` > 0.0 - at `$.speed`"),
         (["--policy", "random"], "policy = 'random'"),
+        (["--mode", "time-model", "--vocab-size", "40"], "vocab_size = 40: the time model needs ids of its own"),
     ],
 )
 def test_wrong_usage_is_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
