@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, load_spec
 from rollfeed.cli.resolved import resolved_text
 from rollfeed.config import RunSpec
-from rollfeed.errors import RunDirectoryError
+from rollfeed.errors import EngineUnavailableError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from rollfeed.cli.asked_servers import ServerAnswer
 
 _EXAMPLES = """\
 examples:
@@ -30,7 +35,9 @@ def register(commands: Parsers) -> None:
     add_settings_arguments(parser)
     add_path(parser, "--out", "DIR", "also check that a run could start or go on there")
     resolved = "print all settings, defaults too, as a settings file, and check nothing that they name"
-    add_flags(parser, print=resolved, overwrite="the run would replace what is in --out", json="one JSON object")
+    servers = "also ask the servers of [engine]: model, version, tokens with logprobs, tokenizer, routes for weights"
+    replaces = "the run would replace what is in --out"
+    add_flags(parser, print=resolved, overwrite=replaces, servers=servers, json="one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,5 +67,15 @@ def _check(spec: RunSpec, arguments: argparse.Namespace) -> None:
         if problem is not None:
             raise RunDirectoryError(problem)
     plan = check(spec, name=", ".join(map(str, arguments.files)), tells=not arguments.json)
+    answers: list[ServerAnswer] = []
+    if arguments.servers:
+        from rollfeed.cli.asked_servers import ask_servers
+
+        answers = ask_servers(spec.settings, app.load_settings_model(spec.settings))
+        plan["servers"] = [asdict(each) for each in answers]
     if arguments.json:
         print(json.dumps(plan))
+    else:
+        print("".join(f"server   {each.address}: {', '.join(each.told)}\n" for each in answers if each.told), end="")
+    if problems := [problem for each in answers for problem in each.problems]:
+        raise EngineUnavailableError("\n".join(problems))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -12,6 +13,11 @@ from rollfeed.engine.client.replies import Found, Router
 from rollfeed.errors import EngineUnavailableError
 
 _POLL_SECONDS = 0.2
+_TELLING_SECONDS = 5.0
+_TELLINGS = 4
+"""Where that is less than so many times as long."""
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,6 +61,8 @@ async def connect(dialect: Dialect) -> Servers:
 async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
     """Ask until there is an answer, as long as servers may take to start."""
     last = "no answer"
+    now = asyncio.get_running_loop().time
+    began_at = told_at = now()
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -62,6 +70,10 @@ async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
                     return await ask()
                 except EngineUnavailableError as error:
                     last = str(error)
+                if now() >= told_at + min(_TELLING_SECONDS, seconds / _TELLINGS):
+                    told_at = now()
+                    waited = f"{told_at - began_at:.0f} s of startup_timeout_seconds = {seconds:g}"
+                    _log.info("waiting for a server, %s: %s", waited, last)
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise EngineUnavailableError(f"not there within startup_timeout_seconds = {seconds:g}: {last}") from None

@@ -34,7 +34,10 @@ class FakeServer(ServerCore):
         self._make_routes()
 
     def route(self, request: HttpRequest) -> Route | None:
-        return self._routes.get((request.method, request.path))
+        found = self._routes.get((request.method, request.path))
+        if found is None and any(path == request.path for _, path in self._routes):
+            return lambda exchange: exchange.respond_json({"detail": "Method Not Allowed"}, status=405)
+        return found
 
     def own_routes(self) -> Mapping[tuple[str, str], Route]:
         return self._own_routes
