@@ -1,4 +1,4 @@
-"""What servers answer when ``rollfeed check --servers`` asks them, each for its model and for a few tokens."""
+"""Answers of servers when ``rollfeed check --servers`` asks each for its model and for a few tokens."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _ROUTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswer:
-    """What one server has answered."""
+    """The answers of one server."""
 
     address: str
     told: tuple[str, ...] = ()
-    """What is so, for people."""
+    """Its model, version, tokens and so on, for people."""
     problems: tuple[str, ...] = ()
-    """Why a run could not use it, each with its address."""
+    """Reasons why a run could not use it, each with its address."""
 
 
 def ask_servers(settings: Settings, model: Model) -> list[ServerAnswer]:

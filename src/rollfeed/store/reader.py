@@ -96,7 +96,7 @@ class _Look:
 
     status: RunStatus
     problem: str
-    """Why there may be no more steps."""
+    """The reason why there may be no more steps."""
     entries: Mapping[int, StepEntry] | None = None
     """The committed steps; None where they could not be read."""
     record: StepRecord | None = None
