@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "rollfeed"
 LAYERS = [
     "errors",
     "faults",
+    "logs",
     "base",
     "types",
     "answers",

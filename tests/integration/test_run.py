@@ -35,6 +35,10 @@ def test_a_run_delivers_its_steps_and_show_reads_them(rollfeed, settings_file, t
     assert "last sample" in ran.out
     shown = rollfeed("show", out, "--json").json
     assert shown["run"]["status"] == "finished"
+    log = (out / "run.log").read_text().splitlines()
+    assert "begins with step 0" in log[0]
+    assert [f"step {step} is stored" in line for step, line in enumerate(log[-4:-1])] == [True] * 3
+    assert log[-1].endswith(" finished")
     assert [step["step"] for step in shown["steps"]] == [0, 1, 2]
     assert shown["ledger"]["trained"] == 9
     assert len(trained_prompts(out)) == 3 * 3 * 2

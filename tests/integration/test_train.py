@@ -64,6 +64,8 @@ def test_every_mode_trains_and_puts_the_weights_into_the_engine(rollfeed, settin
     assert result.json["num_steps"] == 4
     steps = lines(out / "train.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
+    log = (out / "run.log").read_text()
+    assert all(f"step {step} is trained on in " in log for step in range(4))
     rollouts = lines(out / "metrics.jsonl")
     told = result.json["steps"]
     assert [each["reward"] for each in told] == [each["rollout/reward_mean"] for each in rollouts]

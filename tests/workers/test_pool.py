@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -28,6 +29,15 @@ def wait_for(path: Path) -> str:
 
 async def until_written(path: Path) -> str:
     return await asyncio.to_thread(wait_for, path)
+
+
+async def test_functions_log_into_the_log_of_the_run_and_print_as_without_it(tmp_path: Path) -> None:
+    async with WorkerPool(num_workers=1) as pool:
+        pool.output = tmp_path / "printed"
+        await pool.call("worker_tasks.log_and_print", ["seven"], deadline_seconds=30)
+    (line,) = (tmp_path / "run.log").read_text().splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S+ WARNING mine \(worker \d+\): seven is odd", line)
+    assert pool.output.read_text() == "seven is odd\nseven\n"
 
 
 def resident_mib() -> float:

@@ -98,3 +98,10 @@ def loaded_modules() -> list[str]:
 
 
 NOT_A_FUNCTION = 3
+
+
+def log_and_print(text: str) -> None:
+    import logging
+
+    logging.getLogger("mine").warning("%s is odd", text)
+    print(text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rollfeed import __version__
 from rollfeed.app.build import PreparedRun, open_rollouts
 from rollfeed.app.model import keep_server_logs
 from rollfeed.config import RunSpec
@@ -20,6 +22,7 @@ from rollfeed.errors import (
     in_one_line,
 )
 from rollfeed.faults import blaming, once_started
+from rollfeed.logs import progress, run_log
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver, Tracker
 from rollfeed.store import Rewind, RunDirectory
@@ -74,7 +77,7 @@ async def run(
         folders=spec.folders,
         chosen=spec.chosen,
     )
-    with opened as directory, _storing_failure(directory):
+    with opened as directory, run_log(directory.path), _storing_failure(directory):
         keep_server_logs(prepared.engine, directory.path)
         rollouts = open_rollouts(
             settings,
@@ -91,6 +94,7 @@ async def run(
             turns=directory.turns,
         )
         resumed = rollouts.next_step
+        progress.info("rollfeed %s, process %d: begins with step %d", __version__, os.getpid(), resumed)
         with _closing(prepared.tracker):
             async with rollouts:
                 with once_started():
@@ -116,6 +120,9 @@ async def _make_all(rollouts: Rollouts, *, num_rollout: int) -> str | None:
 
 def _commit(directory: RunDirectory, prepared: PreparedRun, commit: StepCommit) -> None:
     directory.commit(commit, reward_key=prepared.settings.reward.reward_key)
+    told, metrics = ("rollout/reward_mean", "rollout/response_length_mean", "perf/step_seconds"), commit.batch.metrics
+    numbers = ", ".join(f"{name} {metrics[name]:.4g}" for name in told if name in metrics)
+    progress.info("step %d is stored, %d groups dropped: %s", commit.batch.step, len(commit.dropped), numbers)
     if prepared.tracker is not None:
         with blaming(_TRACKER, prepared.tracker):
             prepared.tracker.log(commit.batch.metrics, step=commit.batch.step)
@@ -127,12 +134,15 @@ def _storing_failure(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except RollfeedError as error:
+        progress.error("failed: %s", error)
         directory.fail(str(error))
         raise
     except COMPUTING_ERRORS as error:
+        progress.exception("failed")
         failed = RunFailedError(f"a computation failed: {in_one_line(error)}")
         directory.fail(str(failed))
         raise failed from error
+    progress.info("finished")
 
 
 def run_problem(spec: RunSpec, out: Path, *, overwrite: bool, step: int | Rewind | None) -> str | None:

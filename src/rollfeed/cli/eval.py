@@ -26,6 +26,7 @@ from rollfeed.cli.run import default_directory
 from rollfeed.compat.convert.table import EVAL_FLAGS
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare
+from rollfeed.logs import RUN_LOGS, run_log
 from rollfeed.protocols import Engine, Isolation
 from rollfeed.store.layout import PRINTED
 from rollfeed.types.text import counted
@@ -88,8 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or default_directory(arguments.files, kind="-eval")
     app.check_eval_output(out, overwrite=arguments.overwrite)
     app.keep_server_logs(engine, out)
-    (out / PRINTED).unlink(missing_ok=True)
-    with StatusLine(progress_line, quiet=arguments.quiet) as progress:
+    for name in (PRINTED, *RUN_LOGS):
+        (out / name).unlink(missing_ok=True)
+    with run_log(out), StatusLine(progress_line, quiet=arguments.quiet) as progress:
         result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress, out)))
     about = {
         "settings": ", ".join(map(str, arguments.files)),

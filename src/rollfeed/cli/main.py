@@ -41,6 +41,10 @@ _COMMANDS = {
 """What the list of commands says of each; a command is a module of this package."""
 
 
+_WITH_LOG = ("run", "train", "eval")
+"""Commands that leave what was logged in a file."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
@@ -69,8 +73,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         words = with_flags_as_source(words)
     parsed = parser.parse_args(words)
     log = logging.getLogger("rollfeed")
-    log.handlers = [_StderrHandler()]
-    log.setLevel(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)
+    log.handlers = [_StderrHandler(logging.WARNING if getattr(parsed, "quiet", False) else logging.INFO)]
+    log.setLevel(logging.INFO)
+    if words[0] in _WITH_LOG:
+        from rollfeed.logs import EarlyRecords
+
+        log.addHandler(EarlyRecords())
     code: int = parsed.run(parsed)
     return code
 

@@ -19,6 +19,7 @@
     timings/step-000001.parquet  times and cache counters of both
     states/step-000001.state     what the next step starts from
     spill/                       draws that do not fit into memory, of no use to another process
+    run.log, run.log.1           what was logged, with times; the older half of it
     rewards.log                  what reward functions and environments printed, if anything
     servers/0.log                what servers have said that the run has started, if any
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
@@ -30,6 +31,8 @@ import re
 import shutil
 from pathlib import Path
 
+from rollfeed.logs import RUN_LOGS
+
 LOCK = "run.lock"
 JOURNAL = "journal.sqlite"
 SETTINGS = "settings.json"
@@ -38,7 +41,7 @@ TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
 WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
 TURNS = "turns.log"
 PRINTED = "rewards.log"
-_FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED)
+_FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED, *RUN_LOGS)
 SERVERS = "servers"
 _FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS)
 METRICS = "metrics.jsonl"

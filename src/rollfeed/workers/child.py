@@ -66,6 +66,10 @@ def _start(settings: dict[str, Any]) -> None:
         resource.setrlimit(limit, (value, value))
     for module in settings["warm_up"]:
         importlib.import_module(module)
+    if settings["log"] is not None:
+        from rollfeed.logs import log_in_worker  # as sys.path is the parent's by now
+
+        log_in_worker(settings["log"])
 
 
 def _guarded(action: Callable[[], Any]) -> Reply:

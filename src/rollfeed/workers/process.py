@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import WorkerCallError, WorkerDiedError, WorkerTimeoutError
+from rollfeed.logs import RUN_LOG
 from rollfeed.workers import child
 
 _HEAD_BYTES = 4
@@ -121,7 +122,12 @@ class WorkerProcess:
             WorkerCallError: If a warm-up module cannot be imported.
         """
         worker = await cls._spawn(hash_seed, output)
-        settings = {"sys_path": _module_folders(), "memory_limit_bytes": memory_limit_bytes, "warm_up": list(warm_up)}
+        settings = {
+            "sys_path": _module_folders(),
+            "memory_limit_bytes": memory_limit_bytes,
+            "warm_up": list(warm_up),
+            "log": None if output is None else str(output.with_name(RUN_LOG)),
+        }
         try:
             await worker._ask({"do": "start", "seconds": start_timeout_seconds}, json.dumps(settings))
         except WorkerTimeoutError as error:

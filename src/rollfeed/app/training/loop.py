@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -57,6 +58,7 @@ from rollfeed.errors import (
     in_one_line,
 )
 from rollfeed.evaluation import EvalResult, log_record
+from rollfeed.logs import progress
 from rollfeed.pipeline import Activity, Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import warn_without_drawing, write_curves
@@ -338,6 +340,13 @@ class _Loop:
             no_update = why_no_update(
                 batch, reward_key=settings.reward.reward_key, otherwise=next(iter(report.skipped), "there was none")
             )
+        progress.info(
+            "step %d is trained on in %.1f s: loss %.4g%s",
+            report.step,
+            report.seconds,
+            report.metrics.get("train/loss", math.nan),
+            f", no update: {no_update}" if no_update else "",
+        )
         told = {} if no_update is None else {"no_update": no_update}
         self._train_log.add({"step": report.step, **report.metrics, **told, "seconds": report.seconds})
         if no_update == EQUAL_REWARDS:
@@ -377,6 +386,7 @@ class _Loop:
                 result = await evaluate(self.evaluation, engine=self.prepared.engine, printed=self.out / PRINTED)
             first = next(iter(self._eval_log.records), None)
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
+            progress.info("evaluated after %d batches: accuracy %s", self.trainer.step, result.accuracy)
             if self.on_evaluation is not None:
                 self.on_evaluation(self.trainer.step, result)
         settings = self.prepared.settings.model_dump(mode="json")
