@@ -26,6 +26,7 @@ LAYERS = [
     "<part>",
     "compat",
     "app",
+    "viewer",
     "benchmarks",
     "cli",
     "__init__",

@@ -81,16 +81,29 @@ def load_settings_model(settings: Settings) -> Model:
     Raises:
         CheckpointError: As :func:`load_model`.
     """
-    checkpoint = settings.model.checkpoint
-    if checkpoint == TINY_MODEL:
-        # Imported here because it brings safetensors, which commands on servers do without.
-        from rollfeed.engine.tiny import tiny_checkpoint
-
-        checkpoint = str(tiny_checkpoint(settings.model.tiny, seed=settings.seed))
+    checkpoint = _named_checkpoint(settings.model, settings.seed)
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
     is_served = settings.engine.needs_weights and settings.needs_engine
     return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched)
+
+
+def load_model_tokenizer(settings: ModelSettings, *, seed: int) -> Tokenizer:
+    """Load the tokenizer of a run's model, whose weights need not be here; ``seed`` is the run's.
+
+    Raises:
+        CheckpointError: As :func:`load_model`.
+    """
+    return load_model(_named_checkpoint(settings, seed), settings, with_weights=False).tokenizer
+
+
+def _named_checkpoint(settings: ModelSettings, seed: int) -> str:
+    if settings.checkpoint != TINY_MODEL:
+        return settings.checkpoint
+    # Imported here because it brings safetensors, which commands on servers do without.
+    from rollfeed.engine.tiny import tiny_checkpoint
+
+    return str(tiny_checkpoint(settings.tiny, seed=seed))
 
 
 def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()) -> Engine:

@@ -29,6 +29,8 @@ _COMMANDS = {
     "check": "check a settings file, its data, plug-ins and model without starting anything",
     "convert-slime": "make a settings file of a script for slime or miles",
     "show": "print the steps, groups, rewards and drop reasons of a run",
+    "view": "serve a page on runs, in a browser on this machine",
+    "report": "write that page as one file",
     "lint": "check that what is trained was sampled: masks, turns, logprobs, versions",
     "atif": "write samples as ATIF trajectories, or read them",
     "env": "list environments, show problems of one, check them, measure levels, or plot",

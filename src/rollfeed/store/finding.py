@@ -62,6 +62,8 @@ class FoundSample:
     group_index: int
     member: int
     """Number of its rollout in the group, from 0."""
+    index: int | None
+    """As the sample has it; None when the rollout failed without leaving one."""
     source: str
     prompt_id: str
     question: str
@@ -269,7 +271,7 @@ def _sample(row: _Row, step: int | None, member: int) -> FoundSample:
     correct = row["correct"]
     if isinstance(correct, bool):  # of an evaluation
         correct = "yes" if correct else "no"
-    same = ("group_index", "source", "prompt_id", "reward", "extracted", "error")
+    same = ("group_index", "index", "source", "prompt_id", "reward", "extracted", "error")
     return FoundSample(
         **{name: row[name] for name in same},
         step=step,

@@ -22,7 +22,14 @@ from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import StepRecord, read_steps
-from rollfeed.store.tables.parquet import read_batch, read_columns, read_groups, read_rows, read_timings
+from rollfeed.store.tables.parquet import (
+    read_batch,
+    read_columns,
+    read_group_rows,
+    read_groups,
+    read_rows,
+    read_timings,
+)
 from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, RunState, SampleStatus, TrainBatch
 from rollfeed.types.fields import fields_of, from_dict
 from rollfeed.types.text import step_range
@@ -289,6 +296,17 @@ class RunReader:
     def rows(self, step: int) -> Iterator[dict[str, Any]]:
         """Yield the rows of a committed step's batch by column, as they lie in its file; see docs/parquet.md."""
         return read_rows(step_file(self.path, BATCHES, self.step(step).step))
+
+    def group_rows(self, group_index: int, *, step: int) -> list[dict[str, Any]]:
+        """Return the rows of one group by column, kept or dropped, without those of timings; see docs/parquet.md.
+
+        Raises:
+            RunDirectoryError: If the step does not have it, or files are missing or damaged.
+        """
+        for folder in (BATCHES, DROPPED)[: 2 if self.step(step).num_dropped else 1]:
+            if rows := read_group_rows(step_file(self.path, folder, step), group_index):
+                return rows
+        raise RunDirectoryError(f"{self.path}: step {step} has no group {group_index}")
 
     def dropped(self, step: int) -> tuple[Dropped, ...]:
         """Return the groups that a committed step dropped."""

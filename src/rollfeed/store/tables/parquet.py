@@ -158,6 +158,12 @@ def least_value(path: Path, column: str) -> float:
         return min(known) if len(known) == len(found) and known else -math.inf
 
 
+def read_group_rows(path: Path, group_index: int) -> list[dict[str, Any]]:
+    """Return the rows of one group as they lie in a file, lists of numbers as arrays; none where it is not there."""
+    with _explained(path):
+        return next(_groups_of(_read(path, group_index)), [])
+
+
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file one by one, lists of numbers as arrays; records are not made of them, nor checked."""
     with _explained(path):

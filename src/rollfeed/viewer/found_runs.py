@@ -1,0 +1,115 @@
+"""The runs, trainings and evaluations below some folders, and a line of each for a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollfeed.errors import ConfigError, RollfeedError, in_one_line
+from rollfeed.store import RunReader
+from rollfeed.store.json_text import read_records
+from rollfeed.store.layout import EVAL_LOG, JOURNAL, STEPS, TRAIN_LOG
+from rollfeed.store.lock import is_held
+
+RESULT, ANSWERS = "eval.json", "answers.parquet"
+_DEPTH = 3  # a folder of sweeps has runs at the second level
+_WATCHED = (JOURNAL, f"{JOURNAL}-wal", STEPS, TRAIN_LOG, EVAL_LOG, RESULT)
+
+
+def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the runs and evaluations that folders are, or have in them, by a name for each.
+
+    Raises:
+        ConfigError: If a folder is not there, or there is nothing in it.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            told = "is not a directory" if folder.exists() else "does not exist"
+            raise ConfigError(f"{folder}: {told}; give a run directory, or a folder of some")
+        below = list(_below(folder, _DEPTH))
+        if not below:
+            raise ConfigError(
+                f"{folder}: has no run and no evaluation in it; give the directory that `rollfeed run`, `train` or "
+                "`eval` wrote, or a folder of such"
+            )
+        own = folder.resolve().name or str(folder)
+        for path in below:
+            parts = [own] * (len(folders) > 1 or path == folder) + list(path.relative_to(folder).parts)
+            name = "/".join(parts)
+            found[name if found.get(name, path) == path else str(path)] = path
+    return found
+
+
+def is_evaluation(path: Path) -> bool:
+    """Whether a folder is what ``rollfeed eval`` wrote."""
+    return not (path / JOURNAL).exists() and (path / RESULT).exists()
+
+
+def version_of(path: Path) -> str:
+    """Return a text that is another one when a run may have changed; cheap enough to be asked every second."""
+    stats = [(path / name).stat() if (path / name).exists() else None for name in _WATCHED]
+    return "-".join("" if stat is None else f"{stat.st_mtime_ns:x}.{stat.st_size:x}" for stat in stats) + (
+        "-held" if is_held(path) else ""
+    )
+
+
+def list_line(name: str, path: Path) -> dict[str, Any]:
+    """Return what a list says of a run or an evaluation; of one that cannot be read, its problem."""
+    try:
+        return {"name": name, **(_evaluation_line(path) if is_evaluation(path) else _run_line(path))}
+    except (RollfeedError, OSError, ValueError, KeyError, TypeError) as error:
+        return {"name": name, "kind": "run", "status": "unreadable", "problem": in_one_line(error)}
+
+
+def read_result(path: Path) -> Mapping[str, Any]:
+    """Return the numbers of an evaluation. Raises ValueError or OSError if the file is damaged or missing."""
+    result = json.loads((path / RESULT).read_bytes())
+    if not isinstance(result, dict) or not isinstance(result.get("sets"), dict):
+        raise ValueError(f"{path / RESULT}: has no sets; make the evaluation again")
+    return result
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / JOURNAL).exists() or is_evaluation(folder):
+        yield folder
+    elif depth:
+        try:
+            inner = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        except PermissionError:
+            return
+        for each in inner:
+            yield from _below(each, depth - 1)
+
+
+def _run_line(path: Path) -> dict[str, Any]:
+    with RunReader(path) as reader:
+        steps, record = reader.steps(), reader.run()
+        status = reader.status()
+    rewards = [step.metrics.get("rollout/reward_mean") for step in (steps[0], steps[-1])] if steps else [None, None]
+    evaluations = read_records(path / EVAL_LOG)
+    return {
+        "kind": "training" if (path / TRAIN_LOG).exists() else "run",
+        "status": status,
+        "cause": record.cause,
+        "steps": len(steps),
+        "samples": sum(step.num_samples for step in steps),
+        "first_reward": rewards[0],
+        "reward": rewards[1],
+        "accuracy": evaluations[-1].get("accuracy") if evaluations else None,
+        "changed": (path / STEPS).stat().st_mtime if (path / STEPS).exists() else None,
+    }
+
+
+def _evaluation_line(path: Path) -> dict[str, Any]:
+    sets = read_result(path)["sets"].values()
+    accuracies = [each["accuracy"] for each in sets if each["accuracy"] is not None]
+    return {
+        "kind": "evaluation",
+        "status": "finished",
+        "samples": sum(each["num_prompts"] * each["n_samples_per_prompt"] for each in sets),
+        "accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
+        "changed": (path / RESULT).stat().st_mtime,
+    }

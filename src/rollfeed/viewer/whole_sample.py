@@ -1,0 +1,108 @@
+"""One sample whole, with its tokens, as JSON values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rollfeed.errors import ConfigError
+from rollfeed.evaluation import ANSWERS_SCHEMA
+from rollfeed.store import RunReader
+from rollfeed.store.tables.parquet import read_columns
+from rollfeed.viewer.found_runs import ANSWERS, is_evaluation
+from rollfeed.viewer.sample_rows import id_of
+from rollfeed.viewer.token_texts import RunTokenizers, TokenTexts
+
+_PLAIN = (
+    *("prompt_id", "source", "prompt", "status", "reward", "correct", "extracted", "outcome", "detail", "error"),
+    *("response", "precision", "penalty", "drop_reason", "policy_version", "remove_sample", "response_length"),
+)
+_JSON = ("messages", "prompt_label", "label", "rewards", "metadata", "prompt_metadata", "tools")
+_OF_MEMBER = ("reward", "correct", "status", "response_length")
+
+
+def whole_sample(path: Path, sample: str, tokenizers: RunTokenizers) -> dict[str, Any]:
+    """Return the sample that :func:`id_of` names, with those of its group in short.
+
+    ``tokens`` are texts, of the prompt and the response, of which ``num_prompt`` are the prompt's; ``logprobs`` are one
+    a token of the response, ``mask`` and ``versions`` pairs of how many tokens in a row have which value;
+    ``advantage`` is a number, or one a token.
+
+    Raises:
+        RollfeedError: If there is no such sample, or it cannot be read.
+    """
+    try:
+        first, second, rest = sample.split(".", 2)
+        numbers = int(first), int(second)
+    except ValueError:
+        raise ConfigError(f"{sample!r} names no sample") from None
+    if is_evaluation(path):
+        return _answer(path, sample, index=numbers[0], source=rest)
+    step, group_index = numbers
+    with RunReader(path) as reader:
+        rows = reader.group_rows(group_index, step=step)
+    members = dict[int, int]()
+    named = {}
+    for row in rows:
+        member = members.setdefault(row["rollout_id"], len(members))
+        named[id_of(step, group_index, member, row["index"], "")] = row
+    if sample not in named:
+        raise ConfigError(f"group {group_index} of step {step} has no sample {sample}")
+    row = named[sample]
+    return {
+        **_about(sample, step, group_index, named),
+        **{name: row.get(name) for name in _PLAIN},
+        **{name: json.loads(row[name]) for name in _JSON if row.get(name) is not None},
+        **_tokens(row, tokenizers.of(path)),
+    }
+
+
+def _about(sample: str, step: int | None, group: int, named: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    members = [{"id": name, **{key: row[key] for key in _OF_MEMBER}} for name, row in named.items()]
+    return {"id": sample, "step": step, "group": group, "members": members}
+
+
+def _tokens(row: Mapping[str, Any], known: TokenTexts | None) -> dict[str, Any]:
+    if row["token_ids"] is None:
+        return _no_tokens("")
+    ids, advantage = row["token_ids"].tolist(), row.get("advantage")
+    return {
+        "tokens": [f"⟨{token}⟩" for token in ids] if known is None else known.texts(ids),
+        "has_texts": known is not None,
+        "num_prompt": len(ids) - row["response_length"],
+        "mask": _in_a_row(row["loss_mask"]),
+        "logprobs": np.round(row["logprobs"].astype(np.float64), 4).tolist(),
+        "versions": [[span["end"] - span["start"], span["policy_version"]] for span in row["spans"]],
+        "advantage": np.round(advantage, 5).tolist() if isinstance(advantage, np.ndarray) else advantage,
+    }
+
+
+def _no_tokens(text: str) -> dict[str, Any]:
+    """Return a response of which only the text is known."""
+    numbers: dict[str, Any] = {"mask": [], "logprobs": [], "versions": [], "advantage": None}
+    return {"tokens": [text], "has_texts": True, "num_prompt": 0, **numbers}
+
+
+def _in_a_row(values: NDArray[np.float32]) -> list[list[float]]:
+    starts = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)
+    counts = np.diff([*starts.tolist(), len(values)])
+    return [[int(count), round(float(value), 4)] for count, value in zip(counts, values[starts], strict=True)]
+
+
+def _answer(path: Path, sample: str, *, index: int, source: str) -> dict[str, Any]:
+    asked = (pc.field("index") == index) & (pc.field("set") == source)
+    rows = read_columns(path / ANSWERS, ANSWERS_SCHEMA.names, asked, is_versioned=False)
+    for each in rows:
+        each["correct"] = {True: "yes", False: "no", None: "undefined"}[each["correct"]]
+    named = {id_of(None, index, each["answer"], None, source): each for each in rows}
+    if sample not in named:
+        raise ConfigError(f"{path}: has no answer {sample}")
+    row = named[sample]
+    about = {**row, "source": source, "label": json.loads(row["label"])}
+    return {**about, **_about(sample, None, index, named), **_no_tokens(row["response"] or "")}
