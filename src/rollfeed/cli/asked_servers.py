@@ -1,4 +1,4 @@
-"""Answers of servers when ``rollfeed check --servers`` asks each for its model and for a few tokens."""
+"""Asks servers for ``rollfeed check --servers``: each for its model, and for a few tokens."""
 
 from __future__ import annotations
 
