@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from rollfeed.cli import show
-from rollfeed.cli.show import print_run
 from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
@@ -103,57 +103,61 @@ def directory(tmp_path_factory) -> Path:
     return path
 
 
+def show_of(path: Path, capsys, *arguments: str) -> str:
+    """Return what the command prints for a run or several."""
+    parser = argparse.ArgumentParser(prog="rollfeed")
+    show.register(parser.add_subparsers(required=True))
+    parsed = parser.parse_args(["show", str(path), *arguments])
+    assert parsed.run(parsed) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def words_of(text: str) -> str:
+    """Return a text as one line, as it was before it was wrapped."""
+    return " ".join(text.split())
+
+
 @pytest.fixture
 def shown(directory, capsys) -> Callable[..., str]:
     """What the command prints for the run, given more arguments."""
-
-    def print_run(*arguments: str) -> str:
-        parser = argparse.ArgumentParser(prog="rollfeed")
-        show.register(parser.add_subparsers(required=True))
-        parsed = parser.parse_args(["show", str(directory), *arguments])
-        assert parsed.run(parsed) == 0
-        captured = capsys.readouterr()
-        assert captured.err == ""
-        return captured.out
-
-    return print_run
+    return lambda *arguments: show_of(directory, capsys, *arguments)
 
 
 def test_show_prints_steps_rewards_drop_reasons_waste_and_the_ledger(shown) -> None:
     text = shown()
-    assert "finished; 2 steps, 2 groups kept, 2 dropped; 12 tokens to train on, 12 wasted" in text
+    assert "finished; 2 steps, 2 groups kept, 2 dropped; 12 tokens to train on, 12 wasted" in words_of(text)
     assert "model tiny-model, groups a step 1, seed 3" in text
     assert "dropped groups: zero_std_0.0 2" in text
     assert "wasted tokens: dropped 12" in text
     assert "prompts: 4 drawn = 2 trained + 2 dropped" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["2", "1", "1", "0.500", "-", "-", "50%", "1234", "6"] in rows
+    assert ["2", "1", "1", "0.500", "50%", "1234", "6"] in rows
 
 
 @pytest.mark.parametrize(
-    ("last", "told"), [(3, "groups of step 0: --step N"), (4, "groups of steps 0 to 1: --step N"), (2, None)]
+    ("last", "told"), [(30, "the newest 30 of 31 steps; --limit 31 shows all, --step N one"), (29, None)]
 )
-def test_steps_whose_groups_are_not_listed_are_counted_from_the_first(tmp_path, capsys, last, told) -> None:
+def test_of_many_steps_the_newest_are_shown_and_how_to_see_the_others(tmp_path, capsys, last, told) -> None:
     path = tmp_path / "run"
     with RunDirectory.open(path, settings=SETTINGS, identity={"seed": 3}, overwrite=False) as run:
         for step in range(last + 1):
             commit = make_commit(step + 1)
             run.commit(replace(commit, batch=replace(commit.batch, step=step)), reward_key=None)
-    with RunReader(path) as reader:
-        print_run(reader, step=None)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("groups of")]
-    assert lines == ([] if told is None else [told])
+    lines = show_of(path, capsys).splitlines()
+    assert [line for line in lines if line.startswith("the newest")] == ([] if told is None else [told])
+    shown_steps = [int(line[:4]) for line in lines if line[:4].strip().isdecimal()]
+    assert shown_steps == list(range(last + 1))[-30:]
 
 
 def test_one_step_is_told_as_one(tmp_path, capsys) -> None:
     path = tmp_path / "run"
     with RunDirectory.open(path, settings=SETTINGS, identity={"seed": 3}, overwrite=False) as run:
         run.commit(make_commit(1), reward_key=None)
-    with RunReader(path) as reader:
-        print_run(reader, step=None)
-        assert "; 1 step, 1 group kept, 1 dropped; " in capsys.readouterr().out
-        with pytest.raises(RunDirectoryError, match=r"has no step 9; it has step 1$"):
-            reader.step(9)
+    assert "; 1 step, 1 group kept, 1 dropped; " in words_of(show_of(path, capsys))
+    with RunReader(path) as reader, pytest.raises(RunDirectoryError, match=r"has no step 9; it has step 1$"):
+        reader.step(9)
 
 
 def test_show_has_the_curve_of_the_evaluations(tmp_path, capsys) -> None:
@@ -168,30 +172,36 @@ def test_show_has_the_curve_of_the_evaluations(tmp_path, capsys) -> None:
         for step, accuracy in ((0, 0.25), (1, 0.5)):
             log.write(json.dumps({"step": step, "sets": {"sums": {**found, "accuracy": accuracy}}}) + "\n")
         log.write('{"step": 2, "se')
-    with RunReader(path) as reader:
-        print_run(reader, step=None)
-        lines = capsys.readouterr().out.splitlines()
-        print_run(reader, step=1)
-        of_one_step = capsys.readouterr().out
+    lines = show_of(path, capsys).splitlines()
+    of_one_step = show_of(path, capsys, "--step", "1")
     start = lines.index("held-out accuracy by batches trained on")
     assert lines[start + 1] == "  sums: 0.250 -> 0.500 (0.250 to 0.750)"
     assert lines[start + 11].split() == ["0", "batches", "2"]
     assert "held-out" not in of_one_step
 
 
-def test_show_lists_kept_and_dropped_groups_with_their_questions(shown) -> None:
-    lines = shown().splitlines()
+def test_a_step_is_shown_with_its_kept_and_dropped_groups_and_their_questions(shown) -> None:
+    lines = shown("--step", "2").splitlines()
     (kept,) = [line for line in lines if "What is 2 [plus] 1?" in line]
     (dropped,) = [line for line in lines if "Hard 3 www" in line]
-    assert kept.split()[-6:] == ["1?", "1", "0", "3", "3", "kept"]
+    assert kept.split()[:5] == ["2", "1", "0", "3", "kept"]
     assert "dropped: zero_std_0.0" in dropped
+    assert "step 2, policy version 1" in lines
+    assert not any("What is 0" in line for line in lines)
 
 
-def test_show_of_one_step_shows_only_that_step(shown) -> None:
-    text = shown("--step", "2")
-    assert "step 2, policy version 1" in text
-    assert "step 1, policy version 0" not in text
-    assert "What is 0 [plus] 1?" not in text
+def test_groups_of_a_large_step_are_shown_up_to_a_limit(shown) -> None:
+    lines = shown("--step", "2", "--limit", "1").splitlines()
+    assert "the first 1 of 2 groups; --limit 2 shows all" in lines
+    assert not any("Hard 3" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--step", "2"), ("--worst",), ("--wrong",), ("--filter", "dropped")], ids=" ".join
+)
+def test_lines_fit_80_columns(directory, shown, arguments) -> None:
+    lines = shown(*arguments).replace(str(directory), "runs/demo").splitlines()
+    assert max(map(cell_len, lines)) <= 80
 
 
 def test_show_of_one_group_prints_every_text_whole(shown) -> None:
@@ -199,7 +209,7 @@ def test_show_of_one_group_prints_every_text_whole(shown) -> None:
     assert text.startswith("group 3 of step 2, dropped: zero_std_0.0\n")
     assert f"<user>Hard 3 {LONG_WORD}<assistant>\n" in text
     assert f"{LONG_WORD} 0\n" in text
-    assert '-- sample 7, rollout 7, truncated, 3 tokens, reward 0.0, wrong, extracted "[1]"\n' in text
+    assert '-- member 1, truncated, 3 tokens, reward 0.0, wrong, extracted "[1]"\n' in text
 
 
 def test_output_to_a_pipe_is_plain_and_cannot_command_a_terminal(shown) -> None:
@@ -243,15 +253,14 @@ ISOLATION = Isolation(level=IsolationLevel.LIMITS, network_cut=False, files_hidd
 
 def test_isolation_level_of_programs_is_shown_as_the_run_recorded_it(tmp_path, capsys) -> None:
     def shown_run(*, as_json: bool) -> str:
-        show.run(argparse.Namespace(directory=tmp_path, step=None, group=None, json=as_json))
-        return capsys.readouterr().out
+        return show_of(tmp_path, capsys, *(["--json"] if as_json else []))
 
     with RunDirectory.open(tmp_path, settings=SETTINGS, identity={}, overwrite=False) as run:
         assert "programs run at" not in shown_run(as_json=False)
         assert json.loads(shown_run(as_json=True))["run"]["isolation"] is None
         run.record_isolation(ISOLATION)
     line = "programs run at isolation level limits (NETWORK OPEN, MACHINE'S FILES VISIBLE): no bwrap\\x1b[31m\n"
-    assert line in shown_run(as_json=False)
+    assert line.strip() in words_of(shown_run(as_json=False))
     assert json.loads(shown_run(as_json=True))["run"]["isolation"] == {
         "level": "limits",
         "network_cut": False,
@@ -262,8 +271,7 @@ def test_isolation_level_of_programs_is_shown_as_the_run_recorded_it(tmp_path, c
 
 def test_a_run_without_steps_says_so(tmp_path, capsys) -> None:
     RunDirectory.open(tmp_path, settings=SETTINGS, identity={}, overwrite=False).close()
-    show.run(argparse.Namespace(directory=tmp_path, step=None, group=None, json=False))
-    text = capsys.readouterr().out
+    text = words_of(show_of(tmp_path, capsys))
     assert "interrupted; 0 steps" in text
     assert "no step is committed yet" in text
 
@@ -277,9 +285,9 @@ def test_a_step_or_group_that_is_not_there_is_refused(shown, arguments, message)
         shown(*arguments)
 
 
-def test_a_directory_without_a_run_is_refused(tmp_path) -> None:
+def test_a_directory_without_a_run_is_refused(tmp_path, capsys) -> None:
     with pytest.raises(RunDirectoryError, match="is not a run directory"):
-        show.run(argparse.Namespace(directory=tmp_path, step=None, group=None, json=True))
+        show_of(tmp_path, capsys, "--json")
 
 
 def test_help_has_an_example() -> None:

@@ -99,7 +99,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     (
         "truncated",
         "tools.max_turns",
-        {"metrics": {"rollout/truncated_ratio": 0.6, "rollout/response_length_max": 9.0, "rollout/turns_mean": 3.0}},
+        {"metrics": {"rollout/truncated_ratio": 0.6, "rollout/response_length_max": 40.0, "rollout/turns_mean": 3.0}},
     ),
     ("accuracy_fell", "train.optimizer.learning_rate", {"evaluated": evaluations(-0.2, -0.1, num=2)}),
     ("accuracy_flat", "train.optimizer.learning_rate", {"evaluated": evaluations(-0.1, 0.1)}),
@@ -181,6 +181,10 @@ def test_numbers_that_are_missing_or_not_finite_are_no_reason() -> None:
 )
 def test_equal_groups_are_as_they_should_be_where_none_is_compared(changed: Mapping[str, Any]) -> None:
     assert advice(changed, metrics={"rollout/group_reward_std": 0.0}) == ()
+
+
+def test_answers_that_are_short_on_purpose_are_not_told() -> None:
+    assert advice(metrics={"rollout/truncated_ratio": 1.0, "rollout/response_length_max": 31.0}) == ()
 
 
 def test_waste_that_deterministic_runs_cost_is_not_told() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.store.finding import FoundSample, SampleFilter, find_answers, find_samples
-from rollfeed.types import Correct, SampleStatus
+from rollfeed.types import Correct, SampleStatus, Verdict
 
 EVERYTHING = 100
 
@@ -75,6 +75,20 @@ def test_what_is_found_has_its_texts_and_its_place(run) -> None:
 def test_the_worst_come_first_and_of_equal_ones_the_newest(run) -> None:
     assert places(found(run, "kept", worst=True)) == ["3.1", "4.1", "0.1", "1.1", "3.0", "4.0", "0.0", "1.0"]
     assert places(found(run, "", num=3, worst=True)) == ["3.1", "4.1", "5.0"]
+
+
+def test_where_a_grader_does_not_say_what_is_right_a_reward_of_1_is(tmp_path, make_commit, make_group) -> None:
+    with RunDirectory.open(tmp_path / "run", settings={}, identity={}, overwrite=False) as directory:
+        commit = make_commit(1, num_dropped=0)
+        groups = []
+        for each in commit.batch.groups:
+            group = make_group(each.group_index, [0.75, 1.0])
+            verdicts = [Verdict(reward=0.75), Verdict(reward=1.0)]
+            rollouts = [rollout.with_reward(verdict) for rollout, verdict in zip(group.rollouts, verdicts, strict=True)]
+            groups.append(replace(group, rollouts=tuple(rollouts)))
+        directory.commit(replace(commit, batch=replace(commit.batch, groups=tuple(groups))), reward_key=None)
+    assert places(found(tmp_path / "run", "wrong")) == ["0.0", "1.0"]
+    assert places(found(tmp_path / "run", "right")) == ["0.1", "1.1"]
 
 
 def test_whether_there_are_more_is_told(run) -> None:

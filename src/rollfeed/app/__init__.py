@@ -22,7 +22,7 @@ from rollfeed.app.replay import StepReplay, answer_reader, replay_run
 from rollfeed.app.rewards import check_isolation, grade_rows, label_names, score_file
 from rollfeed.app.runs import RunSummary, run, run_problem
 from rollfeed.app.sources import environment_source, overlaps, source_names
-from rollfeed.app.stored_run import run_advice, stored_folders, stored_spec
+from rollfeed.app.stored_run import stored_folders, stored_spec
 from rollfeed.app.training import directory_problem, prepare_warm_up, train
 
 __all__ = [
@@ -59,7 +59,6 @@ __all__ = [
     "read_outcomes",
     "replay_run",
     "run",
-    "run_advice",
     "run_problem",
     "score_file",
     "source_names",

@@ -1,4 +1,4 @@
-"""Reads from a run directory how its run was started, and what its numbers say of it."""
+"""Reads from a run directory how its run was started."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from pathlib import Path
 
 from rollfeed.config import RunSpec, Settings, chosen_keys, read_stored
 from rollfeed.errors import ConfigError
-from rollfeed.report import Advice, advice_of
 from rollfeed.store import RunReader
 from rollfeed.store.journal import RunRecord
-from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import JOURNAL, TRAIN_LOG
+from rollfeed.store.layout import JOURNAL
 
 
-def stored_spec(directory: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
+def stored_spec(directory: Path, overrides: Sequence[str] = ()) -> RunSpec:
     """Return what the run in ``directory`` was built from, with ``key=value`` overrides; it is only read.
 
     Raises:
         ConfigError: If there is no run, it is damaged, or its settings are not those of this version.
     """
-    directory = Path(directory)
     record = _record(directory)
     settings = read_stored(record.settings, where=f"settings of {directory}", overrides=overrides)
     return RunSpec(settings, stored_folders(directory), chosen_keys(record.settings, overrides, settings))
@@ -51,20 +48,6 @@ def stored_template_date(settings: Settings, out: Path) -> str | None:
             "another --out"
         )
     return stored
-
-
-def run_advice(reader: RunReader) -> tuple[Advice, ...]:
-    """Return what the numbers of a run say goes wrong, and which settings change it.
-
-    Raises:
-        RunDirectoryError: If the run is damaged.
-    """
-    return advice_of(
-        settings=reader.run().settings,
-        metrics=[{"step": record.step, **record.metrics} for record in reader.steps()],
-        trained=read_records(reader.path / TRAIN_LOG),
-        evaluations=reader.evaluations(),
-    )
 
 
 def _record(directory: Path) -> RunRecord:

@@ -19,6 +19,7 @@ from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, add_path, add_settings_arguments, load_spec
 from rollfeed.cli.printed import printed_lines
 from rollfeed.cli.progress import ProgressReporter
+from rollfeed.cli.show_run import run_advice
 from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.store import RunReader
 from rollfeed.store.layout import PRINTED
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         making = app.run(prepared, out=out, overwrite=arguments.overwrite, step=arguments.step, observers=[reporter])
         summary = asyncio.run(exit_codes.until_signal(making, said=f"stopped; rollfeed run --resume {out} goes on"))
     with RunReader(summary.directory) as reader:
-        advice = app.run_advice(reader)
+        advice = run_advice(reader)
     if arguments.json:
         print(json.dumps({**ended_view(summary), "advice": [asdict(each) for each in advice]}))
     else:

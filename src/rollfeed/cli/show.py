@@ -4,57 +4,45 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import sys
-import unicodedata
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from rollfeed.app.training import run_curves
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, path_argument
-from rollfeed.config.settings import flatten
-from rollfeed.report import accuracy_report
-from rollfeed.store import FoundGroup, GroupSummary, MemberSummary, RunReader, RunRecord, StepRecord, question_of
-from rollfeed.types import Correct, Rollout, Sample, SampleStatus
-from rollfeed.types.text import counted, step_range
+from rollfeed.cli.show_run import print_run, run_advice, trained_records
+from rollfeed.cli.show_runs import comparison_view, figures_of, find_runs, print_comparison, print_runs
+from rollfeed.cli.show_samples import found_view, group_view, member_view, print_found, print_group, print_member
+from rollfeed.cli.shown import console, number_text, print_json, print_line
+from rollfeed.errors import ConfigError, RunDirectoryError, in_one_line
+from rollfeed.store import GroupSummary, RunReader, StepRecord
+from rollfeed.store.finding import FoundSample, SampleFilter, advantages_of, find_answers, find_samples
+from rollfeed.store.layout import ANSWERS_FILE, JOURNAL, RESULT_FILE
 
-_EXAMPLE = """\
+_EPILOG = """DIR is a run, a training, the folder of `rollfeed eval`, or a folder of runs, which is listed; of several
+DIRs the settings that differ and what came of them stand side by side. A filter has conditions that all hold, with
+commas between them: reward, length, group and step with < <= > >= = !=; source, finish (stop, length, abort), reason,
+prompt, response, label, extracted, detail, error and prompt_id with = != and ~ (contains); and the words wrong, right,
+failed, truncated, empty, unscored, kept and dropped.
+
 examples:
-  rollfeed show runs/demo                    the run, its steps and their groups
-  rollfeed show runs/demo --step 2           one step
+  rollfeed show runs                         the runs in a folder
+  rollfeed show runs/demo                    the run, a line a step, and what goes wrong in it
+  rollfeed show runs/demo --step 2           one step and its groups
+  rollfeed show runs/demo --worst 5          the samples of the lowest rewards
+  rollfeed show runs/demo --wrong --filter 'source=sums, step>100'
   rollfeed show runs/demo --group 5          one group whole, with the text of its responses
+  rollfeed show runs/demo --sample 5.0       its first member, with what is known of its tokens
+  rollfeed show runs/first runs/second       two runs side by side
   rollfeed show runs/demo --json             one JSON object, for scripts
 """
 _SUMMARY = ("group_index", "prompt_id", "source", "question", "prompt", "drop_reason")
-_VERDICT = ("correct", "format_ok", "extracted", "outcome", "detail")
-_PIPE_WIDTH = 170  # of a file or pipe, which has no width of its own
-_QUESTION_CHARACTERS = 100
-_STEPS_WITH_GROUPS = 3  # without --step, the groups of so many last steps are listed
-
-_SETTINGS: tuple[tuple[str, str], ...] = (
-    ("model.checkpoint", "model"),
-    ("rollout.rollout_batch_size", "groups a step"),
-    ("rollout.n_samples_per_prompt", "samples a prompt"),
-    ("sampling.rollout_temperature", "temperature"),
-    ("sampling.rollout_max_response_len", "response tokens at most"),
-    ("rollout.deterministic", "deterministic"),
-    ("seed", "seed"),
-)
-
-_STEP_COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("reward", "rollout/reward_mean", ".3f"),
-    ("correct", "rollout/correct_ratio", ".0%"),
-    ("length", "rollout/response_length_mean", ".1f"),
-    ("cut off", "rollout/truncated_ratio", ".0%"),
-    ("tok/s", "perf/tokens_per_second", ".0f"),
-)
+_LINES, _SAMPLES = 30, 10
+"""Lines of steps, groups or runs, and samples, where no other number is asked for."""
+_MOST_ANSWERS = 100_000
+"""To one index of an evaluation's sets, of which one is asked for."""
+_MOST_SUMMARIES = 100_000
+"""Samples of a run from which --json has no groups, without --step."""
 
 
 def register(commands: Parsers) -> None:
@@ -63,40 +51,164 @@ def register(commands: Parsers) -> None:
         commands,
         "show",
         run,
-        description="Print the steps of a run, their groups, rewards, lengths, drop reasons and waste. "
-        "Works while the run goes on, and after it was killed.",
-        epilog=_EXAMPLE,
+        description="Print the steps of a run, its samples, rewards, lengths, drop reasons and waste, and what goes "
+        "wrong in it. Works while the run goes on, and after it was killed.",
+        epilog=_EPILOG,
     )
-    parser.add_argument("directory", type=path_argument, metavar="DIR", help="the directory that `rollfeed run` wrote")
-    parser.add_argument("--step", type=int, metavar="N", help="only this step")
+    told = "a run directory, that of an evaluation, or a folder of runs; several are compared"
+    parser.add_argument("directories", type=path_argument, metavar="DIR", nargs="+", help=told)
+    parser.add_argument("--step", type=int, metavar="N", help="only this step, with its groups")
     parser.add_argument("--group", type=int, metavar="G", help="one group whole, by its index")
-    add_flags(parser, json="one JSON object and nothing else")
+    parser.add_argument("--sample", metavar="G.M", help="member M of group G whole, counted from 0")
+    told = "the N samples of the lowest rewards (default 10)"
+    parser.add_argument("--worst", type=_count, metavar="N", nargs="?", const=_SAMPLES, help=told)
+    told = "samples that fulfil conditions, such as 'reward<0.2, source=sums'; newest steps first"
+    parser.add_argument("--filter", metavar="EXPR", help=told)
+    told = "lines or samples at most (default 30 lines, 10 samples)"
+    parser.add_argument("--limit", type=_count, metavar="N", help=told)
+    wrong = "samples that are wrong, as their grader says, or of a reward below 1 where it does not; newest steps first"
+    add_flags(parser, wrong=wrong, compare="the runs of a folder side by side", json="one JSON object and nothing else")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("give a number from 1 on")
+    return number
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for and return 0.
 
     Raises:
-        RunDirectoryError: If there is no run, step or group there, or it cannot be read.
+        ConfigError: If options do not go together, or a filter is wrong.
+        RunDirectoryError: If there is no run, step, group or sample there, or it cannot be read.
     """
-    with RunReader(arguments.directory) as reader:
-        if arguments.group is not None:
+    paths: list[Path] = arguments.directories
+    folder = paths[0]
+    is_run, is_evaluation = (folder / JOURNAL).exists(), (folder / ANSWERS_FILE).exists()
+    within = [name for name in ("step", "group", "sample", "worst", "wrong", "filter") if _is_given(arguments, name)]
+    if len(paths) > 1 or (runs := [] if is_run or is_evaluation or not folder.is_dir() else find_runs(folder)):
+        if within:
+            raise ConfigError(f"--{within[0]}: looks into one run; give its directory alone")
+        _show_runs(arguments, folder, paths if len(paths) > 1 else runs)
+        return 0
+    if arguments.compare:
+        raise ConfigError(f"--compare: {folder} is no folder of runs; give several directories")
+    if is_evaluation and not is_run:
+        _show_evaluation(arguments, folder, within)
+        return 0
+    with RunReader(folder) as reader:
+        if {"worst", "wrong", "filter"} & set(within):
+            num, worst = _num_samples(arguments), arguments.worst is not None
+            _show_found(arguments, *find_samples(reader, _filter(arguments), num=num, worst=worst))
+        elif arguments.sample is not None:
+            _show_member(arguments, reader)
+        elif arguments.group is not None:
             found = reader.group(arguments.group, step=arguments.step)
-            if arguments.json:
-                _print_json(group_view(found))
-            else:
-                print_group(found)
+            print_json(group_view(found)) if arguments.json else print_group(console(), found)
         elif arguments.json:
-            _print_json(run_view(reader, step=arguments.step))
+            print_json(run_view(reader, step=arguments.step))
         else:
-            print_run(reader, step=arguments.step)
+            print_run(console(), reader, step=arguments.step, limit=arguments.limit or _LINES)
     return 0
+
+
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    return getattr(arguments, name) not in (None, False)
+
+
+def _num_samples(arguments: argparse.Namespace) -> int:
+    num: int = arguments.limit or arguments.worst or _SAMPLES
+    return num
+
+
+def _filter(arguments: argparse.Namespace, *more: str) -> SampleFilter:
+    wrong = ["wrong"] if arguments.wrong else []
+    step = [] if arguments.step is None else [f"step={arguments.step}"]
+    return SampleFilter(*more, *wrong, *step, *([] if arguments.filter is None else [arguments.filter]))
+
+
+def _show_runs(arguments: argparse.Namespace, folder: Path, paths: Sequence[Path]) -> None:
+    is_compared = arguments.compare or len(arguments.directories) > 1
+    if arguments.json and is_compared:
+        print_json(comparison_view(paths))
+    elif is_compared:
+        print_comparison(console(), paths)
+    elif arguments.json:
+        print_json({"runs": [asdict(figures_of(path)) for path in paths]})
+    else:
+        print_runs(console(), folder, [figures_of(path) for path in paths], limit=arguments.limit or _LINES)
+
+
+def _show_found(
+    arguments: argparse.Namespace, found: Sequence[FoundSample], has_more: bool, *, is_whole: bool = False
+) -> None:
+    if arguments.json:
+        print_json(found_view(found, has_more=has_more))
+    else:
+        print_found(console(), found, has_more=has_more, is_whole=is_whole)
+
+
+def _show_member(arguments: argparse.Namespace, reader: RunReader) -> None:
+    group_index, member = _place(arguments.sample)
+    found = reader.group(group_index, step=arguments.step)
+    if arguments.json:
+        print_json(member_view(found, member, advantages_of(reader, found)))
+    else:
+        print_member(console(), found, member, advantages_of(reader, found))
+
+
+def _place(text: str) -> tuple[int, int]:
+    group, dot, member = text.partition(".")
+    if not dot or not group.isdecimal() or not member.isdecimal():
+        raise ConfigError(f"--sample {text}: write it as GROUP.MEMBER, such as 5.0")
+    return int(group), int(member)
+
+
+def _show_evaluation(arguments: argparse.Namespace, folder: Path, within: Sequence[str]) -> None:
+    """Print an evaluation of `rollfeed eval`: its sets, or answers of it."""
+    if refused := {"step", "group"} & set(within):
+        raise ConfigError(f"--{refused.pop()}: an evaluation has none; use --sample, --wrong, --worst or --filter")
+    if within:
+        num, worst, asked = _num_samples(arguments), arguments.worst is not None, _filter(arguments)
+        member = None
+        if arguments.sample is not None:
+            group, member = _place(arguments.sample)
+            num, asked = _MOST_ANSWERS, _filter(arguments, f"group={group}")
+        found, has_more = find_answers(folder / ANSWERS_FILE, asked, num=num, worst=worst)
+        found = [each for each in found if member in (None, each.member)]
+        _show_found(arguments, found, has_more, is_whole=member is not None)
+        return
+    try:
+        result = json.loads((folder / RESULT_FILE).read_bytes())
+        lines = [line for name, found in result["sets"].items() for line in _set_lines(name, found)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        path = folder / RESULT_FILE
+        raise RunDirectoryError(f"{path}: cannot be read ({in_one_line(error)}); make the evaluation again") from None
+    if arguments.json:
+        print_json(result)
+        return
+    more = "more: --wrong, --worst, --filter 'source=SET', --sample I.N"
+    for line in (f"{folder}: evaluation of {result.get('model', 'a model')}", *lines, more):
+        print_line(console(), line)
+
+
+def _set_lines(name: str, found: Mapping[str, Any]) -> tuple[str, str]:
+    accuracy, reward = number_text(found["accuracy"], ".1%"), number_text(found["reward_mean"], ".4f")
+    return (
+        f"{name}: {found['num_prompts']} prompts x {found['n_samples_per_prompt']} answers",
+        f"  accuracy {accuracy} ({found['accuracy_low']:.1%} to {found['accuracy_high']:.1%}), reward {reward}",
+    )
 
 
 def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
     """Return a run as JSON values: all steps, or one."""
     record, isolation = reader.run(), reader.isolation()
     steps = reader.steps() if step is None else (reader.step(step),)
+    totals = reader.totals()
+    has_groups = step is not None or totals.num_samples <= _MOST_SUMMARIES
+    trained = {each["step"]: each for each in trained_records(reader)}
     return {
         "run": {
             "directory": str(reader.path),
@@ -106,10 +218,14 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
             "changes": [asdict(change) for change in reader.changes()],
             "isolation": None if isolation is None else asdict(isolation),
         },
-        "steps": [_step_view(record, reader.summaries(record.step)) for record in steps],
+        "steps": [
+            {**_step_view(each, reader.summaries(each.step) if has_groups else None), "train": trained.get(each.step)}
+            for each in steps
+        ],
         "eval": eval_view(reader.evaluations()),
-        "totals": asdict(reader.totals()),
+        "totals": asdict(totals),
         "ledger": asdict(reader.ledger()),
+        "advice": [asdict(each) for each in run_advice(reader)],
     }
 
 
@@ -127,35 +243,13 @@ def eval_view(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     return {"first": first, "final": final, "curve": curve}
 
 
-def group_view(found: FoundGroup) -> dict[str, Any]:
-    """Return one group whole as JSON values: prompt, texts, rewards and token counts."""
-    group, prompt = found.group, found.group.prompt
-    return {
-        "step": found.step,
-        "group_index": group.group_index,
-        "kept": found.drop_reason is None,
-        "drop_reason": found.drop_reason,
-        "prompt_id": prompt.prompt_id,
-        "source": prompt.source,
-        "question": question_of(prompt.text, prompt.messages or ()),
-        "prompt": prompt.text,
-        "prompt_tokens": len(prompt.token_ids),
-        "messages": prompt.messages,
-        "label": prompt.label,
-        "metadata": prompt.metadata,
-        "samples": [
-            _sample_view(rollout, sample) for rollout in group.rollouts for sample in rollout.samples or (None,)
-        ],
-    }
-
-
-def _step_view(record: StepRecord, groups: tuple[GroupSummary, ...]) -> dict[str, Any]:
-    return {
-        **{name: value for name, value in asdict(record).items() if name != "metrics"},
-        "metrics": {name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
-        "groups": [_summary_view(group) for group in groups if group.drop_reason is None],
-        "dropped": [_summary_view(group) for group in groups if group.drop_reason is not None],
-    }
+def _step_view(record: StepRecord, groups: Sequence[GroupSummary] | None) -> dict[str, Any]:
+    """Return a step, with its groups where they are given; those of large runs are null."""
+    kept = dropped = None
+    if groups is not None:
+        kept = [_summary_view(group) for group in groups if group.drop_reason is None]
+        dropped = [_summary_view(group) for group in groups if group.drop_reason is not None]
+    return {**asdict(record), "groups": kept, "dropped": dropped}
 
 
 def _summary_view(group: GroupSummary) -> dict[str, Any]:
@@ -168,196 +262,3 @@ def _summary_view(group: GroupSummary) -> dict[str, Any]:
         "response_lengths": [member.response_length for member in members],
         "errors": [member.error for member in members if member.error is not None],
     }
-
-
-def _sample_view(rollout: Rollout, sample: Sample | None) -> dict[str, Any]:
-    return {
-        "index": sample.index if sample else None,
-        "rollout_id": rollout.rollout_id,
-        "status": sample.status if sample else SampleStatus.FAILED,
-        "response": sample.response if sample else "",
-        "response_length": sample.response_length if sample else 0,
-        "trained_tokens": int((sample.loss_mask > 0).sum()) if sample and not sample.remove_sample else 0,
-        "reward": sample.reward if sample else None,
-        **{name: getattr(rollout.verdict, name, None) for name in _VERDICT},
-        "error": rollout.error,
-        "seconds": rollout.seconds,
-        "policy_versions": sorted({span.policy_version for span in sample.version_spans}) if sample else [],
-        "metadata": sample.metadata if sample else {},
-    }
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    json.dump(value, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-def print_run(reader: RunReader, *, step: int | None) -> None:
-    """Print a run: what it is, its steps, drop reasons, waste, ledger, evaluations, and groups of the steps shown."""
-    console = _console()
-    record, steps = reader.run(), reader.steps()
-    shown = steps[-_STEPS_WITH_GROUPS:] if step is None else (reader.step(step),)
-    for line in _run_lines(reader, record):
-        _print(console, line)
-    if not steps:
-        _print(console, "no step is committed yet")
-        return
-    console.print(_step_table(steps if step is None else shown))
-    for line in _sum_lines(steps if step is None else shown):
-        _print(console, line)
-    _print(console, _ledger_line(reader))
-    if step is None:
-        for line in accuracy_report(
-            run_curves(reader.path), width=console.width, ascii_only=console.options.ascii_only
-        ):
-            _print(console, line)
-    for committed in shown:
-        console.print()
-        console.print(_group_table(committed, reader.summaries(committed.step)))
-    if len(shown) < len(steps) and step is None:
-        _print(console, f"groups of {step_range(steps[0].step, shown[0].step - 1)}: --step N")
-    _print(console, "one group with its responses: --group G")
-
-
-def print_group(found: FoundGroup) -> None:
-    """Print one group whole: the prompt and every response, with reward, verdict and length."""
-    console = _console()
-    group, prompt = found.group, found.group.prompt
-    fate = "kept" if found.drop_reason is None else f"dropped: {found.drop_reason}"
-    _print(console, f"group {group.group_index} of step {found.step}, {fate}", style="bold")
-    _print(console, f"source {prompt.source}, prompt {prompt.prompt_id}, {counted(len(prompt.token_ids), 'token')}")
-    _print(console, f"label {_json(prompt.label)}")
-    if prompt.metadata:
-        _print(console, f"metadata {_json(dict(prompt.metadata))}")
-    _section(console, "prompt", prompt.text)
-    for rollout in group.rollouts:
-        for sample in rollout.samples or (None,):
-            _section(console, _sample_title(rollout, sample), sample.response if sample else "")
-        if rollout.verdict is not None and rollout.verdict.detail:
-            _print(console, f"detail: {rollout.verdict.detail}")
-        if rollout.error is not None:
-            _print(console, f"error: {rollout.error}", style="red")
-
-
-def _run_lines(reader: RunReader, record: RunRecord) -> Iterator[str]:
-    totals = reader.totals()
-    cause = f" ({record.cause})" if record.cause else ""
-    yield (
-        f"{reader.path}: {reader.status()}{cause}; {counted(totals.num_steps, 'step')}, "
-        f"{counted(totals.num_groups, 'group')} kept, {totals.num_dropped:,} dropped; "
-        f"{counted(totals.response_tokens, 'token')} to train on, {totals.wasted_tokens:,} wasted"
-    )
-    by_key = flatten(dict(record.settings))
-    found = [(words, by_key.get(key)) for key, words in _SETTINGS]
-    yield ", ".join(f"{words} {value}" for words, value in found if value is not None)
-    yield from (f"changed {change}" for change in reader.changes())
-    isolation = reader.isolation()
-    if isolation is not None:
-        yield str(isolation)
-
-
-def _sum_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
-    reasons: Counter[str] = Counter()
-    wasted: Counter[str] = Counter()
-    for record in steps:
-        reasons.update(record.drop_reasons)
-        wasted.update(record.wasted_tokens)
-    yield "dropped groups: " + (_counts(reasons) or "none")
-    yield "wasted tokens: " + (_counts(wasted) or "none")
-
-
-def _ledger_line(reader: RunReader) -> str:
-    counts = asdict(reader.ledger())
-    drawn = counts.pop("drawn")
-    parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
-    return f"prompts: {drawn:,} drawn = {parts or '0'}"
-
-
-def _step_table(steps: Sequence[StepRecord]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("step", "kept", "dropped", *(name for name, _, _ in _STEP_COLUMNS), "wasted"):
-        table.add_column(name, justify="right", overflow="fold")
-    for record in steps:
-        metrics = [_metric(record.metrics.get(key), form) for _, key, form in _STEP_COLUMNS]
-        wasted = f"{sum(record.wasted_tokens.values()):,}"
-        table.add_row(str(record.step), str(record.num_groups), str(record.num_dropped), *metrics, wasted)
-    return table
-
-
-def _group_table(record: StepRecord, groups: Sequence[GroupSummary]) -> Table:
-    title = f"step {record.step}, policy version {record.policy_version}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    table.add_column("group", justify="right")
-    for name in ("source", "question", "rewards", "tokens", "fate"):
-        table.add_column(name, overflow="fold")
-    for group in groups:
-        kept = group.drop_reason is None
-        table.add_row(
-            str(group.group_index),
-            Text(_visible(group.source)),
-            Text(_shortened(group.question)),
-            " ".join(_member_reward(member) for member in group.members) or "-",
-            " ".join(str(member.response_length) for member in group.members) or "-",
-            Text("kept" if kept else f"dropped: {_visible(group.drop_reason or '')}", style="green" if kept else "red"),
-        )
-    return table
-
-
-def _sample_title(rollout: Rollout, sample: Sample | None) -> str:
-    verdict = rollout.verdict
-    parts = [f"rollout {rollout.rollout_id}", (sample.status if sample else SampleStatus.FAILED).value]
-    if sample:
-        parts = [f"sample {sample.index}", *parts, counted(sample.response_length, "token")]
-        parts.append("not scored" if sample.reward is None else f"reward {_json(sample.reward)}")
-    if verdict and verdict.correct is not Correct.UNDEFINED:
-        parts.append("correct" if verdict.correct is Correct.YES else "wrong")
-    if verdict and verdict.extracted is not None:
-        parts.append(f"extracted {_json(verdict.extracted)}")
-    return ", ".join(parts)
-
-
-def _member_reward(member: MemberSummary) -> str:
-    if member.reward is not None:
-        return f"{member.reward:.3g}"
-    return "failed" if member.status is SampleStatus.FAILED else "-"
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
-
-
-def _print(console: Console, text: str, *, style: str = "") -> None:
-    # Soft: the terminal wraps long lines, rich does not cut them.
-    console.print(Text(_visible(text), style=style), soft_wrap=True)
-
-
-def _section(console: Console, title: str, text: str) -> None:
-    console.print()
-    _print(console, f"-- {title}", style="bold")
-    _print(console, text)
-
-
-def _visible(text: str) -> str:
-    """Return text whose control characters, which could command a terminal, are spelled out."""
-    return "".join(
-        character if character in "\n\t" or unicodedata.category(character) != "Cc" else f"\\x{ord(character):02x}"
-        for character in text
-    )
-
-
-def _shortened(text: str) -> str:
-    words = _visible(" ".join(text.split()))
-    return words if len(words) <= _QUESTION_CHARACTERS else words[: _QUESTION_CHARACTERS - 1] + "…"
-
-
-def _metric(value: float | None, form: str) -> str:
-    return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

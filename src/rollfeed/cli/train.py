@@ -15,6 +15,7 @@ from rollfeed.cli.arguments import Parsers, add_command, add_settings_arguments,
 from rollfeed.cli.printed import printed_lines
 from rollfeed.cli.run import add_run_directory, console_of, default_directory, ended_view
 from rollfeed.cli.show import eval_view
+from rollfeed.cli.show_run import run_advice
 from rollfeed.cli.training_view import TrainingView
 from rollfeed.config import RolloutMode
 from rollfeed.errors import RunDirectoryError
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         again = shlex.join(["rollfeed", "train", *map(str, arguments.files), *options, "--out", str(out)])
         summary = asyncio.run(exit_codes.until_signal(training, said=f"stopped; {again} goes on"))
     with RunReader(summary.directory) as reader:
-        evaluations, advice = reader.evaluations(), app.run_advice(reader)
+        evaluations, advice = reader.evaluations(), run_advice(reader)
     if arguments.json:
         found = {**ended_view(summary), "eval": eval_view(evaluations), "advice": [asdict(each) for each in advice]}
         print(json.dumps(found))

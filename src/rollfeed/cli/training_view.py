@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollfeed.app.training import TrainedStep
+from rollfeed.cli.shown import duration_text
 from rollfeed.evaluation import EvalResult
 from rollfeed.report import Curves, accuracy_lines, accuracy_report, change_text, paired_text, text_chart
 from rollfeed.types import FilterDecision, Keep, Rollout, StepCommit
@@ -260,11 +261,3 @@ def charts_that_fit(
         for title, points, shares in shown[: num_rows * num_beside]
     ]
     return [charts[first : first + num_beside] for first in range(0, len(charts), num_beside)]
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration as people say it."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

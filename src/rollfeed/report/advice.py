@@ -24,6 +24,7 @@ _LONG = 20
 """Steps that a training has to have before it is said not to learn."""
 _EQUAL = 1e-9  # a standard deviation within groups
 _TRUNCATED = _EMPTY = 0.5
+_SHORT = 32  # tokens
 _DROPPED = 0.75
 _REWARD_ERRORS = 0.05
 _FAILED = 0.2
@@ -208,6 +209,8 @@ def _truncated(seen: _Seen) -> None:
         return
     setting = "sampling.rollout_max_response_len"
     longest = max(_known(streak, "rollout/response_length_max"), default=math.inf)
+    if longest < _SHORT:  # which is meant to be
+        return
     if longest < seen.settings.get(setting, 0):
         setting = "tools.max_turns" if any("rollout/turns_mean" in each for each in streak) else "engine.context_length"
     told = f"{_mean(streak, 'rollout/truncated_ratio'):.0%} of answers cut off for {{steps}}"

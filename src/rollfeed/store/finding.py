@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.store.layout import BATCHES, DROPPED, step_file
-from rollfeed.store.reader import RunReader, question_of
+from rollfeed.store.reader import FoundGroup, RunReader, question_of
 from rollfeed.store.tables.parquet import least_value, read_columns
 from rollfeed.types import Correct, SampleStatus
 
@@ -49,6 +49,7 @@ _SHOWN = (
     "error",
 )
 _SHOWN_OF_RUN = ("messages", "detail")
+_RIGHT = 1.0  # a reward, as evaluations count it by default
 _Row: TypeAlias = dict[str, Any]
 _TERM = re.compile(r"\s*(\w+)\s*(?:(<=|>=|!=|==|[<>=~])\s*(.+?))?\s*")
 
@@ -101,11 +102,9 @@ class _Term(NamedTuple):
 
 
 _WORDS: Mapping[str, tuple[_Term, ...]] = {
-    "wrong": (_Term("correct", "=", Correct.NO.value),),
-    "right": (_Term("correct", "=", Correct.YES.value),),
     "truncated": (_Term("status", "=", SampleStatus.TRUNCATED.value),),
     "empty": (_Term("response_length", "=", 0.0),),
-    **{word: () for word in ("failed", "unscored", "kept", "dropped")},
+    **{word: () for word in ("wrong", "right", "failed", "unscored", "kept", "dropped")},
 }
 """Conditions of one word; those without terms are met by what is read."""
 
@@ -115,7 +114,7 @@ class SampleFilter:
 
     A condition compares a field with ``<``, ``<=``, ``>``, ``>=``, ``=`` or ``!=``, or asks with ``~`` whether a text
     has another one in it, in whatever case; or it is one of the words ``wrong``, ``right``, ``failed``, ``truncated``,
-    ``empty``, ``unscored``, ``kept`` and ``dropped``.
+    ``empty``, ``unscored``, ``kept`` and ``dropped``. Where a grader does not say what is right, a reward of 1 is.
 
     Raises:
         ConfigError: If a condition is none of these, or names an unknown field.
@@ -165,6 +164,11 @@ class SampleFilter:
     def expression(self, *, of_evaluation: bool) -> pc.Expression | None:
         """Return what rows of a file have to fulfil; None where all do."""
         found = [term.expression(of_evaluation=of_evaluation) for term in self.terms if term.column != "step"]
+        for word, of_grader, by_reward in (("wrong", Correct.NO, lt), ("right", Correct.YES, ge)):
+            if word in self.words:
+                told = _Term("correct", "=", of_grader.value).expression(of_evaluation=of_evaluation)
+                unsaid = pc.field("correct") == Correct.UNDEFINED.value
+                found.append(told if of_evaluation else told | (unsaid & by_reward(pc.field("reward"), _RIGHT)))
         if "failed" in self.words:
             found.append((pc.field("status") == SampleStatus.FAILED.value) | pc.field("error").is_valid())
         if "unscored" in self.words:
@@ -217,6 +221,18 @@ def find_answers(path: Path, asked: SampleFilter, *, num: int, worst: bool) -> t
     if unknown := only_of_runs & {*asked.columns, *asked.words}:
         raise ConfigError(f"--filter: an evaluation has no {', '.join(sorted(unknown))}, only runs have")
     return _find([_File(path, None, False)], asked, num=num, worst=worst)
+
+
+def advantages_of(reader: RunReader, found: FoundGroup) -> dict[int, float | list[float]]:
+    """Return the advantages of a group's samples by their index, a number or one a token; none where it was dropped.
+
+    Raises:
+        RunDirectoryError: If files are missing or damaged.
+    """
+    if found.drop_reason is not None:
+        return {}
+    path, condition = step_file(reader.path, BATCHES, found.step), pc.field("group_index") == found.group.group_index
+    return {row["index"]: row["advantage"] for row in read_columns(path, ("index", "advantage"), condition)}
 
 
 def _find(files: Sequence[_File], asked: SampleFilter, *, num: int, worst: bool) -> tuple[list[FoundSample], bool]:

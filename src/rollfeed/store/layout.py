@@ -45,6 +45,8 @@ _FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html",
 SERVERS = "servers"
 _FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS)
 METRICS = "metrics.jsonl"
+RESULT_FILE, ANSWERS_FILE = "eval.json", "answers.parquet"
+"""What `rollfeed eval` leaves in its folder."""
 STEPS = "steps.jsonl"
 SPILL = "spill"
 BATCHES, DROPPED, TIMINGS, STATES = "batches", "dropped", "timings", "states"
