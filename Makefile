@@ -106,7 +106,7 @@ types: install
 
 # What holds of the code as a whole: layers, names, the page of settings, mutants that still apply.
 rules: install
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_names.py tests/test_exported_names.py tests/config/test_reference.py tests/mutants
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_names.py tests/test_exported_names.py tests/test_documents.py tests/config/test_reference.py tests/mutants
 
 quick: install
 	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))

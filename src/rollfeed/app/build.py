@@ -18,6 +18,7 @@ from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch, equal_advantage
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.compat.slime_plugins import SlimeRun, slime_run, with_slime_plugins
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
+from rollfeed.config.paths import as_paths
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
 from rollfeed.pipeline import (
@@ -105,7 +106,7 @@ class PreparedRun:
         return num_rollout if self.data_limit is None else min(num_rollout, self.data_limit.most)
 
 
-def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
+def prepare(spec: RunSpec, *, out: str | Path | None = None) -> PreparedRun:
     """Make and check everything a run needs, without starting an engine or writing a file.
 
     Args:
@@ -119,7 +120,7 @@ def prepare(spec: RunSpec, *, out: Path | None = None) -> PreparedRun:
     with_functions = with_slime_plugins(settings, folders=folders)
     functions = load_functions(with_functions, folders=folders)
     check_combination(settings)
-    settings = _with_template_date(settings, None if out is None else stored_template_date(settings, out))
+    settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
     engine = run_engine(model, settings, folders=folders)
@@ -155,13 +156,14 @@ def _with_template_date(settings: Settings, date: str | None) -> Settings:
     return settings.model_copy(update={"model": model})
 
 
-def load_functions(config: RolloutConfig, *, folders: Sequence[Path] = ()) -> Functions:
+def load_functions(config: RolloutConfig, *, folders: Sequence[str | Path] = ()) -> Functions:
     """Import the functions of the settings, and make those that these describe.
 
     Raises:
         ConfigError: If one does not exist, does not fit its protocol or has wrong parameters, or nothing grades as
             ``reward.rm_type`` says.
     """
+    folders = as_paths(folders)
     load = partial(plugins.load_plugin, folders=folders)
     config = with_slime_plugins(config, folders=folders)
     own, age_limit = config.plugins, _age_limit(config)
@@ -197,12 +199,12 @@ def open_rollouts(
     engine: Engine,
     tokenizer: Tokenizer,
     functions: Functions | None = None,
-    folders: Sequence[Path] = (),
+    folders: Sequence[str | Path] = (),
     state: RunState | None = None,
     commit: Callable[[StepCommit], None] | None = None,
     observers: Sequence[RolloutObserver] = (),
     on_isolation: Callable[[Isolation], None] | None = None,
-    printed: Path | None = None,
+    printed: str | Path | None = None,
     spill: Spill | None = None,
     turns: TurnJournal | None = None,
 ) -> Rollouts:
@@ -227,7 +229,7 @@ def open_rollouts(
         ConfigError: If a function does not fit its protocol, or the settings do not fit the engine.
     """
     made = functions or load_functions(config, folders=folders)
-    made.services.on_isolation, made.services.workers.output = on_isolation, printed
+    made.services.on_isolation, made.services.workers.output = on_isolation, None if printed is None else Path(printed)
     plugins.check_methods(source, PromptSource, key="source")
     plan = _group_plan(config, made, engine, tokenizer, turns)
     rollouts = Rollouts(

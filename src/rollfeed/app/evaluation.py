@@ -23,6 +23,7 @@ from rollfeed.app.sources import RowChecks, no_images_of
 from rollfeed.base.atomic import replace_file, temporary_path
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
+from rollfeed.config.paths import as_paths
 from rollfeed.errors import ConfigError, DataError, PluginError, RunDirectoryError, RunFailedError
 from rollfeed.evaluation import (
     ANSWER_COLUMNS,
@@ -80,7 +81,7 @@ def prepare_evaluation(
     config: RolloutConfig,
     tokenizer: Tokenizer,
     context_length: int,
-    folders: Sequence[Path] = (),
+    folders: Sequence[str | Path] = (),
     no_images: str | None = None,
 ) -> PreparedEvaluation:
     """Read and check all sets, without starting anything.
@@ -92,6 +93,7 @@ def prepare_evaluation(
         ConfigError: If there is no set, a file or environment is wrong, keys do not fit together, or nothing can
             score a prompt: no grader, no such grader, or no label.
     """
+    folders = as_paths(folders)
     config = with_slime_plugins(config, folders=folders)
     if not settings.has_sets:
         raise ConfigError("nothing to evaluate on: add [[eval.datasets]] or [[eval.environments]]")
@@ -151,7 +153,7 @@ async def evaluate(
     engine: Engine,
     on_progress: Callable[[EvalProgress], None] | None = None,
     on_isolation: Callable[[Isolation], None] | None = None,
-    printed: Path | None = None,
+    printed: str | Path | None = None,
 ) -> EvalResult:
     """Answer all sets at once with an engine that has been entered, and return the numbers.
 
@@ -182,7 +184,7 @@ async def evaluate(
 
     before = engine.policy_version
     services = _services(prepared, on_isolation)
-    services.workers.output = printed
+    services.workers.output = None if printed is None else Path(printed)
     async with services:
         gate = EngineGate(engine, max_requests_in_flight=prepared.config.rollout.max_requests_in_flight)
         failures = FailureBudget(prepared.config.rollout)

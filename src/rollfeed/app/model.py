@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.config import EngineSettings, LaunchSettings, Settings
 from rollfeed.config.model import ModelSettings
-from rollfeed.config.paths import expand_path
+from rollfeed.config.paths import as_paths, expand_path
 from rollfeed.config.servers import ServerSettings
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.client import Dialect, ServerEngine
@@ -118,7 +118,11 @@ def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()
 
 
 def build_engine(
-    model: Model, settings: EngineSettings | None = None, *, deterministic: bool = False, folders: Sequence[Path] = ()
+    model: Model,
+    settings: EngineSettings | None = None,
+    *,
+    deterministic: bool = False,
+    folders: Sequence[str | Path] = (),
 ) -> Engine:
     """Return the engine that the settings name, checked and not yet started.
 
@@ -139,7 +143,7 @@ def build_engine(
             context_length=settings.context_length,
             tokenizer=model.tokenizer,
             vocab_size=vocab_size_of(model.checkpoint),
-            transport=_transport(model, servers, dialect, folders=folders),
+            transport=_transport(model, servers, dialect, folders=as_paths(folders)),
         )
     return _embedded_engine(model, settings, deterministic=deterministic)
 

@@ -18,6 +18,7 @@ from rollfeed.base.importing import import_object, is_async
 from rollfeed.base.printing import keeping_prints
 from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig, Settings
+from rollfeed.config.paths import as_paths
 from rollfeed.config.plugins import import_path_of
 from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
@@ -309,7 +310,7 @@ async def grade_rows(
     settings: RewardSettings | None = None,
     *,
     functions: PluginSettings | None = None,
-    folders: Sequence[Path] = (),
+    folders: Sequence[str | Path] = (),
 ) -> AsyncIterator[dict[str, Any]]:
     """Grade rows and give one result each, in order; several are graded at once.
 
@@ -323,19 +324,19 @@ async def grade_rows(
     Yields:
         ``id``, ``reward`` (None unless the outcome is ``ok``), ``outcome``, ``extracted``, ``seconds`` and ``detail``.
     """
-    async for graded in _grade(rows, settings or RewardSettings(), functions or PluginSettings(), folders):
+    async for graded in _grade(rows, settings or RewardSettings(), functions or PluginSettings(), as_paths(folders)):
         yield graded.result()
 
 
 async def score_file(
-    path: Path,
-    out: Path,
+    path: str | Path,
+    out: str | Path,
     *,
     read: Callable[[Path], Iterator[Mapping[str, Any]]] = read_rows,
     settings: RewardSettings | None = None,
     functions: PluginSettings | None = None,
     label_names: Collection[str] = (),
-    folders: Sequence[Path] = (),
+    folders: Sequence[str | Path] = (),
     progress: Callable[[ScoreCounts], None] | None = None,
 ) -> ScoreCounts:
     """Grade the rows of a JSONL file into another, which appears when it is complete.
@@ -349,12 +350,12 @@ async def score_file(
         PluginError: If a function cannot be imported or does not fit.
         RunFailedError: If ``out`` cannot be written to its end.
     """
-    started = time.monotonic()
+    started, path, out = time.monotonic(), Path(path), Path(out)
     check_plain(path, out, is_folder=read is not read_rows)
     counts = ScoreCounts(total=await asyncio.to_thread(lambda: sum(1 for _ in read(path))))
     with ResultFile(out) as file:
         chosen = (settings or RewardSettings(), functions or PluginSettings())
-        grading = _grade(read(path), *chosen, folders, label_names)
+        grading = _grade(read(path), *chosen, as_paths(folders), label_names)
         async with aclosing(grading):
             async for graded in grading:
                 file.write(json.dumps(graded.result()))

@@ -50,7 +50,7 @@ class RunSummary:
 async def run(
     prepared: PreparedRun,
     *,
-    out: Path,
+    out: str | Path,
     overwrite: bool = False,
     step: int | Rewind | None = None,
     observers: Sequence[RolloutObserver] = (),
@@ -65,7 +65,7 @@ async def run(
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
         RollfeedError: If the run fails; the cause is stored, finished steps stay readable, the same call resumes it.
     """
-    spec, settings = prepared.spec, prepared.settings
+    out, spec, settings = Path(out), prepared.spec, prepared.settings
     if make_steps is None and (problem := run_problem(spec, out, overwrite=overwrite, step=step)):
         raise RunDirectoryError(problem)
     opened = RunDirectory.open(

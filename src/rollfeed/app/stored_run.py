@@ -12,12 +12,13 @@ from rollfeed.store.journal import RunRecord
 from rollfeed.store.layout import JOURNAL
 
 
-def stored_spec(directory: Path, overrides: Sequence[str] = ()) -> RunSpec:
+def stored_spec(directory: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     """Return what the run in ``directory`` was built from, with ``key=value`` overrides; it is only read.
 
     Raises:
         ConfigError: If there is no run, it is damaged, or its settings are not those of this version.
     """
+    directory = Path(directory)
     record = _record(directory)
     settings = read_stored(record.settings, where=f"settings of {directory}", overrides=overrides)
     return RunSpec(settings, stored_folders(directory), chosen_keys(record.settings, overrides, settings))

@@ -38,6 +38,7 @@ _COMMANDS = {
     "score": "grade the responses of a file, a run or an evaluation",
     "graders": "list the graders, with an example of each",
     "serve": "serve a model, a gateway for agents, a fake of a model, graders, or weights for a server, over HTTP",
+    "completion": "print a script by which a shell completes commands",
     "bench": "measure speed as ratios to a reference, in one run",
 }
 """What the list of commands says of each; a command is a module of this package."""

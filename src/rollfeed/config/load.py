@@ -186,7 +186,7 @@ def describe(details: ErrorDetails, root: type[Section]) -> str:
 def _meant(root: type[Section], location: Sequence[str | int]) -> str:
     """Return what to tell who wrote an unknown key: the keys of all tables with its name, or one that is like it."""
     name, here = str(location[-1]), _fields_at(root, location[:-1])
-    keys = list(_keys_of(root))
+    keys = list(keys_of(root))
     found = [key for key in keys if f".{key}".endswith((f".{name}", f"_{name}"))]
     near = difflib.get_close_matches(name, {*here, *(key.rpartition(".")[2] for key in keys)}, n=1, cutoff=0.8)
     if not found and near and near[0] not in here:
@@ -194,14 +194,14 @@ def _meant(root: type[Section], location: Sequence[str | int]) -> str:
     return f"did you mean {' or '.join(found)}?" if 0 < len(found) <= 4 else suggestion(name, here)
 
 
-def _keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
+def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a section and the tables in it, without those of entries of lists."""
     for name, info in section.model_fields.items():
         inner = section_in(info.annotation)
         if inner is None:
             yield f"{prefix}{name}"
         elif get_origin(info.annotation) is not tuple:
-            yield from _keys_of(inner, f"{prefix}{name}.")
+            yield from keys_of(inner, f"{prefix}{name}.")
 
 
 def _fields_at(root: type[Section], location: Sequence[str | int]) -> list[str]:

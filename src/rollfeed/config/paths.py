@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
+
+
+def as_paths(folders: Sequence[str | Path]) -> tuple[Path, ...]:
+    """Return folders that a caller names as text or as paths."""
+    return tuple(map(Path, folders))
 
 
 def expand_path(path: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.config.load import chosen_keys, merged, read_json, read_toml, validate_settings
-from rollfeed.config.paths import expand_path
+from rollfeed.config.paths import as_paths, expand_path
 from rollfeed.config.resuming import as_of_now
 from rollfeed.config.settings import Settings
 
@@ -28,7 +28,7 @@ class RunSpec:
     """Keys of settings that are as they are on purpose: a run that is resumed may have others than before."""
 
     @classmethod
-    def load(cls, file: Path | Sequence[Path], overrides: Sequence[str] = ()) -> RunSpec:
+    def load(cls, file: str | Path | Sequence[str | Path], overrides: Sequence[str] = ()) -> RunSpec:
         """Read a settings file, or several of which later ones win, and apply ``key=value`` overrides.
 
         Files that settings name are looked for beside the later ones first, then in this folder.
@@ -36,7 +36,7 @@ class RunSpec:
         Raises:
             ConfigError: If a file cannot be read, is not TOML, or has a setting that is wrong.
         """
-        files = [file] if isinstance(file, Path) else file
+        files = as_paths([file] if isinstance(file, str | Path) else file)
         tree = reduce(merged, map(read_settings, files))
         settings = validate_settings(tree, where=", ".join(map(str, files)), overrides=overrides)
         folders = dict.fromkeys([*(file.resolve().parent for file in reversed(files)), Path.cwd()])

@@ -120,7 +120,8 @@ class RunReader:
             not committed, or its files are missing or damaged.
     """
 
-    def __init__(self, path: Path, *, wait_seconds: float = 0.0) -> None:
+    def __init__(self, path: str | Path, *, wait_seconds: float = 0.0) -> None:
+        path = Path(path)
         give_up_at = time.monotonic() + wait_seconds
         while not (path / JOURNAL).exists() and time.monotonic() < give_up_at:
             time.sleep(_SHORTEST_PAUSE)

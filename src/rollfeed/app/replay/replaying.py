@@ -67,7 +67,7 @@ class StepReplay:
 
 
 async def replay_run(
-    directory: Path, overrides: Sequence[str] = (), *, step: int | None = None
+    directory: str | Path, overrides: Sequence[str] = (), *, step: int | None = None
 ) -> AsyncIterator[StepReplay]:
     """Do again what a run did with its answers, with ``key=value`` overrides, and yield what came of each step.
 

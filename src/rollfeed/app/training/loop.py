@@ -93,7 +93,7 @@ OnEvaluation = Callable[[int, EvalResult], None]
 async def train(
     prepared: PreparedRun,
     *,
-    out: Path,
+    out: str | Path,
     overwrite: bool = False,
     observers: Sequence[RolloutObserver] = (),
     on_step: Callable[[TrainedStep], None] | None = None,
@@ -111,7 +111,7 @@ async def train(
         CheckpointError: If the model cannot be trained, or a checkpoint is of other settings.
         RollfeedError: If the run fails; the same call goes on from the last checkpoint.
     """
-    settings = prepared.settings
+    out, settings = Path(out), prepared.settings
     if problem := directory_problem(prepared.spec, out, overwrite=overwrite):
         raise RunDirectoryError(problem)
     warn_without_drawing()
