@@ -28,7 +28,7 @@ INLINE = re.compile(r"`(?:\.venv/bin/)?rollfeed ([a-z][^`]*)`")
 SETTING = re.compile(rf"`({'|'.join(Settings.model_fields)})((?:\.[a-z_0-9]+)+)`")
 FILES = (".py", ".json", ".jsonl", ".toml", ".md", ".safetensors")
 OTHERS_NAMES = {
-    "docs/from-verl.md": "its first column has verl's settings; tests/compat/test_settings_side_by_side.py looks at the second",
+    "docs/from-verl.md": "its first column has verl's; tests/compat/test_settings_side_by_side.py has the second",
     "docs/from-prime-rl.md": "as docs/from-verl.md",
     "docs/from-slime.md": "it is generated, and its settings with it",
     "docs/slime-plugins.md": "it names modules of slime",

@@ -34,20 +34,20 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_runs(folder: Path, rollfeed: Rollfeed) -> None:
-    said = []
+    said = {}
     for command in commands():
         ran = rollfeed(*command)
         assert ran.code == 0, (command, ran.err)
-        said.append(ran.out)
-    assert len(said) == 7
+        said[" ".join(command)] = ran.out
+    assert len(said) == 10
     shown = next(text for kind, text in BLOCK.findall(PAGE) if kind == "text")
-    assert shown in said[0]
+    assert shown in said["check run.toml"]
     printed = (folder / "runs" / "sums" / "rewards.log").read_text()
     assert len(printed.splitlines()) >= 16
     assert set(line.partition(":")[0] for line in printed.splitlines() if line) >= {"easy", "hard"}
     for line in printed.splitlines():
-        assert f"printed  {line}" in said[1]
-    assert "reward   1 for the label of sums/0" in said[4]
+        assert f"printed  {line}" in said["run run.toml --out runs/sums --verbose"]
+    assert "reward   1 for the label of sums/0" in said["check run.toml --set plugins.reward=trl_rewards.py:accuracy"]
 
 
 def test_a_function_that_raises_is_told_by_check_and_once_by_a_run(folder: Path, rollfeed: Rollfeed) -> None:

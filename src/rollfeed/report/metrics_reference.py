@@ -34,6 +34,48 @@ _PARTS = {
 }
 
 
+_HEAD = """# Metrics
+
+A run writes a line of numbers a batch to `metrics.jsonl` in its directory, a training besides to `train.jsonl`, and
+evaluations to `eval.jsonl`; `pandas.read_json("runs/words/metrics.jsonl", lines=True)` reads one. Five of them to watch:
+
+| name | as it should be | otherwise |
+|---|---|---|
+"""
+_WATCHED = (
+    (
+        "rollout/reward_mean",
+        "rises over tens of batches, and goes up and down in between",
+        "flat: look at the next one, then at the learning rate",
+    ),
+    (
+        "rollout/group_reward_std",
+        "above 0: a group teaches by the differences between its answers",
+        "near 0: prompts are too hard or too easy, or the grader misses answers",
+    ),
+    (
+        "rollout/truncated_ratio",
+        "near 0",
+        "half of the answers are cut off, and scored without their end: `sampling.rollout_max_response_len`",
+    ),
+    (
+        "train/mismatch_kl",
+        "below 0.01 nats a token",
+        "above 0.1: what is trained is not what was sampled; see [weights.md](weights.md)",
+    ),
+    (
+        "train/entropy",
+        "falls slowly",
+        "near 0 while answers are wrong: the policy has stopped trying others; `train.loss.clip_high`",
+    ),
+)
+_FOOT = """
+[Advice](runs.md#advice) that `rollfeed show` gives is made of these and others, with the thresholds there.
+
+All that follows is made by `python -m rollfeed.report.metrics_reference` from the code.
+"""
+
+
 class Described(NamedTuple):
     """Metrics that share a description, and the module that makes them."""
 
@@ -70,7 +112,7 @@ def _fields(part: str, path: Path, name: str) -> Iterator[Described]:
 
 def page() -> str:
     """Return docs/metrics.md."""
-    text = "# Metrics\n\nMade by `python -m rollfeed.report.metrics_reference` from the code.\n"
+    text = _HEAD + "".join(f"| `{name}` | {good} | {otherwise} |\n" for name, good, otherwise in _WATCHED) + _FOOT
     described = described_metrics()
     for part, about in _PARTS.items():
         rows = [
