@@ -37,7 +37,7 @@ _PARTS = {
 _HEAD = """# Metrics
 
 A run writes a line of numbers a batch to `metrics.jsonl` in its directory, a training besides to `train.jsonl`, and
-evaluations to `eval.jsonl`; `pandas.read_json("runs/words/metrics.jsonl", lines=True)` reads one. Five of them to watch:
+evaluations to `eval.jsonl`; `pandas.read_json("runs/words/metrics.jsonl", lines=True)` reads one. Five to watch:
 
 | name | as it should be | otherwise |
 |---|---|---|
