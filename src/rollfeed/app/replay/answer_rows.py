@@ -11,12 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollfeed.app.evaluation import ANSWERS_FILE
 from rollfeed.errors import DataError
 from rollfeed.prompts.files import COMPRESSIONS, KINDS, missing_column, open_prompt_file
 from rollfeed.rewards.scoring import read_rows
 from rollfeed.store import RunReader
-from rollfeed.store.layout import JOURNAL
+from rollfeed.store.layout import ANSWERS_FILE, JOURNAL
 
 ReadRows = Callable[[Path], Iterator[Mapping[str, Any]]]
 _FORMS = frozenset({*KINDS, *COMPRESSIONS} - {".jsonl"})
