@@ -12,6 +12,8 @@ SGLANG_VENV := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG_VENV)/.installed
 RENDERERS_VENV := .venv-renderers
 RENDERERS_INSTALLED := $(RENDERERS_VENV)/.installed
+BROWSER_VENV := .venv-browser
+BROWSER_INSTALLED := $(BROWSER_VENV)/.installed
 REASONING_GYM_VENV := .venv-reasoning-gym
 REASONING_GYM_INSTALLED := $(REASONING_GYM_VENV)/.installed
 
@@ -23,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers reasoning-gym
+.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers browser reasoning-gym
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -72,6 +74,12 @@ $(RENDERERS_INSTALLED): constraints-renderers.txt
 		renderers transformers httpx
 	@touch $@
 
+# What drives Debian's chromium (apt-get install chromium); it brings none of its own.
+$(BROWSER_INSTALLED):
+	@test -x $(BROWSER_VENV)/bin/python || $(PYTHON) -m venv $(BROWSER_VENV)
+	$(BROWSER_VENV)/bin/pip install --quiet --disable-pip-version-check 'playwright>=1.60'
+	@touch $@
+
 # Its packages are pinned to versions that are not ours.
 $(REASONING_GYM_INSTALLED): pyproject.toml
 	@test -x $(REASONING_GYM_VENV)/bin/python || $(PYTHON) -m venv $(REASONING_GYM_VENV)
@@ -111,7 +119,10 @@ rules: install
 quick: install
 	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
-soak: install trl vllm sglang renderers reasoning-gym
+browser: install $(BROWSER_INSTALLED)
+	PYTHONPATH=$$(echo $(BROWSER_VENV)/lib/python3.*/site-packages) $(BIN)/python -m pytest -q -m browser tests/viewer
+
+soak: install trl vllm sglang renderers reasoning-gym browser
 	$(BIN)/python -m pytest -q -m "soak or engines"
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)

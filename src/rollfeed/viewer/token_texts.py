@@ -10,6 +10,7 @@ from pathlib import Path
 from rollfeed.errors import in_one_line
 from rollfeed.protocols import Tokenizer
 from rollfeed.store import RunReader
+from rollfeed.viewer.found_runs import is_evaluation
 
 _log = logging.getLogger("rollfeed.view")
 _BEFORE = ("a", "0", " ", "=")
@@ -68,6 +69,11 @@ class RunTokenizers:
     def __init__(self) -> None:
         self._known: dict[Path, TokenTexts | None] = {}
         self._lock = threading.Lock()
+
+    def begin(self, path: Path) -> None:
+        """Have that of a run loaded by a thread that nobody waits for: one of its samples will be looked at next."""
+        if path not in self._known and not is_evaluation(path):
+            threading.Thread(target=self.of, args=(path,), name="tokenizer", daemon=True).start()
 
     def of(self, path: Path) -> TokenTexts | None:
         """Return that of a run; None where its model is not here, which is said once."""

@@ -121,7 +121,9 @@ class ViewServer:
         _, path = self._path(query)
         filters = [text for text in query.getall("filter", []) if text.strip()]
         num = min(max(1, int(query.get("num", 200))), _MOST_ROWS)
-        return sample_rows(path, *filters, num=num, worst=query.get("order") == "worst")
+        found = sample_rows(path, *filters, num=num, worst=query.get("order") == "worst")
+        self._tokenizers.begin(path)
+        return found
 
     def _sample(self, query: MultiMapping[str]) -> dict[str, Any]:
         return whole_sample(self._path(query)[1], query.get("id", ""), self._tokenizers)

@@ -15,7 +15,7 @@ const TITLES = {
 };
 const MODES = { mask: "mask", logprob: "log-probability", version: "policy version", advantage: "advantage" };
 const ONLY = { "": "all samples", wrong: "wrong", right: "right", kept: "kept", dropped: "dropped", truncated: "cut off", failed: "failed" };
-const ORDERS = { "": "newest first", worst: "worst first" };
+const ORDERS = { "": "in order", worst: "worst first" };
 const FEW_ROWS = 200;
 const KEYS = [["j k ↓ ↑", "next and previous row or sample"], ["Enter", "open the row"], ["Esc ←", "back to where it belongs"],
   ["/", "search"], ["1 2 3 4", "tokens by " + Object.values(MODES).join(", ")], ["t", "dark or light"], ["?", "this list"]];
