@@ -56,6 +56,14 @@ def test_json_output_of_a_run_is_one_object_and_nothing_else(rollfeed, settings_
     assert "step 0" in ran.err
 
 
+def test_a_run_says_at_its_end_what_goes_wrong_and_so_does_show(rollfeed, settings_file, tmp_path: Path) -> None:
+    option = ("--set", "sampling.rollout_max_response_len=40")
+    ran = rollfeed("run", settings_file(), "--out", tmp_path / "run", "--quiet", *option)
+    told = [each["text"] for each in rollfeed("show", tmp_path / "run", "--json").json["advice"]]
+    assert any("sampling.rollout_max_response_len (now 40)" in text for text in told)
+    assert ran.out.splitlines()[1:] == [f"advice: {text}" for text in told]
+
+
 def test_quiet_prints_the_result_only(rollfeed, settings_file, tmp_path: Path) -> None:
     ran = rollfeed("run", settings_file(num_rollout=1), "--out", tmp_path / "run", "--quiet")
     assert ran.out.splitlines() == [f"1 step in {tmp_path}/run; look with: rollfeed show {tmp_path}/run"]

@@ -36,7 +36,8 @@ HEALTHY = {
     "rollout/generated_tokens": 1000.0,
     "rollout/wasted_tokens/requeued": 200.0,
     "rollout/dynamic_filter/drop_zero_std_0.0": 10.0,
-    "perf/step_seconds": 10.0,
+    "time/train_seconds": 9.0,
+    "time/total_seconds": 19.0,
 }
 TRAINED = {
     "train/entropy": 0.8,
@@ -44,7 +45,6 @@ TRAINED = {
     "train/reference_kl": 0.1,
     "train/clipped_low_ratio": 0.05,
     "train/clipped_high_ratio": 0.1,
-    "seconds": 9.0,
 }
 EVALUATED = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
 
@@ -117,6 +117,14 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         },
     ),
     ("waste", "filters.over_sampling.num_extra", {"metrics": {"rollout/wasted_tokens/over_sampled": 400.0}}),
+    (
+        "never_drawn",
+        "prompts.datasets.0.weight",
+        {
+            "settings": {"prompts": {**SETTINGS["prompts"], "datasets": [{"path": "a/sums.csv"}]}},
+            "metrics": {"sources/core/reverse_text@3/groups": 8.0},
+        },
+    ),
     ("stale", "rollout.max_staleness", {"metrics": {"rollout/groups_stale": 2.0}}),
     ("idle_engine", "rollout.mode", {"settings": {"rollout": SYNC, "engine": {"sglang": {"workers": ["http://a"]}}}}),
 ]
@@ -167,7 +175,7 @@ def test_what_has_passed_is_not_told() -> None:
 
 
 def test_numbers_that_are_missing_or_not_finite_are_no_reason() -> None:
-    nothing = dict.fromkeys(HEALTHY) | {"rollout/reward_mean": math.nan, "perf/step_seconds": math.inf}
+    nothing = dict.fromkeys(HEALTHY) | {"rollout/reward_mean": math.nan, "time/total_seconds": math.inf}
     assert advice(metrics=nothing, trained=dict.fromkeys(TRAINED), last=25) == ()
 
 
@@ -185,6 +193,19 @@ def test_equal_groups_are_as_they_should_be_where_none_is_compared(changed: Mapp
 
 def test_answers_that_are_short_on_purpose_are_not_told() -> None:
     assert advice(metrics={"rollout/truncated_ratio": 1.0, "rollout/response_length_max": 31.0}) == ()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "drawn"),
+    [
+        ({"path": "sums.csv"}, {"sources/sums/groups": 1.0}),
+        ({"path": "sums.csv"}, {"sources/of_another_name/groups": 1.0}),
+        ({"path": "sums.csv", "weight": 0.01}, {}),
+    ],
+)
+def test_sources_that_are_drawn_or_rare_or_unknown_are_not_told(dataset, drawn) -> None:
+    settings = {"prompts": {**SETTINGS["prompts"], "datasets": [dataset]}}
+    assert advice(settings, metrics={"sources/core/reverse_text@3/groups": 8.0, **drawn}) == ()
 
 
 def test_waste_that_deterministic_runs_cost_is_not_told() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -33,6 +34,7 @@ _IDLE = 0.4
 _ENTROPY, _ENTROPY_LEFT = 0.05, 0.1  # nats, and the share of the first
 _SOLVED = 0.9
 _EVALUATIONS = 4
+_EXPECTED = 20  # groups by weight
 
 _ZERO_STD = "rollout/dynamic_filter/drop_zero_std_"
 _WASTED_TOKENS = "rollout/wasted_tokens/"
@@ -268,6 +270,34 @@ def _waste(seen: _Seen) -> None:
     seen.tell("waste", window, setting, told, remedy)
 
 
+def _never_drawn(seen: _Seen) -> None:
+    """Tell of data sets and environments of which no batch has had a group, though their weights say so."""
+    weights = dict[str, tuple[str, float]]()
+    for table in ("environments", "datasets"):
+        for number, each in enumerate(seen.settings.get(f"prompts.{table}") or ()):
+            name = (
+                f"{each['id']}@{each.get('level', 0)}" if "id" in each else each.get("name") or Path(each["path"]).stem
+            )
+            weights[name] = f"prompts.{table}.{number}.weight", each.get("weight", 1.0)
+    if seen.settings.get("prompts.adaptive.environment_list"):
+        weights["adaptive"] = "prompts.adaptive.weight", seen.settings.get("prompts.adaptive.weight", 1.0)
+    names = {name.split("/", 1)[1].rpartition("/")[0] for each in seen.metrics for name in each if _is_source(name)}
+    num_groups = sum(value for each in seen.metrics for name, value in each.items() if _is_source(name))
+    if not names or names - set(weights):  # of sources that are called otherwise nothing is known
+        return
+    whole = sum(weight for _, weight in weights.values())
+    for name, (setting, weight) in weights.items():
+        if name not in names and num_groups * weight / whole >= _EXPECTED:
+            told = f"no group of {name} in {{steps}}"
+            seen.tell(
+                "never_drawn", seen.metrics, setting, told, "see whether its groups are all dropped, or draw more"
+            )
+
+
+def _is_source(name: str) -> bool:
+    return name.startswith("sources/") and name.endswith("/groups")
+
+
 def _stale(seen: _Seen) -> None:
     """Tell of batches that are as old as they may be, while groups beyond that are lost."""
     bound: float = seen.settings.get("rollout.max_staleness") or math.inf
@@ -284,14 +314,12 @@ def _stale(seen: _Seen) -> None:
 
 def _idle_engine(seen: _Seen) -> None:
     """Tell of servers that wait while an update is computed."""
-    settings, window = seen.settings, seen.trained[-_WINDOW:]
+    settings, window = seen.settings, seen.metrics[-_WINDOW:]
     has_servers = any(key.startswith(("engine.sglang.", "engine.openai.")) for key in settings)
     waits = settings.get("rollout.mode") in ("sync", "partial") and not settings.get("engine.launch.colocate")
-    steps = {record["step"] for record in window}
-    making = _total((each for each in seen.metrics if each["step"] in steps), "perf/step_seconds")
-    training = _total(window, "seconds")
-    if has_servers and waits and len(window) >= _STREAK and making and training / (training + making) >= _IDLE:
-        told = f"the engine idle for {training / (training + making):.0%} of {{steps}}, while updates are computed"
+    share = _total(window, "time/train_seconds") / max(_total(window, "time/total_seconds"), 1e-9)
+    if has_servers and waits and len(window) >= _STREAK and share >= _IDLE:
+        told = f"the engine idle for {share:.0%} of {{steps}}, while updates are computed"
         seen.tell("idle_engine", window, "rollout.mode", told, "make the next batch meanwhile with async")
 
 
@@ -352,6 +380,6 @@ _RULES: tuple[Callable[[_Seen], None], ...] = (
         "the policy {value} nats a token from its reference for {steps}",
         "weigh the divergence more, or lower the learning rate",
     ),
-    *(_waste, _stale, _idle_engine),
+    *(_waste, _never_drawn, _stale, _idle_engine),
 )
 """In the order of what they tell."""
