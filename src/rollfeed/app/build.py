@@ -106,12 +106,13 @@ class PreparedRun:
         return num_rollout if self.data_limit is None else min(num_rollout, self.data_limit.most)
 
 
-def prepare(spec: RunSpec, *, out: str | Path | None = None) -> PreparedRun:
+def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True) -> PreparedRun:
     """Make and check everything a run needs, without starting an engine or writing a file.
 
     Args:
         spec: The run.
         out: A run directory; where it holds a run that is resumed, chat templates are told that run's date.
+        starts: Whether the run will be started; what is only checked may have an engine that cannot.
 
     Raises:
         ConfigError: If anything is wrong that can be known before the engine starts.
@@ -123,7 +124,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None) -> PreparedRun:
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)
-    engine = run_engine(model, settings, folders=folders)
+    engine = run_engine(model, settings, folders=folders, starts=starts)
     rows = RowChecks(
         settings,
         unscored="set reward.rm_type or plugins.reward",

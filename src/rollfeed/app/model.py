@@ -20,6 +20,7 @@ from rollfeed.config.servers import ServerSettings
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
 from rollfeed.engine.client import Dialect, ServerEngine
 from rollfeed.engine.dialects import DIALECTS
+from rollfeed.engine.embeddable import is_embeddable
 from rollfeed.engine.idle import IdleEngine
 from rollfeed.engine.launch import KINDS, LaunchedEngine, LaunchedModel, ServerLauncher, server_commands
 from rollfeed.errors import ConfigError
@@ -106,13 +107,16 @@ def _named_checkpoint(settings: ModelSettings, seed: int) -> str:
     return str(tiny_checkpoint(settings.tiny, seed=seed))
 
 
-def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()) -> Engine:
+def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = (), starts: bool = True) -> Engine:
     """Return the engine of a run, not yet started; one without weights where nothing is sampled.
+
+    That is so, too, where the run is only checked (``starts`` is False) and that needs no other.
 
     Raises:
         ConfigError: As :func:`build_engine`.
     """
-    if settings.needs_engine:
+    is_known = not starts and settings.engine.is_embedded and is_embeddable(model.checkpoint, settings.engine)
+    if settings.needs_engine and not is_known:
         return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=folders)
     return IdleEngine(context_length=settings.engine.context_length, vocab_size=vocab_size_of(model.checkpoint))
 

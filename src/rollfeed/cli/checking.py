@@ -14,6 +14,7 @@ from rollfeed.cli.tried_reward import TriedReward, try_reward
 from rollfeed.config import RolloutMode, RunSpec, Settings
 from rollfeed.config.settings import flatten
 from rollfeed.conversations import audit_template, call_syntax, names_in
+from rollfeed.engine.embeddable import is_embeddable
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap
@@ -153,7 +154,7 @@ def _can_train(settings: Settings, model: app.Model) -> bool:
 
 def _check_run(spec: RunSpec) -> _Checked:
     """Check what ``rollfeed run`` needs, and what ``rollfeed train`` needs where there is a ``[train]``."""
-    settings, prepared = spec.settings, app.prepare(spec)
+    settings, prepared = spec.settings, app.prepare(spec, starts=False)
     app.check_adaptive_environments(prepared.source, settings)
     if prepared.rows.runs_programs or settings.tools.runs_programs:
         asyncio.run(app.check_isolation(settings.reward.code))
@@ -173,7 +174,8 @@ def _check_run(spec: RunSpec) -> _Checked:
 def _check_engine(spec: RunSpec) -> _Checked:
     settings = spec.settings
     model = app.load_settings_model(settings)
-    app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders)
+    if not (settings.engine.is_embedded and is_embeddable(model.checkpoint, settings.engine)):
+        app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders)
     return _Checked(model, app.load_functions(settings, folders=spec.folders))
 
 

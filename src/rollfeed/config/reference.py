@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from rollfeed.config.section import Resume, Section
 from rollfeed.config.settings import Settings
+from rollfeed.types.fields import documentation
 
 _HEAD = """# Settings
 
@@ -101,12 +102,19 @@ def _table(title: str, section: type[Section], prefix: str, *, sections: bool = 
         "| key | type | default | meaning |",
         "|---|---|---|---|",
     ]
+    meanings = descriptions(section)
     for name, info in section.model_fields.items():
         if not sections and _is_section(info.annotation):
             continue
-        meaning = " ".join((info.description or "").split()).replace("|", "\\|")
+        meaning = meanings.get(name, "").replace("|", "\\|")
         lines.append(f"| `{prefix}{name}` | {_type(info)} | {_default(info)} | {meaning} |")
     return "\n".join(lines) + "\n"
+
+
+def descriptions(section: type[Section]) -> dict[str, str]:
+    """Return what stands below each key of a section, and of those that it is derived from."""
+    derived = [each for each in reversed(section.__mro__) if issubclass(each, Section)]
+    return {name: text for each in derived for name, text in documentation(each).items()}
 
 
 def _type(info: FieldInfo) -> str:

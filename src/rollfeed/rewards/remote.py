@@ -12,15 +12,16 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from rollfeed.config import RemoteForm, RemoteRewardSettings
 from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
 from rollfeed.errors import RewardError
 from rollfeed.rewards.hub import PROMPT_KEY
 from rollfeed.rewards.results import to_verdict
+
+if TYPE_CHECKING:
+    import aiohttp
 from rollfeed.types import Outcome, Verdict
 
 _MAX_REPLY_BYTES = 1024**2
@@ -90,6 +91,8 @@ class RemoteGrader:
         return {"prompt": metadata.get(PROMPT_KEY), "response": response, "label": label}
 
     async def _try(self, url: str, body: bytes) -> Verdict | _Failed:
+        import aiohttp  # here and below, as runs without a remote grader, and checks, do not need it
+
         self.num_in_flight += 1
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
@@ -142,6 +145,8 @@ class RemoteGrader:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
+            import aiohttp
+
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
                 trust_env=False,
@@ -152,6 +157,8 @@ class RemoteGrader:
 
 
 async def _read(content: aiohttp.StreamReader) -> bytes:
+    import aiohttp
+
     received = bytearray()
     async for part in content.iter_any():
         received += part

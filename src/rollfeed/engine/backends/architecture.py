@@ -1,14 +1,14 @@
-"""Models that the embedded engine computes itself, and their dimensions."""
+"""Models that the embedded engine computes itself, and their dimensions. Imported without PyTorch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3")
@@ -62,6 +62,35 @@ class Architecture:
         """Width of all key heads together."""
         return self.num_kv_heads * self.head_dim
 
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all weights by Hugging Face name, the head's too where it is the embedding.
+
+        Raises:
+            ValueError: If one has no place for a number.
+        """
+        hidden, inner = self.hidden_size, self.intermediate_size
+        of_layer = {
+            "input_layernorm.weight": (hidden,),
+            **_linear("self_attn.q_proj", self.query_size, hidden, bias=self.qkv_bias),
+            **_linear("self_attn.k_proj", self.kv_size, hidden, bias=self.qkv_bias),
+            **_linear("self_attn.v_proj", self.kv_size, hidden, bias=self.qkv_bias),
+            **_linear("self_attn.o_proj", hidden, self.query_size, bias=self.output_bias),
+            "post_attention_layernorm.weight": (hidden,),
+            **_linear("mlp.gate_proj", inner, hidden, bias=self.mlp_bias),
+            **_linear("mlp.up_proj", inner, hidden, bias=self.mlp_bias),
+            **_linear("mlp.down_proj", hidden, inner, bias=self.mlp_bias),
+        }
+        if self.query_key_norm:
+            of_layer |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        for layer in range(self.num_layers):
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+        shapes |= {"model.norm.weight": (hidden,), "lm_head.weight": (self.vocab_size, hidden)}
+        for name, shape in shapes.items():
+            if any(type(size) is not int or size < 1 for size in shape):
+                raise ValueError(f"{name} would be {' x '.join(map(str, shape))}")
+        return shapes
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
         """Read a ``config.json`` for which :func:`unsupported_reason` returned None."""
@@ -85,6 +114,11 @@ class Architecture:
             tied_head=bool(config.get("tie_word_embeddings", False)),
             rope=_rope(config),
         )
+
+
+def _linear(name: str, num_outputs: int, num_inputs: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (num_outputs, num_inputs)}
+    return {**shapes, f"{name}.bias": (num_outputs,)} if bias else shapes
 
 
 def _rope_values(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,6 +208,8 @@ def rotary_tables(rope: Rope, *, head_dim: int, context_length: int) -> tuple[Te
     (arXiv:2306.15595); ``llama3`` keeps high frequencies, divides low ones by ``factor`` and blends
     between (The Llama 3 Herd of Models, arXiv:2407.21783).
     """
+    import torch  # here, as the rest is asked by what loads no model
+
     frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.kind == "linear":
         frequencies = frequencies / rope.factor

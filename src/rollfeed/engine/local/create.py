@@ -18,18 +18,16 @@ from rollfeed.engine.backends.batching import PREFILL_TOKENS, ContinuousBatcher,
 from rollfeed.engine.backends.native.library import NativeUnavailableError, load_library
 from rollfeed.engine.backends.native.model import quantised_refusal
 from rollfeed.engine.backends.native.runner import NativeRunner
-from rollfeed.engine.backends.pytorch.model import TorchWeights
 from rollfeed.engine.backends.pytorch.runner import TorchRunner
 from rollfeed.engine.backends.replacement import CheckpointTensors
+from rollfeed.engine.embeddable import TIED, check_sizes, read_architecture
 from rollfeed.engine.local.embedded import EmbeddedEngine
 from rollfeed.errors import ConfigError, in_one_line
-from rollfeed.model_files import CONFIG_FILE, check_tensors, read_config, read_eos_token_ids, read_headers, refusal
+from rollfeed.model_files import read_config, read_eos_token_ids
 from rollfeed.protocols import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_TIED = ("model.embed_tokens.weight", "lm_head.weight")
-"""One weight where the configuration ties them and the checkpoint does not bring two."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -71,7 +69,7 @@ def create_local_engine(
         ConfigError: If a number is out of its range, or the parts do not go together.
     """
     config = read_config(checkpoint)
-    _check_settings(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
+    check_sizes(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
     target = _usable_device(device)
     if deterministic and target.type != "cpu":
         raise ConfigError(f"deterministic = true: holds on the CPU only, not on {device}")
@@ -150,24 +148,16 @@ def _continuous_batcher(config: Mapping[str, Any], options: _Options) -> Backend
 
 def _architecture(config: Mapping[str, Any], checkpoint: Path) -> Architecture:
     """Return the dimensions of a checkpoint whose weights are there and have them."""
-    headers = read_headers(checkpoint)
-    try:
-        architecture = Architecture.from_config(config)
-        weights = TorchWeights(architecture, device=torch.device("meta"), dtype=torch.float32)
-    except KeyError as error:
-        raise refusal(checkpoint / CONFIG_FILE, f"has no {error.args[0]}: fetch it again") from None
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise refusal(checkpoint / CONFIG_FILE, f"has a value that is not a model's ({error})") from None
-    check_tensors(checkpoint, headers, weights.shapes, ties=[_TIED] if architecture.tied_head else [])
-    if architecture.tied_head and headers.keys() >= set(_TIED) and not _are_equal(checkpoint):
-        logger.warning("%s: %s and %s differ, so they are not tied, whatever config.json says", checkpoint, *_TIED)
+    architecture, brings_head = read_architecture(config, checkpoint)
+    if brings_head and not _are_equal(checkpoint):
+        logger.warning("%s: %s and %s differ, so they are not tied, whatever config.json says", checkpoint, *TIED)
         return replace(architecture, tied_head=False)
     return architecture
 
 
 def _are_equal(checkpoint: Path) -> bool:
-    tensors = CheckpointTensors(checkpoint, _TIED)
-    return torch.equal(*(tensors[name] for name in _TIED))
+    tensors = CheckpointTensors(checkpoint, TIED)
+    return torch.equal(*(tensors[name] for name in TIED))
 
 
 def _fallback(config: Mapping[str, Any], options: _Options) -> Backend:
@@ -255,17 +245,3 @@ def _native_runner(architecture: Architecture, options: _Options) -> Callable[[]
         max_prefill=PREFILL_TOKENS,
         quantised=options.precision == "int8",
     )
-
-
-def _check_settings(
-    config: Mapping[str, Any], checkpoint: Path, *, threads: int, num_slots: int, context_length: int
-) -> None:
-    if threads < 0:
-        raise ConfigError(f"threads = {threads}: must be at least 1, or 0 for the machine's cores")
-    if num_slots < 1:
-        raise ConfigError(f"num_slots = {num_slots}: must be at least 1")
-    if context_length < 2:
-        raise ConfigError(f"context_length = {context_length}: must be at least 2")
-    limit = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(limit, int) and context_length > limit:
-        raise ConfigError(f"context_length = {context_length}: the model in {checkpoint} allows at most {limit}")
