@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from rollfeed.app import prepare, run
 from rollfeed.config import RunSpec, Settings
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError
+from rollfeed.types import Prompt, Sample
 
 
 def settings_for(checkpoint: Path, folder: Path, **reward: object) -> Settings:
@@ -56,6 +59,39 @@ def test_graders_without_labels_need_none(tiny_checkpoint: Path, tmp_path: Path)
         prepare(RunSpec(settings.model_copy(update={"prompts": prompts}), (tmp_path,))).settings.reward.rm_type
         == "remote_rm"
     )
+
+
+async def test_prometheus_reads_the_numbers_while_the_run_goes_on(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    seen: list[str] = []
+
+    async def reward(sample: Sample, prompt: Prompt) -> float:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as reply:
+            seen.append(await reply.text())
+        return 0.5
+
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="exact").model_dump(mode="json", exclude_unset=True)
+    del settings["reward"]
+    settings["rollout"]["num_rollout"] = 2
+    settings |= {"plugins": {"reward": reward}, "metrics": {"port": port}}
+    await run(prepare(RunSpec(validate_settings(settings, where="test"), (tmp_path,))), out=tmp_path / "run")
+    assert 'rollfeed_groups_total{state="submitted"} 1.0' in seen[0].splitlines()
+    assert "rollfeed_rollout_reward_mean" not in seen[0]
+    last = seen[-1].splitlines()
+    assert {"rollfeed_step 1.0", "rollfeed_last_step 0.0", "rollfeed_rollout_reward_mean 0.5"} <= set(last)
+    assert any(line.startswith('rollfeed_sources_reward_mean{name="tasks') for line in last)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_a_port_that_is_in_use_is_told_before_a_run(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny_checkpoint, tmp_path, rm_type="exact").model_dump(mode="json", exclude_unset=True)
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        settings["metrics"] = {"port": (port := used.getsockname()[1])}
+        with pytest.raises(ConfigError, match=rf"^metrics\.port = {port}: cannot listen on 127\.0\.0\.1:{port}"):
+            prepare(RunSpec(validate_settings(settings, where="test"), (tmp_path,)))
 
 
 @pytest.mark.parametrize(

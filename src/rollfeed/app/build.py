@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from rollfeed.protocols import (
     Tracker,
     TurnJournal,
 )
+from rollfeed.report import RunNumbers, check_port
 from rollfeed.rewards.graders.marker_watch import MarkerWatch
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.results import KeyedCut
@@ -88,6 +89,8 @@ class PreparedRun:
     """Whether rows of data sets can be answered and scored."""
     data_limit: DataLimit | None = None
     """How many batches there are, where the data ends."""
+    numbers: RunNumbers = field(default_factory=RunNumbers)
+    """Told of all metrics, for those who ask while the run goes on."""
 
     @property
     def settings(self) -> Settings:
@@ -121,6 +124,8 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     with_functions = with_slime_plugins(settings, folders=folders)
     functions = load_functions(with_functions, folders=folders)
     check_combination(settings)
+    if settings.metrics.port is not None:
+        check_port(settings.metrics.host, settings.metrics.port)
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
     model = load_settings_model(settings)
     settings = _with_template_date(settings, model.template_date)

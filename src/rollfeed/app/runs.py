@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from rollfeed.faults import blaming, once_started
 from rollfeed.logs import progress, run_log
 from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver, Tracker
+from rollfeed.report import serving_numbers
 from rollfeed.store import Rewind, RunDirectory
 from rollfeed.store.layout import PRINTED, holds_training
 from rollfeed.types import LedgerCounts, StepCommit
@@ -32,6 +34,7 @@ from rollfeed.types import LedgerCounts, StepCommit
 MakeSteps = Callable[[Rollouts], Awaitable[str | None]]
 """Makes the steps of a run; returns why it made fewer than it was asked for, if it did."""
 _TRACKER = "plugins.tracker"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +68,11 @@ async def run(
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
         RollfeedError: If the run fails; the cause is stored, finished steps stay readable, the same call resumes it.
     """
-    out, spec, settings = Path(out), prepared.spec, prepared.settings
+    out, spec, settings, metrics = Path(out), prepared.spec, prepared.settings, prepared.settings.metrics
     if make_steps is None and (problem := run_problem(spec, out, overwrite=overwrite, step=step)):
         raise RunDirectoryError(problem)
-    opened = RunDirectory.open(
+    opening = partial(
+        RunDirectory.open,
         out,
         settings=settings.resolved(),
         identity=settings.identity(),
@@ -77,7 +81,21 @@ async def run(
         folders=spec.folders,
         chosen=spec.chosen,
     )
-    with opened as directory, run_log(directory.path), _storing_failure(directory):
+    if metrics.port is None:
+        return await _run(prepared, opening, observers, make_steps)
+    async with serving_numbers(prepared.numbers, host=metrics.host, port=metrics.port) as address:
+        _log.info("metrics for Prometheus: %s", address)
+        return await _run(prepared, opening, [*observers, prepared.numbers], make_steps)
+
+
+async def _run(
+    prepared: PreparedRun,
+    opening: Callable[[], RunDirectory],
+    observers: Sequence[RolloutObserver],
+    make_steps: MakeSteps | None,
+) -> RunSummary:
+    settings = prepared.settings
+    with opening() as directory, run_log(directory.path), _storing_failure(directory):
         keep_server_logs(prepared.engine, directory.path)
         rollouts = open_rollouts(
             settings,

@@ -13,6 +13,7 @@ from rollfeed.config.buffer import BufferSettings, PlacementSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.evaluation import EvalSettings
 from rollfeed.config.filters import FiltersSettings
+from rollfeed.config.metrics import MetricsSettings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.plugins import PluginSettings, import_path_of
 from rollfeed.config.prompts import PromptSettings
@@ -125,6 +126,7 @@ class Settings(RolloutConfig):
     engine: EngineSettings = EngineSettings()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -76,6 +76,19 @@ All that follows is made by `python -m rollfeed.report.metrics_reference` from t
 """
 
 
+_PROMETHEUS = """\
+## Prometheus
+
+With `metrics.port = 9090` in the settings, or `--set metrics.port=9090`, `run` and `train` answer `GET /metrics` on
+this machine (`metrics.host`) while they go on. All that is named above is there as it was written last,
+`rollout/reward_mean` as `rollfeed_rollout_reward_mean`; what a run names itself is a label, as in
+`rollfeed_rollout_wasted_tokens{reason="stale"}` and `rollfeed_sources_reward_mean{name="gsm8k"}`. While a step is made,
+`rollfeed_step` is its number, and `rollfeed_groups_total{state="submitted"}` (`kept`, `dropped`),
+`rollfeed_rollouts_total` and `rollfeed_response_tokens_total` grow; `rollfeed_last_metrics_timestamp_seconds` tells a
+run that stands still.
+"""
+
+
 class Described(NamedTuple):
     """Metrics that share a description, and the module that makes them."""
 
@@ -122,7 +135,7 @@ def page() -> str:
         ]
         if rows:
             text += f"\n## {part}\n\n{about}\n\n| name | description | made in |\n|---|---|---|\n{''.join(rows)}"
-    return text
+    return f"{text}\n{_PROMETHEUS}"
 
 
 if __name__ == "__main__":

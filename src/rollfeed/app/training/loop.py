@@ -349,6 +349,7 @@ class _Loop:
         )
         told = {} if no_update is None else {"no_update": no_update}
         self._train_log.add({"step": report.step, **report.metrics, **told, "seconds": report.seconds})
+        self.prepared.numbers.log(report.metrics, step=report.step, kind="train")
         if no_update == EQUAL_REWARDS:
             warn_of_equal_rewards(self._num_equal_in_a_row(), batch, settings)
         return TrainedStep(
@@ -386,6 +387,7 @@ class _Loop:
                 result = await evaluate(self.evaluation, engine=self.prepared.engine, printed=self.out / PRINTED)
             first = next(iter(self._eval_log.records), None)
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
+            self.prepared.numbers.log(result.metrics(), step=self.trainer.step, kind="eval")
             progress.info("evaluated after %d batches: accuracy %s", self.trainer.step, result.accuracy)
             if self.on_evaluation is not None:
                 self.on_evaluation(self.trainer.step, result)
