@@ -72,7 +72,7 @@ def _check(spec: RunSpec, arguments: argparse.Namespace) -> None:
         from rollfeed.cli.asked_servers import ask_servers
 
         answers = ask_servers(spec.settings, app.load_settings_model(spec.settings))
-        plan["servers"] = [asdict(each) for each in answers]
+        plan |= {"servers": [asdict(each) for each in answers], "ok": not any(each.problems for each in answers)}
     if arguments.json:
         print(json.dumps(plan))
     else:
