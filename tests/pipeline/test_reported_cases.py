@@ -292,7 +292,8 @@ async def test_r46_rounds_of_many_samples_leave_nothing_behind(make_rollouts) ->
             if round_number == 2:
                 before = (len(os.listdir("/proc/self/fd")), threading.active_count())
                 tasks, memory = len(asyncio.all_tasks()), _resident_bytes()
-        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+        assert len(os.listdir("/proc/self/fd")) <= before[0]
+        assert threading.active_count() <= before[1]
         assert len(asyncio.all_tasks()) <= tasks + 50 * 11
         assert _resident_bytes() < 1.2 * memory
 

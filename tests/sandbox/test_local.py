@@ -182,7 +182,7 @@ async def test_many_programs_leave_no_descriptors_or_tasks(tmp_path: Path) -> No
             await sandbox.exec(["true"], limits=LIMITS)
             flood = await sandbox.exec(["sh", "-c", "yes"], limits=LIMITS)
             assert flood.outcome is ExecOutcome.OUTPUT_LIMIT
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
         assert len(asyncio.all_tasks()) == tasks
 
 
