@@ -12,6 +12,8 @@ from rollfeed.types import FolderUpdate
 
 _log = logging.getLogger(__name__)
 
+_TOLD_AFTER_SECONDS = 10.0
+
 
 class WeightFollower:
     """Publishes the newest version that a source has.
@@ -48,7 +50,12 @@ class WeightFollower:
         """
         needed = step - self._max_lag
         if needed > self._publisher.policy_version:
-            await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
+            telling = asyncio.create_task(self._tell_of_waiting(step, needed))
+            try:
+                await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
+            finally:
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
         try:
             await self._publish_newest()
         except EngineError:
@@ -67,6 +74,15 @@ class WeightFollower:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+    async def _tell_of_waiting(self, step: int, version: int) -> None:
+        """Say what a step waits for, each time that it has waited twice as long."""
+        waited = seconds = min(_TOLD_AFTER_SECONDS, self._timeout_seconds / 4)
+        while True:
+            await asyncio.sleep(seconds)
+            limit = f"{waited:.0f} s of weights.timeout_seconds = {self._timeout_seconds:g}"
+            _log.info("step %d waits for weights of version %d, %s: is the trainer running?", step, version, limit)
+            seconds, waited = waited, 2 * waited
 
     async def _follow(self) -> None:
         while True:
