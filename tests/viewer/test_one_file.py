@@ -9,6 +9,7 @@ import pytest
 from tests.viewer.made_runs import NASTY
 
 from rollfeed.cli.main import main
+from rollfeed.errors import RunDirectoryError
 from rollfeed.viewer import find_runs, write_report
 
 
@@ -71,6 +72,21 @@ def test_a_file_that_cannot_be_written_is_one_line(make_run, tmp_path, capsys) -
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys) -> None:
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "x.html")]) == 2
     assert "has no run and no evaluation in it" in capsys.readouterr().err
+
+
+def test_of_several_runs_one_that_is_damaged_says_so(make_run, tmp_path) -> None:
+    damaged, whole = make_run("damaged"), make_run("whole")
+    (damaged / "batches" / "step-000001.parquet").unlink()
+    (whole.parent / "scores").mkdir()
+    (whole.parent / "scores" / "eval.json").write_text('{"sets": 3')
+    out = tmp_path / "report.html"
+    assert write_report(find_runs([whole.parent]), out)[0] == 24
+    problems = {line["name"]: line.get("problem", "") for line in held(out.read_text())["runs"]}
+    assert "step-000001.parquet: is missing" in problems["damaged"]
+    assert "eval.json: cannot be read" in problems["scores"]
+    assert problems["whole"] == ""
+    with pytest.raises(RunDirectoryError, match="is missing"):
+        write_report(find_runs([damaged]), out)
 
 
 @pytest.mark.parametrize("text", ["naïve 日本 🙂 \ufffd", "plain"])

@@ -54,4 +54,4 @@ async def _serve(arguments: argparse.Namespace) -> int:
     async with serve_application(application, host=LOOPBACK, port=arguments.port) as address:
         print(f"open {address}/ (Ctrl-C ends it)", flush=True)
         await told.event.wait()
-    return exit_codes.DONE
+    return told.exit_code

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollfeed.errors import ConfigError, RollfeedError, in_one_line
+from rollfeed.errors import ConfigError, DataError, RollfeedError, in_one_line
 from rollfeed.store import RunReader
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import EVAL_LOG, JOURNAL, STEPS, TRAIN_LOG
+from rollfeed.store.layout import EVAL_LOG, JOURNAL, RESULT_FILE, STEPS, TRAIN_LOG
 from rollfeed.store.lock import is_held
 
-RESULT, ANSWERS = "eval.json", "answers.parquet"
 _DEPTH = 3  # a folder of sweeps has runs at the second level
-_WATCHED = (JOURNAL, f"{JOURNAL}-wal", STEPS, TRAIN_LOG, EVAL_LOG, RESULT)
+_WATCHED = (JOURNAL, f"{JOURNAL}-wal", STEPS, TRAIN_LOG, EVAL_LOG, RESULT_FILE)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -45,7 +44,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 def is_evaluation(path: Path) -> bool:
     """Whether a folder is what ``rollfeed eval`` wrote."""
-    return not (path / JOURNAL).exists() and (path / RESULT).exists()
+    return not (path / JOURNAL).exists() and (path / RESULT_FILE).exists()
 
 
 def version_of(path: Path) -> str:
@@ -61,15 +60,25 @@ def list_line(name: str, path: Path) -> dict[str, Any]:
     try:
         return {"name": name, **(_evaluation_line(path) if is_evaluation(path) else _run_line(path))}
     except (RollfeedError, OSError, ValueError, KeyError, TypeError) as error:
-        return {"name": name, "kind": "run", "status": "unreadable", "problem": in_one_line(error)}
+        return {"name": name, "kind": "run", "status": "unreadable", "problem": problem_of(error)}
+
+
+def problem_of(error: Exception) -> str:
+    """Return what a page says of what went wrong, in one line; of another one than ours its kind, too."""
+    return " ".join(str(error).split()) if isinstance(error, RollfeedError) else in_one_line(error)
 
 
 def read_result(path: Path) -> Mapping[str, Any]:
-    """Return the numbers of an evaluation. Raises ValueError or OSError if the file is damaged or missing."""
-    result = json.loads((path / RESULT).read_bytes())
-    if not isinstance(result, dict) or not isinstance(result.get("sets"), dict):
-        raise ValueError(f"{path / RESULT}: has no sets; make the evaluation again")
-    return result
+    """Return the numbers of an evaluation. Raises DataError if its file cannot be read."""
+    try:
+        result = json.loads((path / RESULT_FILE).read_bytes())
+        if not isinstance(result["sets"], dict):
+            raise TypeError("its sets are no table")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path / RESULT_FILE}: cannot be read ({in_one_line(error)}); make the evaluation again"
+        ) from error
+    return dict(result)
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
@@ -111,5 +120,5 @@ def _evaluation_line(path: Path) -> dict[str, Any]:
         "status": "finished",
         "samples": sum(each["num_prompts"] * each["n_samples_per_prompt"] for each in sets),
         "accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
-        "changed": (path / RESULT).stat().st_mtime,
+        "changed": (path / RESULT_FILE).stat().st_mtime,
     }

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rollfeed.errors import RollfeedError
 from rollfeed.store import RunReader
-from rollfeed.viewer.found_runs import is_evaluation, list_line
+from rollfeed.viewer.found_runs import is_evaluation, list_line, problem_of
 from rollfeed.viewer.overviews import overview
 from rollfeed.viewer.sample_rows import sample_rows
 from rollfeed.viewer.token_texts import RunTokenizers
@@ -65,6 +66,8 @@ class _Content:
     """Bytes that are left for samples."""
     answers: dict[str, Any] = field(default_factory=dict)
     """By run: ``rows`` and ``samples``."""
+    chosen: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By run: rows of samples, in the order in which there should be room for them."""
     num_shown: int = 0
     num_all: int = 0
 
@@ -72,29 +75,43 @@ class _Content:
 def write_report(runs: Mapping[str, Path], path: Path, *, most_bytes: int = MOST_BYTES) -> tuple[int, int]:
     """Write the page on some runs as one file; return how many of their samples it has, and how many there are.
 
-    Of each step it has some of the worst, of the best and of the others, of as many steps as there is room for.
+    Of each step it has some of the worst, of the best and of the others, of as many steps as there is room for. Of
+    several runs, one that cannot be read is there with what is wrong.
 
     Raises:
-        RollfeedError: If a run cannot be read.
+        RollfeedError: If the only run cannot be read.
         OSError: If the file cannot be written.
     """
-    overviews = {name: overview(name, folder) for name, folder in runs.items()}
-    lines = [list_line(name, folder) for name, folder in runs.items()]
-    fixed = html(msgspec.json.encode({"runs": lines, "overviews": overviews}))
-    content, tokenizers = _Content(room=most_bytes - len(fixed.encode()) - 1_000), RunTokenizers()
-    share = content.room // max(1, len(runs))
+    overviews: dict[str, Any] = {}
+    lines: list[dict[str, Any]] = []
+    content, tokenizers = _Content(room=most_bytes), RunTokenizers()
     for name, folder in runs.items():
-        _add(content, name, folder, tokenizers, until=content.room - share)
+        line = list_line(name, folder)
+        try:
+            overviews[name] = overview(name, folder)
+            content.chosen[name] = _chosen(folder, content)
+        except RollfeedError as error:
+            if len(runs) == 1:
+                raise
+            line |= {"status": "unreadable", "problem": problem_of(error)}
+        lines.append(line)
+    fixed = {"runs": lines, "overviews": overviews}
+    content.room -= len(html(msgspec.json.encode(fixed)).encode()) + 1_000
+    share = content.room // len(runs)
+    for name, rows in content.chosen.items():
+        _add(content, name, rows, runs[name], tokenizers, until=content.room - share)
     shown = {"num_shown": content.num_shown, "num_all": content.num_all}
-    stored = {"runs": lines, "overviews": overviews, "stored": content.answers, **shown}
+    stored = {**fixed, "stored": content.answers, **shown}
     path.write_text(html(msgspec.json.encode(stored)), encoding="utf-8")
     return content.num_shown, content.num_all
 
 
-def _add(content: _Content, name: str, folder: Path, tokenizers: RunTokenizers, *, until: int) -> None:
+def _add(
+    content: _Content, name: str, rows: list[dict[str, Any]], folder: Path, tokenizers: RunTokenizers, *, until: int
+) -> None:
     """Add samples of a run while more than ``until`` bytes are left."""
     kept = content.answers[name] = {"rows": [], "samples": {}}
-    for row in _chosen(folder, content):
+    for row in rows:
         sample = whole_sample(folder, row["id"], tokenizers)
         # Each "<" takes five more bytes in the file.
         size = sum(len(text) + 5 * text.count(b"<") for text in map(msgspec.json.encode, (row, sample))) + 20

@@ -9,7 +9,8 @@ from typing import Any
 from rollfeed.errors import ConfigError
 from rollfeed.store import RunReader
 from rollfeed.store.finding import FoundSample, SampleFilter, find_answers, find_samples
-from rollfeed.viewer.found_runs import ANSWERS, is_evaluation
+from rollfeed.store.layout import ANSWERS_FILE
+from rollfeed.viewer.found_runs import is_evaluation
 
 _QUESTION_CHARACTERS = 300
 _HAS_COMPARISON = re.compile(r"[<>=~]")
@@ -29,7 +30,7 @@ def sample_rows(path: Path, *filters: str, num: int, worst: bool = False) -> dic
     """
     asked = SampleFilter(*map(_filter_of, filters))
     if is_evaluation(path):
-        found, more = find_answers(path / ANSWERS, asked, num=num, worst=worst)
+        found, more = find_answers(path / ANSWERS_FILE, asked, num=num, worst=worst)
     else:
         with RunReader(path) as reader:
             found, more = find_samples(reader, asked, num=num, worst=worst)

@@ -18,7 +18,7 @@ from aiohttp import web
 from multidict import MultiMapping
 
 from rollfeed.errors import RollfeedError, in_one_line
-from rollfeed.viewer.found_runs import find_runs, list_line, version_of
+from rollfeed.viewer.found_runs import find_runs, list_line, problem_of, version_of
 from rollfeed.viewer.one_file import ASSETS, html, read_asset
 from rollfeed.viewer.overviews import overview
 from rollfeed.viewer.sample_rows import sample_rows
@@ -86,7 +86,7 @@ class ViewServer:
             except (RollfeedError, OSError, ValueError, KeyError, TypeError) as error:
                 if not isinstance(error, RollfeedError):
                     _log.warning("%s: %s", request.path_qs, in_one_line(error))
-                text = _encoded({"error": in_one_line(error)})
+                text = _encoded({"error": problem_of(error)})
                 return web.Response(status=422, body=text, content_type="application/json")
 
     def _path(self, query: MultiMapping[str]) -> tuple[str, Path]:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import ANSWERS_SCHEMA
 from rollfeed.store import RunReader
+from rollfeed.store.layout import ANSWERS_FILE
 from rollfeed.store.tables.parquet import read_columns
-from rollfeed.viewer.found_runs import ANSWERS, is_evaluation
+from rollfeed.viewer.found_runs import is_evaluation
 from rollfeed.viewer.sample_rows import id_of
 from rollfeed.viewer.token_texts import RunTokenizers, TokenTexts
 
@@ -97,7 +98,7 @@ def _in_a_row(values: NDArray[np.float32]) -> list[list[float]]:
 
 def _answer(path: Path, sample: str, *, index: int, source: str) -> dict[str, Any]:
     asked = (pc.field("index") == index) & (pc.field("set") == source)
-    rows = read_columns(path / ANSWERS, ANSWERS_SCHEMA.names, asked, is_versioned=False)
+    rows = read_columns(path / ANSWERS_FILE, ANSWERS_SCHEMA.names, asked, is_versioned=False)
     for each in rows:
         each["correct"] = {True: "yes", False: "no", None: "undefined"}[each["correct"]]
     named = {id_of(None, index, each["answer"], None, source): each for each in rows}

@@ -274,7 +274,7 @@ function runHead(run) {
   const told = [make("h1", {}, run.name), make("p", { class: "line " + (run.status === "failed" ? "bad" : "") }, `${run.kind}, ${run.status}${run.cause ? ": " + run.cause : ""}` +
     (run.steps.step ? `; ${number(run.steps.step.length)} steps, ${number(run.samples)} samples kept, ${number(run.steps.dropped.reduce((sum, each) => sum + each, 0))} groups dropped` : `; ${number(run.samples)} answers`))];
   if (run.problem) told.push(make("p", { class: "line problem" }, run.problem));
-  const shown = ["model.checkpoint", "rollout.mode", "rollout.rollout_batch_size", "rollout.n_samples_per_prompt", "train.optimizer.learning_rate", "seed"].filter((key) => run.settings[key] != null);
+  const shown = ["model.checkpoint", "model", "rollout.mode", "rollout.rollout_batch_size", "rollout.n_samples_per_prompt", "train.optimizer.learning_rate", "seed"].filter((key) => run.settings[key] != null);
   if (shown.length) told.push(make("p", { class: "line soft" }, shown.map((key) => `${key.split(".").pop()} ${written(run.settings[key])}`).join(", ")));
   for (const each of run.advice || []) told.push(make("p", { class: "line advice" }, each));
   for (const each of run.changes || []) told.push(make("p", { class: "line soft" }, `changed ${each}`));
