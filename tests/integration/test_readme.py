@@ -19,6 +19,10 @@ ELSEWHERE = {
     "eval": "of the trained model",
 }
 """Commands that are not run here, and why."""
+HERE = {"runs/sums": "runs/seeds/seed=1", "runs/demo": "runs/words", "RUN": "runs/words", "DIR": "samples"}
+NUMBERS = {"39": "1", "4": "1", "313": "0", "313.1": "0.1"}
+"""What other pages' commands that look at a run are called with: runs, steps and groups that are here."""
+LOOKING = ("show", "replay", "report", "atif export")
 SMALL = """
 [model]
 checkpoint = "tiny"
@@ -53,6 +57,18 @@ def test_the_first_steps_run(folder: Path, rollfeed: Callable[..., Any]) -> None
         ran = rollfeed(*command)
         assert ran.code == 0, (command, ran.err)
     assert {path.name for path in (folder / "runs").iterdir()} == {"words", "seeds"}
+    for line in sorted(set(looking_commands())):
+        ran = rollfeed(*(HERE.get(word, NUMBERS.get(word, word)) for word in shlex.split(line)))
+        assert ran.code == 0, (line, ran.err)
+
+
+def looking_commands() -> list[str]:
+    """Return the commands of other pages that look at a run."""
+    text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("runs.md", "viewing.md", "lint.md"))
+    lines = re.findall(r"^rollfeed (.*?)(?: {3,}.*)?$", text, re.MULTILINE)
+    found = [re.sub(r" \[--[^\]]*\]", "", line) for line in lines if line.startswith(LOOKING)]
+    assert len(found) > 10
+    return found
 
 
 def test_the_commands_in_its_sentences_run(folder: Path, rollfeed: Callable[..., Any]) -> None:
