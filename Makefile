@@ -14,6 +14,8 @@ RENDERERS_VENV := .venv-renderers
 RENDERERS_INSTALLED := $(RENDERERS_VENV)/.installed
 BROWSER_VENV := .venv-browser
 BROWSER_INSTALLED := $(BROWSER_VENV)/.installed
+TRACKERS_VENV := .venv-trackers
+TRACKERS_INSTALLED := $(TRACKERS_VENV)/.installed
 REASONING_GYM_VENV := .venv-reasoning-gym
 REASONING_GYM_INSTALLED := $(REASONING_GYM_VENV)/.installed
 
@@ -25,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers browser reasoning-gym
+.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers browser reasoning-gym trackers
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -80,6 +82,13 @@ $(BROWSER_INSTALLED):
 	$(BROWSER_VENV)/bin/pip install --quiet --disable-pip-version-check 'playwright>=1.60'
 	@touch $@
 
+# Trackers, beside rollfeed as their users have it; Trackio takes no Pillow as new as ours.
+$(TRACKERS_INSTALLED): constraints-trackers.txt pyproject.toml
+	@test -x $(TRACKERS_VENV)/bin/python || $(PYTHON) -m venv $(TRACKERS_VENV)
+	$(TRACKERS_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-trackers.txt \
+		--editable '.[local,wandb,tensorboard,mlflow,trackio]'
+	@touch $@
+
 # Its packages are pinned to versions that are not ours.
 $(REASONING_GYM_INSTALLED): pyproject.toml
 	@test -x $(REASONING_GYM_VENV)/bin/python || $(PYTHON) -m venv $(REASONING_GYM_VENV)
@@ -87,6 +96,8 @@ $(REASONING_GYM_INSTALLED): pyproject.toml
 	@touch $@
 
 trl: $(TRL_INSTALLED)
+
+trackers: $(TRACKERS_INSTALLED)
 
 vllm: $(VLLM_INSTALLED)
 
@@ -122,7 +133,7 @@ quick: install
 browser: install $(BROWSER_INSTALLED)
 	PYTHONPATH=$$(echo $(BROWSER_VENV)/lib/python3.*/site-packages) $(BIN)/python -m pytest -q -m browser tests/viewer
 
-soak: install trl vllm sglang renderers reasoning-gym browser
+soak: install trl vllm sglang renderers reasoning-gym browser trackers
 	$(BIN)/python -m pytest -q -m "soak or engines"
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)

@@ -161,8 +161,6 @@ def place(text: str) -> str:
         ("group_filters", "group_filter", "KeyError: 'filter'", '{}["filter"]'),
         ("group_filters", "group_filter_bool", "returned True; return Keep()", "def group_filter_bool"),
         ("prompt_source", "Source", "returned 2 of str; 2 prompts were asked for", "class Source"),
-        ("tracker", "LogTracker", "ValueError: log", 'raise ValueError("log")'),
-        ("tracker", "CloseTracker", "ValueError: at the end", 'raise ValueError("at the end")'),
     ],
 )
 def test_a_plug_in_that_breaks_ends_the_run_in_one_line(run, setting: str, name: str, said: str, line: str) -> None:
@@ -204,6 +202,23 @@ def test_rollouts_that_all_fail_end_the_run_in_one_line_with_their_number(
     assert said in told
     assert place(line) in told
     assert told.endswith(f"(and {int(found[1]) - 1} more like it)")
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "line", "lost"),
+    [
+        ("LogTracker", "ValueError: log", 'raise ValueError("log")', ["2 of 2 records are not in it"]),
+        ("CloseTracker", "ValueError: at the end", 'raise ValueError("at the end")', []),
+    ],
+)
+def test_a_tracker_that_breaks_ends_no_run(run, name: str, said: str, line: str, lost: list[str]) -> None:
+    code, error = run(rest=f'[plugins]\nreward = "faulty:good_reward"\ntracker = "faulty:{name}"\n')
+    assert code == 0
+    first, *counts = error.splitlines()
+    assert first.startswith(f"plugins.tracker (faulty:{name}): {said} (")
+    assert place(line) in first
+    assert first.endswith("; the run goes on")
+    assert [each.partition("): ")[2] for each in counts] == lost
 
 
 @pytest.mark.parametrize(

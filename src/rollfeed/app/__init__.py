@@ -5,7 +5,7 @@ a run, by error or by signal, leaves no task, thread, socket or half-written fil
 """
 
 from rollfeed.app.agents import agent_rollout_to_sample, generate_rollout_batch
-from rollfeed.app.build import Functions, PreparedRun, load_functions, open_rollouts, prepare
+from rollfeed.app.build import Functions, PreparedRun, load_functions, load_trackers, open_rollouts, prepare
 from rollfeed.app.calibration import calibrate_environments
 from rollfeed.app.environments.adaptive import check_adaptive_environments
 from rollfeed.app.evaluation import (
@@ -15,12 +15,13 @@ from rollfeed.app.evaluation import (
     prepare_evaluation,
     prepare_run_evaluation,
     read_outcomes,
+    tell_of_evaluation,
     write_evaluation,
 )
 from rollfeed.app.model import Endpoint, Model, build_engine, keep_server_logs, load_model, load_settings_model
 from rollfeed.app.replay import StepReplay, answer_reader, replay_run
 from rollfeed.app.rewards import check_isolation, grade_rows, label_names, score_file
-from rollfeed.app.runs import RunSummary, run, run_problem
+from rollfeed.app.runs import RunSummary, run, run_problem, tracked
 from rollfeed.app.sources import environment_source, overlaps, source_names
 from rollfeed.app.stored_run import stored_folders, stored_spec
 from rollfeed.app.training import directory_problem, prepare_warm_up, train
@@ -50,6 +51,7 @@ __all__ = [
     "load_functions",
     "load_model",
     "load_settings_model",
+    "load_trackers",
     "open_rollouts",
     "overlaps",
     "prepare",
@@ -64,6 +66,8 @@ __all__ = [
     "source_names",
     "stored_folders",
     "stored_spec",
+    "tell_of_evaluation",
+    "tracked",
     "train",
     "write_evaluation",
 ]

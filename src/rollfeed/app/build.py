@@ -54,6 +54,7 @@ from rollfeed.report import RunNumbers, check_port
 from rollfeed.rewards.graders.marker_watch import MarkerWatch
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.results import KeyedCut
+from rollfeed.tracking import Trackers
 from rollfeed.types import Prompt, RunState, StepCommit
 from rollfeed.weights import Publisher, WeightBucket, WeightDirectory
 
@@ -84,7 +85,7 @@ class PreparedRun:
     source: PromptSource
     engine: Engine
     model: Model
-    tracker: Tracker | None
+    trackers: Trackers
     rows: RowChecks
     """Whether rows of data sets can be answered and scored."""
     data_limit: DataLimit | None = None
@@ -121,6 +122,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
         ConfigError: If anything is wrong that can be known before the engine starts.
     """
     settings, folders = spec.settings, spec.folders
+    trackers = load_trackers(settings, folders=folders)
     with_functions = with_slime_plugins(settings, folders=folders)
     functions = load_functions(with_functions, folders=folders)
     check_combination(settings)
@@ -139,19 +141,28 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     tools = functions.services.toolbox.definitions
     workers = functions.services.workers
     source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools, workers=workers)
-    tracker, given = None, settings.plugins.tracker
-    if given is not None:
-        tracker = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)
     return PreparedRun(
         spec=replace(spec, settings=settings),
         functions=functions,
         source=source,
         engine=engine,
         model=model,
-        tracker=tracker,
+        trackers=trackers,
         rows=rows,
         data_limit=data_limit(source, settings),
     )
+
+
+def load_trackers(settings: Settings, *, folders: Sequence[Path] = ()) -> Trackers:
+    """Return what tells the trackers of the settings; none of them is begun.
+
+    Raises:
+        ConfigError: If one is not installed, or the user's own does not fit its protocol.
+    """
+    given, own = settings.plugins.tracker, None
+    if given is not None:
+        own = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)
+    return Trackers(settings.tracking, reward_key=settings.reward.reward_key, own=own)
 
 
 def _with_template_date(settings: Settings, date: str | None) -> Settings:

@@ -49,6 +49,7 @@ from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, Samp
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.store.json_text import read_records, to_json
 from rollfeed.store.layout import ANSWERS_FILE, EVAL_LOG, RESULT_FILE
+from rollfeed.tracking import Trackers
 from rollfeed.types import Group
 
 _MAX_PROMPTS = 16_384
@@ -206,6 +207,13 @@ async def evaluate(
         seconds=time.monotonic() - started,
         num_tokens=sum(runner.num_generated_tokens for runner in runners),
     )
+
+
+def tell_of_evaluation(trackers: Trackers, result: EvalResult, *, step: int = 0) -> None:
+    """Tell trackers of an evaluation after ``step`` batches were trained on, with samples of each set."""
+    trackers.log(result.metrics(), step=step)
+    for each in result.sets:
+        trackers.log_samples(each.groups, step=step, name=f"eval/{each.name}/samples", reward_key=each.reward_key)
 
 
 def check_eval_output(folder: Path, *, overwrite: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from rollfeed import __version__
 from rollfeed.app.build import PreparedRun, open_rollouts
 from rollfeed.app.model import keep_server_logs
-from rollfeed.config import RunSpec
+from rollfeed.config import RunSpec, Settings
 from rollfeed.errors import (
     COMPUTING_ERRORS,
     PromptsEndedError,
@@ -22,18 +22,18 @@ from rollfeed.errors import (
     RunFailedError,
     in_one_line,
 )
-from rollfeed.faults import blaming, once_started
+from rollfeed.faults import once_started
 from rollfeed.logs import progress, run_log
 from rollfeed.pipeline import Rollouts
-from rollfeed.protocols import RolloutObserver, Tracker
+from rollfeed.protocols import RolloutObserver
 from rollfeed.report import serving_numbers
 from rollfeed.store import Rewind, RunDirectory
-from rollfeed.store.layout import PRINTED, holds_training
+from rollfeed.store.layout import PRINTED, TRACKERS, holds_training
+from rollfeed.tracking import Trackers
 from rollfeed.types import LedgerCounts, StepCommit
 
 MakeSteps = Callable[[Rollouts], Awaitable[str | None]]
 """Makes the steps of a run; returns why it made fewer than it was asked for, if it did."""
-_TRACKER = "plugins.tracker"
 _log = logging.getLogger(__name__)
 
 
@@ -113,7 +113,7 @@ async def _run(
         )
         resumed = rollouts.next_step
         progress.info("rollfeed %s, process %d: begins with step %d", __version__, os.getpid(), resumed)
-        with _closing(prepared.tracker):
+        with tracked(prepared.trackers, directory.path, settings, first_step=resumed):
             async with rollouts:
                 with once_started():
                     ended = await (make_steps or partial(_make_all, num_rollout=settings.rollout.num_rollout))(rollouts)
@@ -124,6 +124,13 @@ async def _run(
         num_resumed_steps=resumed,
         ledger=rollouts.ledger,
         early_end=ended,
+    )
+
+
+def tracked(trackers: Trackers, out: Path, settings: Settings, *, first_step: int = 0) -> AbstractContextManager[None]:
+    """Begin trackers, to be told what happens in the block; what they keep and print goes into the directory."""
+    return trackers.following(
+        out, tree=settings.resolved(), first_step=first_step, folder=out / TRACKERS, prints=out / PRINTED
     )
 
 
@@ -141,9 +148,7 @@ def _commit(directory: RunDirectory, prepared: PreparedRun, commit: StepCommit) 
     told, metrics = ("rollout/reward_mean", "rollout/response_length_mean", "perf/step_seconds"), commit.batch.metrics
     numbers = ", ".join(f"{name} {metrics[name]:.4g}" for name in told if name in metrics)
     progress.info("step %d is stored, %d groups dropped: %s", commit.batch.step, len(commit.dropped), numbers)
-    if prepared.tracker is not None:
-        with blaming(_TRACKER, prepared.tracker):
-            prepared.tracker.log(commit.batch.metrics, step=commit.batch.step)
+    prepared.trackers.log_batch(commit.batch)
 
 
 @contextmanager
@@ -187,18 +192,3 @@ def early_end(ended: PromptsEndedError, rollouts: Rollouts, *, num_rollout: int)
     num_batches = f"{rollouts.next_step} batch{'es' * (rollouts.next_step != 1)}"
     left = f"; prompts left over: {num_left} ({ended})" if num_left else ""
     return f"the data ended after {num_batches}; {num_rollout} were asked for{left}"
-
-
-@contextmanager
-def _closing(tracker: Tracker | None) -> Iterator[None]:
-    """Close a tracker at the end; where the run has failed, nothing that it raises then hides why."""
-    try:
-        yield
-    except BaseException:
-        if tracker is not None:
-            with suppress(Exception):
-                tracker.close()
-        raise
-    if tracker is not None:
-        with blaming(_TRACKER, tracker):
-            tracker.close()

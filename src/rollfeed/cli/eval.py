@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.evaluation import EvalProgress, EvalResult, Interval, SetComparison, SetResult, compare
 from rollfeed.logs import RUN_LOGS, run_log
 from rollfeed.protocols import Engine, Isolation
-from rollfeed.store.layout import PRINTED
+from rollfeed.store.layout import PRINTED, TRACKERS
 from rollfeed.types.text import counted
 
 _EPILOG = """the sets are the tables [[eval.datasets]] and [[eval.environments]] of FILE; what neither they nor [eval]
@@ -83,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = spec.settings
     model = app.load_settings_model(settings)
     prepared = app.prepare_run_evaluation(spec, model)
+    trackers = app.load_trackers(settings, folders=spec.folders)
     engine = app.build_engine(
         model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders
     )
@@ -91,8 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
     app.keep_server_logs(engine, out)
     for name in (PRINTED, *RUN_LOGS):
         (out / name).unlink(missing_ok=True)
-    with run_log(out), StatusLine(progress_line, quiet=arguments.quiet) as progress:
-        result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress, out)))
+    shutil.rmtree(out / TRACKERS, ignore_errors=True)
+    with run_log(out), app.tracked(trackers, out, settings):
+        with StatusLine(progress_line, quiet=arguments.quiet) as progress:
+            result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress, out)))
+        app.tell_of_evaluation(trackers, result)
     about = {
         "settings": ", ".join(map(str, arguments.files)),
         "overrides": arguments.overrides,

@@ -42,6 +42,7 @@ from rollfeed.config.rollout import (
 from rollfeed.config.run_spec import RunSpec
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import RolloutConfig, Settings
+from rollfeed.config.tracking import TrackerName, TrackingSettings
 from rollfeed.config.train import WarmUpSettings
 from rollfeed.config.weights import WeightSettings, WeightSource
 
@@ -83,6 +84,8 @@ __all__ = [
     "StalenessPolicy",
     "SurplusPolicy",
     "TinyModelSettings",
+    "TrackerName",
+    "TrackingSettings",
     "WarmUpSettings",
     "WeightSettings",
     "WeightSource",

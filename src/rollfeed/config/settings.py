@@ -22,6 +22,7 @@ from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Resume, Section
 from rollfeed.config.tools import ToolSettings
+from rollfeed.config.tracking import TrackingSettings
 from rollfeed.config.train import (
     Correction,
     LossSettings,
@@ -127,6 +128,7 @@ class Settings(RolloutConfig):
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -48,7 +48,6 @@ from rollfeed.protocols.rollouts import (
     RolloutObserver,
     Task,
     TokenEndpoint,
-    Tracker,
 )
 from rollfeed.protocols.steps import (
     AgeRule,
@@ -71,6 +70,7 @@ from rollfeed.protocols.supply import (
     WeightTransport,
 )
 from rollfeed.protocols.tools import CallFormat, Tool, ToolAnswer, Toolbox, ToolFailure
+from rollfeed.protocols.tracking import RunTracker, SampleRow, TrackedRun, Tracker
 
 __all__ = [
     "ENDED_BY",
@@ -122,8 +122,10 @@ __all__ = [
     "RolloutFn",
     "RolloutObserver",
     "RolloutRequest",
+    "RunTracker",
     "RunningGroup",
     "SampleHook",
+    "SampleRow",
     "Sandbox",
     "SandboxProvider",
     "Scorer",
@@ -137,6 +139,7 @@ __all__ = [
     "ToolAnswer",
     "ToolFailure",
     "Toolbox",
+    "TrackedRun",
     "Tracker",
     "TransportContext",
     "TurnJournal",

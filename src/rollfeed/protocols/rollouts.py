@@ -179,16 +179,6 @@ class AdvantageFn(Protocol):
         """
 
 
-class Tracker(Protocol):
-    """Receives each step's metrics. *Extension point*; metrics.jsonl is always written besides."""
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Record the metrics of a committed step."""
-
-    def close(self) -> None:
-        """Flush and end."""
-
-
 class RolloutObserver(Protocol):
     """Is told what happens in a step, as it happens; must return quickly and not raise."""
 

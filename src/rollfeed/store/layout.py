@@ -23,6 +23,7 @@
     rewards.log                  what reward functions and environments printed, if anything
     servers/0.log                what servers have said that the run has started, if any
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
+    trackers/                    what trackers keep here, and how far they were told, if there are any
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ TURNS = "turns.log"
 PRINTED = "rewards.log"
 _FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED, *RUN_LOGS)
 SERVERS = "servers"
-_FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS)
+TRACKERS = "trackers"
+_FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS, TRACKERS)
 METRICS = "metrics.jsonl"
 RESULT_FILE, ANSWERS_FILE = "eval.json", "answers.parquet"
 """What `rollfeed eval` leaves in its folder."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollfeed.app.build import PreparedRun
-from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation
+from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation, tell_of_evaluation
 from rollfeed.app.runs import RunSummary, early_end, run
 from rollfeed.app.training.checks import (
     EQUAL_REWARDS,
@@ -350,6 +350,7 @@ class _Loop:
         told = {} if no_update is None else {"no_update": no_update}
         self._train_log.add({"step": report.step, **report.metrics, **told, "seconds": report.seconds})
         self.prepared.numbers.log(report.metrics, step=report.step, kind="train")
+        self.prepared.trackers.log(report.metrics, step=report.step)
         if no_update == EQUAL_REWARDS:
             warn_of_equal_rewards(self._num_equal_in_a_row(), batch, settings)
         return TrainedStep(
@@ -389,6 +390,7 @@ class _Loop:
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
             self.prepared.numbers.log(result.metrics(), step=self.trainer.step, kind="eval")
             progress.info("evaluated after %d batches: accuracy %s", self.trainer.step, result.accuracy)
+            tell_of_evaluation(self.prepared.trackers, result, step=self.trainer.step)
             if self.on_evaluation is not None:
                 self.on_evaluation(self.trainer.step, result)
         settings = self.prepared.settings.model_dump(mode="json")

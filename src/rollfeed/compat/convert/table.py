@@ -20,7 +20,7 @@ _TEXTS = MappingProxyType(
         "store": "batches are handed over in memory and in the run directory",
         "gateway": "rollfeed serve gateway has the sessions of agents (docs/agents.md)",
         "lora": "all weights are trained",
-        "logging": "metrics are in metrics.jsonl (docs/metrics.md); plugins.tracker takes them elsewhere",
+        "logging": "metrics are in metrics.jsonl (docs/metrics.md); [tracking] takes them elsewhere (docs/trackers.md)",
         "dumps": "every batch is in the run directory (docs/runs.md): rollfeed show and rollfeed lint read it",
         "replays": "a stored batch is read with rollfeed.store, not generated again",
         "tests": "a test or a measurement of slime's or miles's own processes",

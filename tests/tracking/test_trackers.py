@@ -1,0 +1,76 @@
+"""Trackers by name, what they are told of settings, and the samples that they are shown."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfeed.config import TrackerName, TrackingSettings
+from rollfeed.errors import ConfigError
+from rollfeed.testing import make_group
+from rollfeed.tracking import Trackers
+from rollfeed.tracking.sample_table import sample_rows
+
+
+@pytest.mark.parametrize("name", list(TrackerName))
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, name: TrackerName
+) -> None:
+    monkeypatch.setitem(sys.modules, name.value, None)
+    with pytest.raises(ConfigError, match=rf"{name.value} is not installed: pip install 'rollfeed\[{name.value}\]'"):
+        Trackers(TrackingSettings(trackers=(name,)), reward_key=None)
+
+
+class Own:
+    """A tracker that keeps what it is told of the run."""
+
+    def start(self, run: Any) -> str:
+        self.run = run
+        return ""
+
+    def log(self, metrics: Any, *, step: int) -> None:
+        print("told of", step)
+
+    def log_samples(self, rows: Any, *, step: int, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_values_for_other_programs_are_not_told_and_prints_go_to_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = Own()
+    trackers = Trackers(TrackingSettings(), reward_key=None, own=own)
+    tree = {
+        "seed": 1,
+        "tools": {"mcp": [{"name": "search", "env": {"KEY": "secret"}}]},
+        "plugins": {"slime_args": {"wandb_key": "secret"}},
+    }
+    with trackers.following(tmp_path, tree=tree, first_step=0, folder=tmp_path, prints=tmp_path / "printed.log"):
+        trackers.log({"train/loss": 1.0}, step=4)
+    assert own.run.settings == {"seed": 1, "tools.mcp": [{"name": "search"}]}
+    assert (own.run.name, own.run.project) == (tmp_path.name, "rollfeed")
+    assert (tmp_path / "printed.log").read_text() == "told of 4\n"
+    assert capsys.readouterr().out == ""
+
+
+def test_samples_are_spread_over_the_groups_and_long_texts_are_cut() -> None:
+    groups = [make_group([float(number), 0.5], group_index=number) for number in range(10)]
+    rows = sample_rows(groups, count=3, reward_key=None)
+    assert [row["group_index"] for row in rows] == [0, 5, 9]
+    assert [row["reward"] for row in rows] == [0.0, 5.0, 0.5]
+    assert rows[0]["label"] == "4"
+    assert sample_rows(groups, count=0, reward_key=None) == []
+    assert len(sample_rows(groups, count=50, reward_key=None)) == 20
+    assert sample_rows([make_group([{"a": 1.0}])], count=1, reward_key="b")[0]["reward"] is None
+
+
+def test_long_texts_lose_their_middle() -> None:
+    from rollfeed.testing import make_prompt
+
+    group = make_group([1.0], prompt=make_prompt("a" * 12_000 + "b" * 12_000))
+    prompt = str(sample_rows([group], count=1, reward_key=None)[0]["prompt"])
+    assert prompt == "a" * 5000 + " [... 14000 characters ...] " + "b" * 5000
