@@ -39,7 +39,7 @@ def test_the_page_runs(folder: Path, rollfeed: Rollfeed) -> None:
         ran = rollfeed(*command)
         assert ran.code == 0, (command, ran.err)
         said[" ".join(command)] = ran.out
-    assert len(said) == 10
+    assert len(said) >= 10
     shown = next(text for kind, text in BLOCK.findall(PAGE) if kind == "text")
     assert shown in said["check run.toml"]
     printed = (folder / "runs" / "sums" / "rewards.log").read_text()
