@@ -171,8 +171,9 @@ async def test_a_sample_has_a_text_a_token_and_its_numbers(make_run) -> None:
     assert (sample["messages"][0]["role"], sample["prompt_label"]) == ("system", "1")
 
 
-async def test_tokens_are_numbers_where_the_tokenizer_is_not_here(make_run, tmp_path) -> None:
-    async with viewer(make_run(checkpoint=tmp_path / "gone")) as ask:
+@pytest.mark.parametrize("checkpoint", ["/nowhere/gone", "nobody/has-fetched-this"])
+async def test_tokens_are_numbers_where_the_tokenizer_is_not_here(make_run, checkpoint) -> None:
+    async with viewer(make_run(checkpoint=checkpoint)) as ask:
         sample = await ask("sample", run="run", id="0.0.1.1")
     assert (sample["has_texts"], sample["tokens"][4:6]) == (False, ["⟨60⟩", "⟨61⟩"])
 

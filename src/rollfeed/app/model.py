@@ -23,7 +23,7 @@ from rollfeed.engine.dialects import DIALECTS
 from rollfeed.engine.embeddable import is_embeddable
 from rollfeed.engine.idle import IdleEngine
 from rollfeed.engine.launch import KINDS, LaunchedEngine, LaunchedModel, ServerLauncher, server_commands
-from rollfeed.errors import ConfigError
+from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config
 from rollfeed.plugins import load_factory
 from rollfeed.prompts import load_tokenizer
@@ -90,12 +90,20 @@ def load_settings_model(settings: Settings) -> Model:
 
 
 def load_model_tokenizer(settings: ModelSettings, *, seed: int) -> Tokenizer:
-    """Load the tokenizer of a run's model, whose weights need not be here; ``seed`` is the run's.
+    """Load the tokenizer of a run's model, whose weights need not be here; ``seed`` is the run's. Nothing is fetched.
 
     Raises:
-        CheckpointError: As :func:`load_model`.
+        CheckpointError: As :func:`load_model`, and if a model of the hub has not been fetched before.
     """
-    return load_model(_named_checkpoint(settings, seed), settings, with_weights=False).tokenizer
+    checkpoint = _named_checkpoint(settings, seed)
+    if checkpoint != DEFAULT_MODEL and not Path(expand_path(checkpoint)).exists():
+        from huggingface_hub import snapshot_download  # slow to import, and needed for names of the hub only
+
+        try:
+            checkpoint = snapshot_download(checkpoint, local_files_only=True)
+        except Exception as error:  # every way has the same meaning
+            raise CheckpointError(f"model = {checkpoint!r}: is not on this machine") from error
+    return load_model(checkpoint, settings, with_weights=False).tokenizer
 
 
 def _named_checkpoint(settings: ModelSettings, seed: int) -> str:

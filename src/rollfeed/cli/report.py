@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from rollfeed.cli.arguments import Parsers, add_command, add_path
 from rollfeed.cli.view import add_runs
@@ -31,7 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If there is no run.
         RollfeedError: If one cannot be read, or the file cannot be written.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rollfeed.viewer import find_runs, write_report
 
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 
 from rollfeed.cli import exit_codes
 from rollfeed.cli.arguments import Parsers, add_command, path_argument
@@ -40,7 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError if there is no run, or the port is taken."""
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a page fetches nothing, a tokenizer neither
     return asyncio.run(_serve(arguments))
 
 

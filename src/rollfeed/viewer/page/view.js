@@ -187,7 +187,7 @@ function table(columns, label) {
 function setRows({ body, columns }, rows) {
   const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
   let place = body.firstChild;
-  for (const { key, href, cells } of rows) {
+  for (const { key, href, cells, isFirst } of rows) {
     const text = JSON.stringify(cells.map((cell) => (cell instanceof Node ? cell.textContent : cell)));
     let row = known.get(key);
     known.delete(key);
@@ -201,6 +201,7 @@ function setRows({ body, columns }, rows) {
       }
       row = fresh;
     }
+    row.classList.toggle("first", Boolean(isFirst));
     if (row === place) place = place.nextSibling;
     else body.insertBefore(row, place);
   }
@@ -320,11 +321,12 @@ async function samplesView(name, step, query) {
   let num = step === "all" ? FEW_ROWS / 2 : FEW_ROWS * 2;
   const load = async () => {
     const found = await ask("samples", { run: name, filter, order, num: (num *= 2) });
-    setRows(shown, found.rows.map((row) => {
+    setRows(shown, found.rows.map((row, n, all) => {
       const [mark, kind] = MARKS[row.correct] || ["", ""];
       const fate = row.drop_reason ? [make("span", { class: "bad" }, "dropped"), make("span", { class: "wide" }, `: ${row.drop_reason}`)] : row.error ? "failed"
         : { completed: "", truncated: "cut off" }[row.status] ?? row.status;
-      return { key: row.id, href: address(["sample", name, row.id]), cells: [number(row.reward), make("span", { class: kind }, mark), number(row.length),
+      const isFirst = !order && n > 0 && (row.group !== all[n - 1].group || row.source !== all[n - 1].source);
+      return { key: row.id, isFirst, href: address(["sample", name, row.id]), cells: [number(row.reward), make("span", { class: kind }, mark), number(row.length),
         step === "all" && row.step !== null ? `${row.step}: ${row.group}.${row.member}` : `${row.group}.${row.member}`, row.source, row.question, make("span", {}, fate)] };
     }));
     lastList = { run: name, ids: found.rows.map((row) => row.id), hash: location.hash };
