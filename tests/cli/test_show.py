@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from rollfeed.cli import show
-from rollfeed.errors import RunDirectoryError
+from rollfeed.errors import ConfigError, RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.testing import sample_of
@@ -286,7 +286,7 @@ def test_a_step_or_group_that_is_not_there_is_refused(shown, arguments, message)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+    with pytest.raises(ConfigError, match="has no run and no evaluation in it"):
         show_of(tmp_path, capsys, "--json")
 
 

@@ -182,12 +182,24 @@ def test_runs_of_a_folder_are_listed_and_a_damaged_one_says_so(shown, runs) -> N
     rows = [line.split() for line in text.splitlines()]
     assert ["first", "finished", "2", "0.500", "->", "0.600", "-", "0", "s"] in rows
     assert ["rates/second", "finished", "4", "0.500", "->", "0.800", "-", "0", "s"] in rows
-    assert ["third", "damaged", "0", "-", "-", "-"] in rows
+    assert ["third", "unreadable", "-", "-", "-", "-"] in rows
     assert "wrong checksum" in " ".join(text.split())
     assert "3 runs in " in text
     assert "the newest 1 of them shown" in " ".join(shown(runs, "--limit", "1").split())
     listed = json.loads(shown(runs, "--json"))["runs"]
-    assert [(each["status"], each["steps"]) for each in listed] == [("finished", 2), ("finished", 4), ("damaged", 0)]
+    assert [(each["name"], each["status"], each.get("steps")) for each in listed] == [
+        ("first", "finished", 2),
+        ("rates/second", "finished", 4),
+        ("third", "unreadable", None),
+    ]
+
+
+def test_evaluations_are_listed_beside_runs_and_not_compared_here(shown, refused, runs, tmp_path) -> None:
+    shutil.copytree(runs / "first", tmp_path / "run")
+    make_evaluation(tmp_path / "eval")
+    rows = [line.split() for line in shown(tmp_path).splitlines()]
+    assert ["eval", "evaluation", "-", "-", "50.0%", "-"] in rows
+    assert "rollfeed eval --compare A B" in refused(tmp_path / "run", tmp_path / "eval")
 
 
 def test_runs_side_by_side_have_the_settings_that_differ_and_their_figures(shown, runs) -> None:
@@ -279,13 +291,27 @@ def test_what_looks_into_one_run_is_refused_for_several(refused, runs) -> None:
     assert "--wrong: looks into one run; give its directory alone" in refused(runs, "--wrong")
     assert "--group: looks into one run" in refused(runs / "first", runs / "third", "--group", "1")
     assert "steps.jsonl: is damaged" in refused(runs / "third")
+    assert "frist: does not exist" in refused(runs / "first", runs / "frist")
 
 
 def test_a_folder_without_runs_and_a_damaged_evaluation_are_refused_in_one_line(refused, tmp_path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "is not a run directory" in refused(tmp_path / "empty")
+    assert "has no run and no evaluation in it" in refused(tmp_path / "empty")
     assert "--step: an evaluation has none" in refused(make_evaluation(tmp_path / "eval"), "--step", "1")
     assert "eval.json: cannot be read" in refused(make_evaluation(tmp_path / "odd", sets=None))
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "eval.jsonl"])
+@pytest.mark.parametrize("line", ["[]", "{}", '{"step": 0, "sets": 1, "train/loss": "a"}', '{"sets": {"a": {}}}', "no"])
+def test_lines_of_something_else_are_told_as_damage(capsys, runs, tmp_path, name, line) -> None:
+    shutil.copytree(runs / "first", tmp_path / "run")
+    (tmp_path / "run" / name).write_text(f"{line}\n")
+    for arguments in ((), ("--json",)):
+        code = main(["show", str(tmp_path / "run"), *arguments])
+        told = capsys.readouterr().err.splitlines()
+        assert (code, len(told)) in {(0, 0), (2, 1)}  # half a line is one that is being written
+        assert all(f"{name}: is damaged" in each for each in told)
+        assert (code == 0) == (line == "no")
 
 
 def test_texts_are_cut_and_filled_by_the_columns_that_they_take() -> None:

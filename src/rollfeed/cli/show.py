@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, path_argument
-from rollfeed.cli.show_run import print_run, run_advice, trained_records
-from rollfeed.cli.show_runs import comparison_view, figures_of, find_runs, print_comparison, print_runs
+from rollfeed.cli.show_run import print_run, run_advice
+from rollfeed.cli.show_runs import comparison_view, print_comparison, print_runs
 from rollfeed.cli.show_samples import found_view, group_view, member_view, print_found, print_group, print_member
 from rollfeed.cli.shown import console, number_text, print_json, print_line
 from rollfeed.errors import ConfigError, RunDirectoryError, in_one_line
@@ -88,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     folder = paths[0]
     is_run, is_evaluation = (folder / JOURNAL).exists(), (folder / ANSWERS_FILE).exists()
     within = [name for name in ("step", "group", "sample", "worst", "wrong", "filter") if _is_given(arguments, name)]
-    if len(paths) > 1 or (runs := [] if is_run or is_evaluation or not folder.is_dir() else find_runs(folder)):
+    if len(paths) > 1 or (folder.is_dir() and not is_run and not is_evaluation):
         if within:
             raise ConfigError(f"--{within[0]}: looks into one run; give its directory alone")
-        _show_runs(arguments, folder, paths if len(paths) > 1 else runs)
+        _show_runs(arguments, folder, paths)
         return 0
     if arguments.compare:
         raise ConfigError(f"--compare: {folder} is no folder of runs; give several directories")
@@ -130,15 +130,26 @@ def _filter(arguments: argparse.Namespace, *more: str) -> SampleFilter:
 
 
 def _show_runs(arguments: argparse.Namespace, folder: Path, paths: Sequence[Path]) -> None:
-    is_compared = arguments.compare or len(arguments.directories) > 1
-    if arguments.json and is_compared:
-        print_json(comparison_view(paths))
-    elif is_compared:
-        print_comparison(console(), paths)
-    elif arguments.json:
-        print_json({"runs": [asdict(figures_of(path)) for path in paths]})
+    """Print the runs of a folder as a list, or them or those at several paths side by side."""
+    from rollfeed.viewer.found_runs import find_runs, is_evaluation, list_line  # which takes a while
+
+    found = {str(path): path for path in paths} if len(paths) > 1 else find_runs(paths)
+    if not arguments.compare and len(paths) == 1:
+        lines = [list_line(name, path) for name, path in found.items()]
+        if arguments.json:
+            print_json({"runs": [{**line, "directory": str(found[line["name"]])} for line in lines]})
+        else:
+            print_runs(console(), folder, lines, limit=arguments.limit or _LINES)
+        return
+    runs = [path for path in found.values() if not is_evaluation(path)]
+    if len(runs) < len(paths):
+        raise ConfigError("evaluations are compared by `rollfeed eval --compare A B`; give directories of runs")
+    for path in runs if len(paths) > 1 else ():
+        RunReader(path).close()  # there must be one
+    if arguments.json:
+        print_json(comparison_view(runs))
     else:
-        print_runs(console(), folder, [figures_of(path) for path in paths], limit=arguments.limit or _LINES)
+        print_comparison(console(), runs)
 
 
 def _show_found(
@@ -208,7 +219,7 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
     steps = reader.steps() if step is None else (reader.step(step),)
     totals = reader.totals()
     has_groups = step is not None or totals.num_samples <= _MOST_SUMMARIES
-    trained = {each["step"]: each for each in trained_records(reader)}
+    trained = reader.updates()
     return {
         "run": {
             "directory": str(reader.path),

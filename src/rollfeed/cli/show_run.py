@@ -13,8 +13,6 @@ from rollfeed.cli.shown import counts_text, number_text, print_line, print_table
 from rollfeed.config.settings import flatten
 from rollfeed.report import Advice, Curves, accuracy_report, advice_of, curves_of
 from rollfeed.store import GroupSummary, MemberSummary, RunReader, StepRecord
-from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import TRAIN_LOG
 from rollfeed.types import SampleStatus
 from rollfeed.types.text import counted
 
@@ -41,11 +39,6 @@ _TRAIN_COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def trained_records(reader: RunReader) -> Sequence[Mapping[str, Any]]:
-    """Return what the trainer wrote of each batch; none where the run is no training."""
-    return read_records(reader.path / TRAIN_LOG)
-
-
 def run_advice(reader: RunReader, steps: Sequence[StepRecord] | None = None) -> tuple[Advice, ...]:
     """Return what the numbers of a run say goes wrong, and which settings change it.
 
@@ -55,7 +48,7 @@ def run_advice(reader: RunReader, steps: Sequence[StepRecord] | None = None) -> 
     return advice_of(
         settings=reader.run().settings,
         metrics=_metrics(reader.steps() if steps is None else steps),
-        trained=trained_records(reader),
+        trained=reader.updates().values(),
         evaluations=reader.evaluations(),
     )
 
@@ -73,7 +66,7 @@ def print_run(to: Console, reader: RunReader, *, step: int | None = None, limit:
         print_line(to, "no step is committed yet")
         return
     to.print()
-    _print_steps(to, steps[-limit:], trained_records(reader))
+    _print_steps(to, steps[-limit:], reader.updates())
     to.print()
     if len(steps) > limit:
         print_line(to, f"the newest {limit} of {len(steps):,} steps; --limit {len(steps)} shows all, --step N one")
@@ -99,7 +92,7 @@ def print_run(to: Console, reader: RunReader, *, step: int | None = None, limit:
 
 
 def _curves(reader: RunReader, steps: Sequence[StepRecord]) -> Curves:
-    return curves_of(evaluations=reader.evaluations(), trained=trained_records(reader), metrics=_metrics(steps))
+    return curves_of(evaluations=reader.evaluations(), trained=reader.updates().values(), metrics=_metrics(steps))
 
 
 def _run_lines(reader: RunReader) -> Iterator[str]:
@@ -119,8 +112,7 @@ def _run_lines(reader: RunReader) -> Iterator[str]:
         yield str(isolation)
 
 
-def _print_steps(to: Console, steps: Sequence[StepRecord], trained: Sequence[Mapping[str, Any]]) -> None:
-    by_step = {record["step"]: record for record in trained}
+def _print_steps(to: Console, steps: Sequence[StepRecord], by_step: Mapping[int, Mapping[str, Any]]) -> None:
     known = _TRAIN_COLUMNS if by_step else ()
     rows = [
         (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
@@ -21,7 +21,7 @@ from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, TRAIN_LOG, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
-from rollfeed.store.step_log import StepRecord, read_steps
+from rollfeed.store.step_log import StepRecord, is_evaluation_record, is_update_record, read_steps
 from rollfeed.store.tables.parquet import (
     read_batch,
     read_columns,
@@ -159,7 +159,7 @@ class RunReader:
         Raises:
             RunDirectoryError: If the file cannot be read.
         """
-        return tuple(self._records(EVAL_LOG))
+        return tuple(self._records(EVAL_LOG, is_evaluation_record))
 
     def updates(self) -> dict[int, dict[str, Any]]:
         """Return the figures of each batch that was trained on, by its step; none where the run does not train.
@@ -167,13 +167,17 @@ class RunReader:
         Raises:
             RunDirectoryError: If the file cannot be read.
         """
-        return {record["step"]: record for record in self._records(TRAIN_LOG)}
+        return {record["step"]: record for record in self._records(TRAIN_LOG, is_update_record)}
 
-    def _records(self, name: str) -> list[dict[str, Any]]:
+    def _records(self, name: str, is_record: Callable[[Any], bool]) -> list[dict[str, Any]]:
+        path = self.path / name
         try:
-            return read_records(self.path / name)
+            records = read_records(path)
         except OSError as error:
-            raise RunDirectoryError(f"{self.path / name}: cannot be read: {error}") from error
+            raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
+        if not all(map(is_record, records)):
+            raise RunDirectoryError(f"{path}: is damaged: not all lines are of a run; restore it from a copy")
+        return records
 
     def isolation(self) -> Isolation | None:
         """Return at which isolation level programs of the policy ran, or None when none did.

@@ -43,6 +43,14 @@ class StepRecord:
     """Response tokens that will not be trained on, by reason."""
     ledger: LedgerCounts
 
+    @property
+    def seconds(self) -> float:
+        """From the batch before to this one; of runs from before there was this number, those of the step."""
+        return self.metrics.get("time/total_seconds", self.metrics.get("perf/step_seconds", 0.0))
+
+
+_OF_SET = {"accuracy", "accuracy_low", "accuracy_high", "reward_mean", "response_length_mean", "truncated_ratio"}
+
 
 class StepLog:
     """The file as the process that works on the run appends to it."""
@@ -97,6 +105,25 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file; may be called twice."""
         self._file.close()
+
+
+def is_update_record(record: Any) -> bool:
+    """Whether a line of train.jsonl is what a trainer writes of a batch."""
+    return _has_step(record) and all(_is_number(each) for name, each in record.items() if name.startswith("train/"))
+
+
+def is_evaluation_record(record: Any) -> bool:
+    """Whether a line of eval.jsonl is what an evaluation writes."""
+    is_whole = _has_step(record) and isinstance(record.get("sets"), dict)
+    return is_whole and all(isinstance(each, dict) and each.keys() >= _OF_SET for each in record["sets"].values())
+
+
+def _has_step(record: Any) -> bool:
+    return isinstance(record, dict) and isinstance(record.get("step"), int)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def read_steps(directory: Path, journal: Journal, *, step: int | None = None) -> tuple[StepRecord, ...]:

@@ -105,6 +105,7 @@ def _run_line(path: Path) -> dict[str, Any]:
         "cause": record.cause,
         "steps": len(steps),
         "samples": sum(step.num_samples for step in steps),
+        "seconds": sum(step.seconds for step in steps),
         "first_reward": rewards[0],
         "reward": rewards[1],
         "accuracy": evaluations[-1].get("accuracy") if evaluations else None,
