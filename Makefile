@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings bench-trl trl vllm sglang renderers browser reasoning-gym trackers
+.PHONY: install demo test check lint types rules quick soak settings wheel bench-trl trl vllm sglang renderers browser reasoning-gym trackers
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -135,6 +135,11 @@ browser: install $(BROWSER_INSTALLED)
 
 soak: install trl vllm sglang renderers reasoning-gym browser trackers
 	$(BIN)/python -m pytest -q -m "soak or engines"
+
+# What users of the package have, in environments of its own; several minutes.
+WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
+wheel:
+	tests/wheel.sh $(WHEEL_PYTHONS)
 
 bench-trl: $(INSTALLED) $(TRL_INSTALLED)
 	$(BIN)/python bench/trl_step.py --trl-python $(TRL_VENV)/bin/python --output bench/train.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -108,3 +109,14 @@ def test_without_torch_it_says_how_to_get_it(rollfeed: Rollfeed, monkeypatch: py
     monkeypatch.setattr(init, "find_spec", lambda _name: None)
     assert "pip install 'rollfeed[local]'" in rollfeed("init", "dataset").out
     assert "pip install" not in rollfeed("init", "servers").out
+
+
+def test_the_program_of_the_package_page_runs_on_the_first_template(
+    rollfeed: Rollfeed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "package.md").read_text(encoding="utf-8")
+    assert rollfeed("init", "dataset").code == 0
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(program, "package.md", "exec"), {})
+    steps = [line.split()[:2] for line in capfd.readouterr().out.splitlines()]
+    assert steps == [["0", "128"], ["1", "128"]]
