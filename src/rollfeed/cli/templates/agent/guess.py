@@ -1,7 +1,15 @@
 """An agent's task in several turns: the model guesses a number, and is told whether it is higher or lower."""
 
+import re
+
 from rollfeed.protocols import EnvironmentStep
 from rollfeed.types import Verdict
+
+
+def guess_in(response):
+    """Return the number that a turn begins with, or None."""
+    found = re.match(r"\d+", response)
+    return int(found[0]) if found else None
 
 
 class Guess:
@@ -22,11 +30,12 @@ class Guess:
     def step(self, state, response):
         """Answer a turn of the model: with a new state and a message, or with a verdict, which ends the episode."""
         state = {**state, "guesses": state["guesses"] + 1}
-        if response == str(state["number"]):
+        guess = guess_in(response)
+        if guess == state["number"]:
             return EnvironmentStep(verdict=Verdict.graded(True, reward=1 - 0.2 * (state["guesses"] - 1)))
         if state["guesses"] == state["turns"]:
             return EnvironmentStep(verdict=self.give_up(state))
-        told = "?" if not response.isdigit() else ">" if int(response) < state["number"] else "<"
+        told = "?" if guess is None else ">" if guess < state["number"] else "<"
         return EnvironmentStep(state=state, messages=({"role": "user", "content": told},))
 
     def give_up(self, state):
@@ -35,4 +44,4 @@ class Guess:
 
     def verify(self, params, response):
         """Judge a response as if it were the only turn."""
-        return Verdict.graded(response == str(params["number"]))
+        return Verdict.graded(guess_in(response) == params["number"])

@@ -2,11 +2,9 @@
 
 
 def exact(response, label, question):
-    """Reward the right number with 1, and right at the beginning with a half, so that there is something to learn from.
+    """Reward the right number with 1, and less where something follows it, so that there is something to learn from.
 
     Ask for what you need by its name: response, label, prompt, metadata, sample, or a column. Return a number, or
     several as {"correct": 1.0, "format": 0.5}. print() goes to the run's rewards.log, and `rollfeed check` shows it.
     """
-    if response == label:
-        return 1.0
-    return 0.5 if response.startswith(label) else 0.0
+    return len(label) / len(response) if response.startswith(label) else 0.0

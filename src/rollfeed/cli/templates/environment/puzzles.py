@@ -16,6 +16,7 @@ class Doubling:
     def verify(self, params, response):
         """Judge a response."""
         right = str(2 * params["number"])
-        if response == right:
-            return Verdict.graded(True)
-        return Verdict.graded(False, reward=0.5 if response.startswith(right[0]) else 0.0, format_ok=response.isdigit())
+        begins_right = response.startswith(right)
+        # Less where something follows, and a little for the first digit, so that there is something to learn from.
+        reward = len(right) / len(response) if begins_right else 0.1 * response.startswith(right[0])
+        return Verdict.graded(response == right, reward=reward, format_ok=response.isdigit())
