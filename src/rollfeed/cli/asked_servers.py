@@ -77,7 +77,7 @@ async def _ask(
     problems: list[str] = []
     try:
         found = await dialect.meet(address, is_behind_router=is_behind_router)
-        card = await _card(address, http)
+        card = await _card(address, settings, http)
         told += _about(found, card)
         reply = await _sample(address, dialect, settings, model, http)
         has_logprobs = len(reply.token_ids) > 0 and bool(np.isfinite(reply.logprobs).all())
@@ -88,10 +88,12 @@ async def _ask(
         if await _tokenises_otherwise(address, card, model, http):
             problems.append(f"its tokens are not those of the tokenizer in {model.checkpoint}: serve the same model")
         if settings.trains or settings.weights.directory is not None:
-            route = _ROUTES[dialect.setting].get(dialect.settings.weights_transport)
+            transport = dialect.settings.weights_transport
+            route = _ROUTES[dialect.setting].get(transport)
             if route and (await http.control("GET", address + route)).status in _ABSENT:
                 problems.append(f"has no {route}, by which new weights come (docs/engines.md)")
-            told.append("takes weights" if route else "not asked for weights")
+            else:
+                told.append("takes weights" if route else f"weights by {transport} not asked for")
     except (EngineError, TryFailedError, TimeoutError) as error:
         problems.append(str(error) or "no answer in time")
     lines = tuple(each if each.startswith(address) else f"{address}: {each}" for each in problems)
@@ -112,10 +114,12 @@ async def _sample(address: str, dialect: Dialect, settings: Settings, model: Mod
     return request.answer.reply()
 
 
-async def _card(address: str, http: Http) -> dict[str, object]:
-    """Return what a server says of the first model that it lists, if it lists any."""
+async def _card(address: str, settings: Settings, http: Http) -> dict[str, object]:
+    """Return what a server says of the model that the settings name, or of its first; nothing where it lists none."""
     listed = (await http.control("GET", f"{address}/v1/models")).json().get("data")
-    return listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
+    cards = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    name = None if settings.engine.openai is None else settings.engine.openai.model
+    return next((each for each in cards if name in (None, each.get("id"))), {})
 
 
 def _about(found: Found, card: dict[str, object]) -> list[str]:

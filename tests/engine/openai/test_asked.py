@@ -49,6 +49,7 @@ async def test_each_server_says_what_is_wrong_with_it(vllm: VLLMMaker) -> None:
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
         async with vllm() as good, vllm(has_dev_routes=False) as plain, vllm(has_logprobs=False) as bare:
             answers = await ask(good.address, plain.address, bare.address, nobody)
+    assert ["takes weights" in each.told for each in answers] == [True, False, False, False]
     problems = [each.problems for each in answers]
     assert problems[0] == ()
     assert problems[1] == (f"{plain.address}: has no /collective_rpc, by which new weights come (docs/engines.md)",)
