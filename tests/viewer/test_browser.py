@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,7 +176,8 @@ def test_two_runs_lie_over_each_other(make_run, open_page) -> None:
             page.check(f"[aria-label='compare {name}']")
         page.click("text=compare two")
         expect(page.locator("figure").first.locator("path.curve")).to_have_count(2)
-        expect(page.locator("table.fixed tbody tr")).to_have_text(["seed17"])
+        expect(page.locator("#differing tbody tr")).to_have_text(["seed17"])
+        expect(page.locator("#figures tbody tr").nth(3)).to_have_text("reward0.4 → 0.60.4 → 0.6")
 
 
 def test_a_run_that_goes_on_is_followed_and_the_place_kept(tiny_checkpoint, tmp_path, open_page) -> None:
@@ -188,6 +190,7 @@ def test_a_run_that_goes_on_is_followed_and_the_place_kept(tiny_checkpoint, tmp_
     with command("run", settings, "--out", out, "--quiet") as process:
         while not has_steps(out, 2):
             assert process.poll() is None
+            time.sleep(0.2)
         with served(out) as address:
             page = open_page(address)
             expect(page.locator(".line").first).to_contain_text("running")
@@ -198,6 +201,11 @@ def test_a_run_that_goes_on_is_followed_and_the_place_kept(tiny_checkpoint, tmp_
             newest = int(rows.first.get_attribute("data-key"))
             expect(page.locator(f"tr[data-key='{newest + 3}']")).to_be_attached()
             assert page.locator("tr.picked").get_attribute("data-key") == picked
+            page.click("text=all samples")
+            row = page.locator("table[aria-label=samples] tbody tr").first
+            newest = int(row.get_attribute("data-key").split(".")[0])
+            expect(page.locator(f"tr[data-key^='{newest + 2}.']").first).to_be_attached()
+            page.go_back()
             process.send_signal(signal.SIGTERM)
             expect(page.locator(".line").first).to_contain_text("interrupted")
 

@@ -296,15 +296,22 @@ function settingsOf(run) {
 async function compareView(one, other) {
   const runs = await Promise.all([one, other].map((run) => ask("run", { run })));
   const keys = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))].sort();
+  const sets = [...new Set(runs.flatMap((run) => Object.keys(run.sets || {})))], accuracyOf = (run, name) => {
+    const found = run.sets?.[name];
+    return found ? `${number(found.accuracy)} (${number(found.accuracy_low)} to ${number(found.accuracy_high)})` : "-";
+  };
+  const figures = () => [["status", (run) => run.status], ["steps", (run) => number(run.steps.step?.length)], ["samples", (run) => number(run.samples)], ["reward", (run) => `${number(run.first_reward)} → ${number(run.reward)}`],
+    ["accuracy", (run) => number(run.accuracy)], ...sets.map((name) => [`accuracy on ${name}`, (run) => accuracyOf(run, name)])].map(([name, of]) => make("tr", {}, make("td", {}, name), runs.map((run) => make("td", {}, of(run)))));
   const [before, after] = runs.map((run) => (key) => (run.settings[key] === undefined || run.settings[key] === null ? "-" : written(run.settings[key])));
   const shown = make("tbody", {}, keys.filter((key) => before(key) !== after(key)).map((key) => make("tr", {}, make("td", { class: "name" }, key), make("td", { class: "name" }, before(key)), make("td", { class: "name" }, after(key)))));
-  const head = make("tr", {}, make("th", {}, "setting"), make("th", {}, one), make("th", {}, other));
+  const head = (name) => make("thead", {}, make("tr", {}, [name, one, other].map((each) => make("th", {}, each))));
+  const numbers = make("tbody", {}, figures());
   const curves = make("div", { class: "curves" }, mainCharts(runs));
-  return { title: `${one} and ${other}`, trail: [], body: [make("h1", {}, "two runs"), legend([one, other]), curves, allCharts(runs), make("h2", {}, "settings that differ"),
-    shown.rows.length ? make("table", { class: "fixed" }, make("thead", {}, head), shown) : make("p", { class: "soft" }, "none")], refresh: async () => {
+  return { title: `${one} and ${other}`, trail: [], body: [make("h1", {}, "two runs"), legend([one, other]), curves, allCharts(runs), make("table", { class: "fixed", id: "figures" }, head("figure"), numbers), make("h2", {}, "settings that differ"),
+    shown.rows.length ? make("table", { class: "fixed", id: "differing" }, head("setting"), shown) : make("p", { class: "soft" }, "none")], refresh: async () => {
     const found = await Promise.all(runs.map((run) => ask("run", { run: run.name, version: run.version })));
     found.forEach((each, n) => each.version !== runs[n].version && (runs[n] = each));
-    if (found.some((each) => each.curves)) curves.replaceChildren(...mainCharts(runs));
+    if (found.some((each) => each.curves)) curves.replaceChildren(...mainCharts(runs)), numbers.replaceChildren(...figures());
   } };
 }
 
@@ -319,8 +326,10 @@ async function samplesView(name, step, query) {
   const told = make("p", { class: "line soft" }), more = make("button", { onclick: () => load() }, "more");
   const filter = [step === "all" ? "" : `step=${step}`, only, text];
   let num = step === "all" ? FEW_ROWS / 2 : FEW_ROWS * 2;
-  const load = async () => {
-    const found = await ask("samples", { run: name, filter, order, num: (num *= 2) });
+  const hash = location.hash;
+  let version;
+  const load = async (times = 2) => {
+    const found = await ask("samples", { run: name, filter, order, num: (num *= times) });
     setRows(shown, found.rows.map((row, n, all) => {
       const [mark, kind] = MARKS[row.correct] || ["", ""];
       const fate = row.drop_reason ? [make("span", { class: "bad" }, "dropped"), make("span", { class: "wide" }, `: ${row.drop_reason}`)] : row.error ? "failed"
@@ -329,14 +338,18 @@ async function samplesView(name, step, query) {
       return { key: row.id, isFirst, href: address(["sample", name, row.id]), cells: [number(row.reward), make("span", { class: kind }, mark), number(row.length),
         step === "all" && row.step !== null ? `${row.step}: ${row.group}.${row.member}` : `${row.group}.${row.member}`, row.source, row.question, make("span", {}, fate)] };
     }));
-    lastList = { run: name, ids: found.rows.map((row) => row.id), hash: location.hash };
+    lastList = { run: name, ids: found.rows.map((row) => row.id), hash };
     told.textContent = `${number(found.rows.length)}${found.more ? ", and there are more" : " samples"}${leftOut()}`;
     more.hidden = !found.more;
   };
   await load();
   const bar = make("div", { class: "bar" }, chooser(ONLY, only, "which", (value) => change("only", value)), chooser(ORDERS, order, "order", (value) => change("order", value)), search);
   const title = step === "all" ? "samples of all steps" : `step ${step}`;
-  return { title: `${name}, ${title}`, trail: [["run", name]], body: [make("h1", {}, title), bar, told, shown.element, more] };
+  return { title: `${name}, ${title}`, trail: [["run", name]], body: [make("h1", {}, title), bar, told, shown.element, more], refresh: step === "all" && (async () => {
+    const found = await ask("run", { run: name, version });
+    if (version && found.version !== version) await load(1);
+    version = found.version;
+  }) };
 }
 
 const leftOut = () => (STORED ? `; this file has ${number(STORED.num_shown)} of ${number(STORED.num_all)} samples` : "");
