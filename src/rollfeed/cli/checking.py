@@ -80,6 +80,8 @@ def check(spec: RunSpec, *, name: str, tells: bool) -> dict[str, Any]:
         print("steps    none: without prompts there is only rollfeed eval")
     if sources and settings.trains:
         _print_training(settings, has_weights=plan["trains"])
+    if settings.tracking.trackers:
+        print(f"trackers {', '.join(settings.tracking.trackers)}; project {settings.tracking.project}")
     return plan
 
 

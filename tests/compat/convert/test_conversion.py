@@ -113,6 +113,8 @@ def test_columns_that_a_file_has_not_are_not_named(tmp_path: Path) -> None:
         ("--eval-prompt-data a a.jsonl --input-key question", "eval.input_key", "question"),
         ("--eval-prompt-data a a.jsonl --input-key question --eval-input-key prompt", "eval.input_key", "prompt"),
         ("--rollout-shuffle --rollout-seed=7", "seed", 7),
+        ("--use-tensorboard --use-wandb", "tracking.trackers", ["wandb", "tensorboard"]),
+        ("--use-wandb --wandb-project demo", "tracking.project", "demo"),
     ],
 )
 def test_flags_become_the_settings_that_mean_the_same(flags: str, key: str, expected: Any) -> None:
@@ -212,6 +214,12 @@ def test_the_text_is_the_settings_with_where_each_comes_from() -> None:
     assert tomllib.loads(found.text()) == found.tree
     assert "rollout_batch_size = 8  # --rollout-batch-size 8" in found.text()
     assert "#   --colocate: GPUs and processes are not placed here" in found.text()
+
+
+def test_a_key_is_not_written_out() -> None:
+    text = convert_script("--use-wandb --wandb-key 0f1e2d3c", source="flags").text()
+    assert "0f1e2d3c" not in text
+    assert "--wandb-key <key>: put it into WANDB_API_KEY" in text
 
 
 def test_the_page_has_the_tables_of_the_flags() -> None:

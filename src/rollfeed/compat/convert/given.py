@@ -26,7 +26,8 @@ class Given:
     """File and line; empty for flags that are in no file."""
 
     def __str__(self) -> str:
-        return " ".join([f"--{self.name}", *map(_quoted, self.texts)])
+        texts = ("<key>",) if self.name == "wandb-key" else self.texts
+        return " ".join([f"--{self.name}", *map(_quoted, texts)])
 
 
 def _quoted(text: str) -> str:

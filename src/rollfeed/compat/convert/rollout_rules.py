@@ -12,7 +12,7 @@ from rollfeed.compat.convert.eval_config import compose_file, plain_value, table
 from rollfeed.compat.convert.evaluation_rules import set_evaluation
 from rollfeed.compat.convert.table import FLAGS
 from rollfeed.compat.convert.toml_text import Setting
-from rollfeed.compat.convert.training_rules import set_advantages, set_training
+from rollfeed.compat.convert.training_rules import set_advantages, set_tracking, set_training
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files import find_config
 
@@ -43,7 +43,18 @@ def apply_rules(draft: Draft) -> None:
     """Decide all flags that the table does not carry over by themselves."""
     draft.put("seed", draft.value("rollout-seed"), "rollout-seed")
     draft.mode = _mode(draft)
-    for part in (_prompts, _environments, _scheduling, _plugins, _filters, _lengths, _rewards, _engine, set_evaluation):
+    for part in (
+        _prompts,
+        _environments,
+        _scheduling,
+        _plugins,
+        _filters,
+        _lengths,
+        _rewards,
+        _engine,
+        set_evaluation,
+        set_tracking,
+    ):
         part(draft)
     if not draft.value("debug-rollout-only"):
         set_advantages(draft)

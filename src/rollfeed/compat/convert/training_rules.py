@@ -44,6 +44,12 @@ def set_advantages(draft: Draft) -> None:
         draft.leave("disable-grpo-std-normalization", f"{ours} does not divide by that of a group")
 
 
+def set_tracking(draft: Draft) -> None:
+    """Set ``tracking.trackers``."""
+    if names := [name for name in ("wandb", "tensorboard", "mlflow") if draft.value(f"use-{name}")]:
+        draft.put("tracking.trackers", names, *(f"use-{name}" for name in names))
+
+
 def set_training(draft: Draft) -> None:
     """Set ``[train]``."""
     at = "train.loss."
