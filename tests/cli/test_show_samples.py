@@ -168,7 +168,7 @@ def test_one_sample_is_shown_whole_with_its_tokens_in_parts(shown, runs) -> None
     assert "detail: compared" in text
     view = json.loads(shown(runs / "first", "--sample", "2.1", "--json"))
     (sample,) = view["samples"]
-    assert (view["member"], sample["advantage"], len(sample["parts"])) == (1, -0.5, 3)
+    assert (sample["member"], sample["advantage"], len(sample["parts"])) == (1, -0.5, 3)
 
 
 def test_a_dropped_sample_says_why_and_has_no_advantage(shown, runs) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rollfeed.cli.arguments import Parsers, add_command, add_flags, path_argument
 from rollfeed.cli.show_run import print_run, run_advice
 from rollfeed.cli.show_runs import comparison_view, print_comparison, print_runs
-from rollfeed.cli.show_samples import found_view, group_view, member_view, print_found, print_group, print_member
+from rollfeed.cli.show_samples import found_view, group_view, print_found, print_group
 from rollfeed.cli.shown import console, number_text, print_json, print_line
 from rollfeed.errors import ConfigError, RunDirectoryError, in_one_line
 from rollfeed.store import GroupSummary, RunReader, StepRecord
@@ -102,11 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
         if {"worst", "wrong", "filter"} & set(within):
             num, worst = _num_samples(arguments), arguments.worst is not None
             _show_found(arguments, *find_samples(reader, _filter(arguments), num=num, worst=worst))
-        elif arguments.sample is not None:
-            _show_member(arguments, reader)
-        elif arguments.group is not None:
-            found = reader.group(arguments.group, step=arguments.step)
-            print_json(group_view(found)) if arguments.json else print_group(console(), found)
+        elif arguments.group is not None or arguments.sample is not None:
+            _show_group(arguments, reader)
         elif arguments.json:
             print_json(run_view(reader, step=arguments.step))
         else:
@@ -161,13 +158,14 @@ def _show_found(
         print_found(console(), found, has_more=has_more, is_whole=is_whole)
 
 
-def _show_member(arguments: argparse.Namespace, reader: RunReader) -> None:
-    group_index, member = _place(arguments.sample)
-    found = reader.group(group_index, step=arguments.step)
+def _show_group(arguments: argparse.Namespace, reader: RunReader) -> None:
+    group, member = (arguments.group, None) if arguments.sample is None else _place(arguments.sample)
+    found = reader.group(group, step=arguments.step)
+    advantages = advantages_of(reader, found)
     if arguments.json:
-        print_json(member_view(found, member, advantages_of(reader, found)))
+        print_json(group_view(found, member, advantages))
     else:
-        print_member(console(), found, member, advantages_of(reader, found))
+        print_group(console(), found, member, advantages)
 
 
 def _place(text: str) -> tuple[int, int]:

@@ -29,8 +29,14 @@ def found_view(found: Sequence[FoundSample], *, has_more: bool) -> dict[str, Any
     return {"samples": [asdict(each) for each in found], "has_more": has_more}
 
 
-def group_view(found: FoundGroup) -> dict[str, Any]:
-    """Return one group whole as JSON values: prompt, texts, rewards and token counts."""
+def group_view(found: FoundGroup, member: int | None, advantages: Advantages) -> dict[str, Any]:
+    """Return one group as JSON values: prompt, texts, rewards and token counts, of all members or one.
+
+    The samples of one have ``parts``: the stretches of equal kind.
+
+    Raises:
+        RunDirectoryError: If the group has no such member.
+    """
     group, prompt = found.group, found.group.prompt
     return {
         "step": found.step,
@@ -46,23 +52,16 @@ def group_view(found: FoundGroup) -> dict[str, Any]:
         "label": prompt.label,
         "metadata": prompt.metadata,
         "samples": [
-            _sample_view(rollout, sample) for rollout in group.rollouts for sample in rollout.samples or (None,)
+            {
+                **_sample_view(rollout, sample),
+                "member": number,
+                "advantage": None if sample is None else advantages.get(sample.index),
+                **({} if member is None or sample is None else {"parts": list(_parts(sample))}),
+            }
+            for number, rollout in _members(found, member)
+            for sample in rollout.samples or (None,)
         ],
     }
-
-
-def member_view(found: FoundGroup, member: int, advantages: Advantages) -> dict[str, Any]:
-    """Return one rollout of a group as JSON values: its group's prompt, and its samples with parts of equal kind.
-
-    Raises:
-        RunDirectoryError: If the group has no such member.
-    """
-    rollout = _member(found, member)
-    samples = [
-        {**_sample_view(rollout, sample), "advantage": advantages.get(sample.index), "parts": list(_parts(sample))}
-        for sample in rollout.samples
-    ]
-    return {**group_view(found), "member": member, "samples": samples or [_sample_view(rollout, None)]}
 
 
 def _sample_view(rollout: Rollout, sample: Sample | None) -> dict[str, Any]:
@@ -141,50 +140,13 @@ def _right_or_wrong(correct: Correct | None) -> list[str]:
     return {Correct.YES: ["right"], Correct.NO: ["wrong"]}.get(correct, [])  # type: ignore[arg-type]  # None is none
 
 
-def print_group(to: Console, found: FoundGroup) -> None:
-    """Print one group whole: the prompt and every response, with reward, verdict and length."""
-    _print_prompt(to, found)
-    for number, rollout in enumerate(found.group.rollouts):
-        for sample in rollout.samples or (None,):
-            print_section(to, _sample_title(number, rollout, sample), sample.response if sample else "")
-        _print_verdict(to, rollout)
-
-
-def print_member(to: Console, found: FoundGroup, member: int, advantages: Advantages) -> None:
-    """Print one rollout of a group whole, with what is known of its tokens.
+def print_group(to: Console, found: FoundGroup, member: int | None, advantages: Advantages) -> None:
+    """Print one group whole: the prompt and every response, or that of one member with what is known of its tokens.
 
     Raises:
         RunDirectoryError: If the group has no such member.
     """
-    rollout, prompt = _member(found, member), found.group.prompt
-    _print_prompt(to, found)
-    for sample in rollout.samples or (None,):
-        print_section(to, _sample_title(member, rollout, sample), sample.response if sample else "")
-        if sample is None:
-            continue
-        to.print()
-        if (advantage := advantages.get(sample.index)) is not None:
-            by_token = " on average" if isinstance(advantage, list) else ""
-            print_line(to, f"advantage {np.mean(advantage):.4g}{by_token}")
-        parts = list(_parts(sample))
-        rows = [
-            (
-                f"{part['start']}-{part['end'] - 1}",
-                "trained on" if part["is_trained"] else "not trained on",
-                *(str(part["policy_version"]), f"{part['logprob_mean']:.3f}", f"{part['logprob_min']:.3f}"),
-            )
-            for part in parts[:_MOST_PARTS]
-        ]
-        print_table(to, ("tokens", "", "version", "mean logprob", "lowest"), rows, left=("",))
-        if len(parts) > _MOST_PARTS:
-            print_line(to, f"{len(parts) - _MOST_PARTS} more: --json")
-        if own := {name: each for name, each in sample.metadata.items() if prompt.metadata.get(name) != each}:
-            print_line(to, f"metadata of its own {json_text(own)}")
-    _print_verdict(to, rollout)
-
-
-def _print_prompt(to: Console, found: FoundGroup) -> None:
-    group, prompt = found.group, found.group.prompt
+    members, group, prompt = _members(found, member), found.group, found.group.prompt
     fate = "kept" if found.drop_reason is None else f"dropped: {found.drop_reason}"
     print_line(to, f"group {group.group_index} of step {found.step}, {fate}", style="bold")
     print_line(to, f"source {prompt.source}, prompt {prompt.prompt_id}, {counted(len(prompt.token_ids), 'token')}")
@@ -192,13 +154,37 @@ def _print_prompt(to: Console, found: FoundGroup) -> None:
     if prompt.metadata:
         print_line(to, f"metadata {json_text(dict(prompt.metadata))}")
     print_section(to, "prompt", prompt.text)
+    for number, rollout in members:
+        for sample in rollout.samples or (None,):
+            print_section(to, _sample_title(number, rollout, sample), sample.response if sample else "")
+            if sample is not None and member is not None:
+                _print_tokens(to, sample, advantages.get(sample.index))
+                own = {name: each for name, each in sample.metadata.items() if prompt.metadata.get(name) != each}
+                if own:
+                    print_line(to, f"metadata of its own {json_text(own)}")
+        if rollout.verdict is not None and rollout.verdict.detail:
+            print_line(to, f"detail: {rollout.verdict.detail}")
+        if rollout.error is not None:
+            print_line(to, f"error: {rollout.error}", style="red")
 
 
-def _print_verdict(to: Console, rollout: Rollout) -> None:
-    if rollout.verdict is not None and rollout.verdict.detail:
-        print_line(to, f"detail: {rollout.verdict.detail}")
-    if rollout.error is not None:
-        print_line(to, f"error: {rollout.error}", style="red")
+def _print_tokens(to: Console, sample: Sample, advantage: float | list[float] | None) -> None:
+    to.print()
+    if advantage is not None:
+        by_token = " on average" if isinstance(advantage, list) else ""
+        print_line(to, f"advantage {np.mean(advantage):.4g}{by_token}")
+    parts = list(_parts(sample))
+    rows = [
+        (
+            f"{part['start']}-{part['end'] - 1}",
+            "trained on" if part["is_trained"] else "not trained on",
+            *(str(part["policy_version"]), f"{part['logprob_mean']:.3f}", f"{part['logprob_min']:.3f}"),
+        )
+        for part in parts[:_MOST_PARTS]
+    ]
+    print_table(to, ("tokens", "", "version", "mean logprob", "lowest"), rows, left=("",))
+    if len(parts) > _MOST_PARTS:
+        print_line(to, f"{len(parts) - _MOST_PARTS} more: --json")
 
 
 def _sample_title(member: int, rollout: Rollout, sample: Sample | None) -> str:
@@ -216,9 +202,12 @@ def _sample_title(member: int, rollout: Rollout, sample: Sample | None) -> str:
     return ", ".join(parts)
 
 
-def _member(found: FoundGroup, member: int) -> Rollout:
-    rollouts = found.group.rollouts
-    if not 0 <= member < len(rollouts):
-        has = f"it has members 0 to {len(rollouts) - 1}" if rollouts else "it has none"
+def _members(found: FoundGroup, member: int | None) -> list[tuple[int, Rollout]]:
+    """Return the members that are asked for, with their numbers."""
+    members = list(enumerate(found.group.rollouts))
+    if member is None:
+        return members
+    if not 0 <= member < len(members):
+        has = f"it has members 0 to {len(members) - 1}" if members else "it has none"
         raise RunDirectoryError(f"group {found.group.group_index} of step {found.step} has no member {member}; {has}")
-    return rollouts[member]
+    return [members[member]]
