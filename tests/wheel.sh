@@ -67,7 +67,7 @@ without_extras() {
     rollfeed serve fake-sglang --vocab-size 40 --port 0 >server & trap "kill $!" EXIT
     until grep -q http server; do sleep 0.2; done
     rollfeed run run.toml --out runs/first --set "engine.sglang.workers=[\"$(grep -o "http.*" server)\"]"
-    rollfeed show runs/first >/dev/null && rollfeed lint runs/first && rollfeed replay runs/first'
+    rollfeed show runs/first >/dev/null && rollfeed report runs/first --out page.html && rollfeed lint runs/first && rollfeed replay runs/first'
   # What is missing is one line with its command.
   alone "$1" 'rollfeed init dataset && ! rollfeed run dataset/run.toml 2>said && test "$(wc -l <said)" = 1 &&
     grep "pip install .rollfeed\[local\]" said'
