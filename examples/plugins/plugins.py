@@ -119,7 +119,8 @@ class PrintTracker:
     """A tracker: one line of JSON a step, on standard error."""
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        print(json.dumps({"step": step, "reward": metrics["rollout/reward_mean"]}), file=sys.stderr)
+        if "rollout/reward_mean" in metrics:  # others are of updates and evaluations
+            print(json.dumps({"step": step, "reward": metrics["rollout/reward_mean"]}), file=sys.stderr)
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -154,6 +155,21 @@ def test_a_tracker_that_raises_is_found() -> None:
 
     with pytest.raises(AssertionError, match="only one step"):
         check_tracker(Tracker())
+
+
+def test_a_tracker_that_does_not_say_how_it_calls_the_run_is_found(tmp_path: Path) -> None:
+    class Tracker:
+        def start(self, run):
+            self.name = run.name
+
+        def log(self, metrics, *, step: int) -> None: ...
+
+        def log_samples(self, rows, *, step: int, name: str) -> None: ...
+
+        def close(self) -> None: ...
+
+    with pytest.raises(AssertionError, match="start returned None"):
+        check_tracker(Tracker(), folder=tmp_path / "tracker")
 
 
 class Shout:

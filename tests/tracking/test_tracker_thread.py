@@ -44,16 +44,7 @@ class Told:
 
 
 def run_of(folder: Path, *, first_step: int = 0) -> TrackedRun:
-    return TrackedRun(
-        name="first",
-        project="rollfeed",
-        group=None,
-        settings={"seed": 1},
-        folder=folder,
-        first_step=first_step,
-        going_on=None,
-        went_back=False,
-    )
+    return TrackedRun(name="first", project="rollfeed", settings={"seed": 1}, folder=folder, first_step=first_step)
 
 
 def tell(

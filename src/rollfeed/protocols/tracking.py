@@ -17,17 +17,18 @@ class TrackedRun:
 
     name: str
     project: str
-    group: str | None
     settings: Mapping[str, Any]
     """All settings by dotted keys, as JSON values; without variables for other programs."""
     folder: Path
     """In the run directory, for the tracker to make and write to."""
-    first_step: int
+    first_step: int = 0
     """The step that comes next; above 0 where an earlier process made those before it."""
-    going_on: str | None
+    going_on: str | None = None
     """What the tracker called the run when an earlier process began it; None where it is to begin a new one."""
-    went_back: bool
+    went_back: bool = False
     """Whether steps from ``first_step`` on, which the tracker has, are made anew."""
+    group: str | None = None
+    """Other runs of the same one belong to it."""
 
 
 class Tracker(Protocol):

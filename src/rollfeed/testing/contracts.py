@@ -12,6 +12,7 @@ import random as global_random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -30,9 +31,11 @@ from rollfeed.protocols import (
     RolloutFn,
     RolloutRequest,
     RunningGroup,
+    RunTracker,
     SampleHook,
     Services,
     Tool,
+    TrackedRun,
     Tracker,
 )
 from rollfeed.testing.builders import make_group, make_prompt, make_request, make_sample
@@ -274,10 +277,21 @@ def check_advantage(advantage: AdvantageFn) -> None:
             assert np.isfinite(value).all(), f"advantages of {rewards} are not finite: {returned}"
 
 
-def check_tracker(tracker: Tracker) -> None:
-    """Check that a tracker takes metrics of several steps and can be closed."""
+def check_tracker(tracker: Tracker, *, folder: Path = Path("trackers")) -> None:
+    """Check that a tracker takes metrics of several steps, of an update and an evaluation, and can be closed.
+
+    One that is told of the run may make ``folder`` and write to it.
+    """
+    if isinstance(tracker, RunTracker):
+        run = TrackedRun(name="run", project="rollfeed", settings={"seed": 0}, folder=folder)
+        run_id = tracker.start(run)
+        assert isinstance(run_id, str), f"start returned {run_id!r}; it must return what the tracker calls the run"
     for step in range(2):
-        tracker.log({"rollout/reward_mean": 0.5}, step=step)
+        tracker.log({"rollout/reward_mean": 0.5, "rollout/reward_std": float("nan")}, step=step)
+        tracker.log({"train/loss": 0.5}, step=step)
+        if isinstance(tracker, RunTracker):
+            tracker.log_samples([{"prompt": "2 + 2", "response": "4", "reward": None}], step=step, name="samples")
+    tracker.log({"eval/sums/accuracy": 0.5}, step=2)
     tracker.close()
 
 

@@ -80,8 +80,6 @@ class Trackers:
             settings=flatten(_told(tree)),
             folder=folder,
             first_step=first_step,
-            going_on=None,
-            went_back=False,
         )
         with keeping_prints(prints):
             self._threads = [self._thread(name, make, run) for name, make in self._makers()]
