@@ -123,8 +123,8 @@ def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()
     Raises:
         ConfigError: As :func:`build_engine`.
     """
-    is_known = not starts and settings.engine.is_embedded and is_embeddable(model.checkpoint, settings.engine)
-    if settings.needs_engine and not is_known:
+    may_idle = not starts and settings.engine.is_embedded
+    if settings.needs_engine and not (may_idle and is_embeddable(model.checkpoint, settings.engine)):
         return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=folders)
     return IdleEngine(context_length=settings.engine.context_length, vocab_size=vocab_size_of(model.checkpoint))
 
