@@ -16,6 +16,7 @@ from rollfeed.engine.client.replies import Found, Reply
 from rollfeed.engine.dialects import DIALECTS, SGLang
 from rollfeed.engine.http import Http, TryFailedError
 from rollfeed.errors import ConfigError, EngineError
+from rollfeed.types.text import counted
 
 _TEXT = "Add 12 and 34, and say why."
 _NUM_TOKENS = 8
@@ -81,7 +82,7 @@ async def _ask(
         told += _about(found, card)
         reply = await _sample(address, dialect, settings, model, http)
         has_logprobs = len(reply.token_ids) > 0 and bool(np.isfinite(reply.logprobs).all())
-        told.append(f"{len(reply.token_ids)} tokens{' with logprobs' if has_logprobs else ''}")
+        told.append(f"{counted(len(reply.token_ids), 'token')}{' with logprobs' if has_logprobs else ''}")
         if dialect.is_exact and not has_logprobs:
             problems.append("returns no tokens with logprobs, so that nothing can be trained on it")
         told.append(_compared_texts(reply, settings, model))
@@ -101,7 +102,7 @@ async def _ask(
 
 
 async def _sample(address: str, dialect: Dialect, settings: Settings, model: Model, http: Http) -> Reply:
-    params = replace(settings.sampling.params, max_new_tokens=_NUM_TOKENS, min_new_tokens=0)
+    params = replace(settings.sampling.params, max_new_tokens=_NUM_TOKENS, min_new_tokens=0, seed=0)
     dialect.check(params)
     prompt_ids = np.asarray(model.tokenizer.encode(_TEXT, add_special_tokens=False), np.int32)
     flight = Flight(request_id="rollfeed-check", prompt_ids=prompt_ids, params=params)
@@ -144,6 +145,6 @@ def _compared_texts(reply: Reply, settings: Settings, model: Model) -> str:
     if reply.text is None or not reply.is_exact:
         return "text not compared"
     skips = settings.sampling.rollout_skip_special_tokens
-    ours = model.tokenizer.decode(reply.token_ids, skip_special_tokens=skips).strip()
-    theirs = reply.text.strip("\ufffd \n")
-    return "text as ours" if ours.startswith(theirs) else f"text {theirs!r}, which is {ours!r} here"
+    texts = (reply.text, model.tokenizer.decode(reply.token_ids, skip_special_tokens=skips))
+    theirs, ours = (text.replace("\ufffd", "").strip() for text in texts)
+    return "text as ours" if ours == theirs else f"text {theirs!r}, which is {ours!r} here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -22,4 +23,5 @@ async def test_the_embedded_server_can_be_used(
         (answer,) = await asyncio.to_thread(ask_servers, settings, load_model(str(tiny_checkpoint)))
     assert answer.problems == ()
     assert "context of 256 tokens" in answer.told
-    assert answer.told[-3:] == ("8 tokens with logprobs", "text as ours", "takes weights")
+    assert re.fullmatch(r"\d tokens? with logprobs", answer.told[-3])
+    assert answer.told[-2:] == ("text as ours", "takes weights")
