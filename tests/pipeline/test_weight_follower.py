@@ -70,11 +70,11 @@ async def test_a_version_that_does_not_come_ends_the_run_and_says_so(make_rollou
 async def test_a_step_that_waits_for_weights_says_so(make_rollouts, tick_engine, tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, "rollfeed")
     engine = tick_engine(lambda rollout_id: 3)
-    weights = follower(tmp_path, Publisher(engine), max_lag=0, timeout_seconds=8.0)
+    weights = follower(tmp_path, Publisher(engine), max_lag=0, timeout_seconds=24.0)
     async with make_rollouts(engine, source=prompts(), weights=weights, **SETTINGS) as rollouts:
         await rollouts.generate_batch()
         waiting = asyncio.create_task(rollouts.generate_batch())
-        while not waiting.done() and "step 1 waits for weights of version 1, 2 s of" not in caplog.text:
+        while not waiting.done() and "step 1 waits for weights of version 1, 6 s of" not in caplog.text:
             await asyncio.wait({waiting}, timeout=0.01)
         publish(tmp_path, 1)
         assert (await waiting).policy_version == 1
