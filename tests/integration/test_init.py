@@ -59,6 +59,8 @@ def test_a_template_runs_as_it_is(
         request.addfinalizer(other.kill)
     for program, *words in named:
         if program == "rollfeed" and words[0] != "serve":
+            if words[0] == "train" and template != "dataset":  # one training is enough
+                words[0] = "check"
             changed = ["--set", "rollout.num_rollout=2", *overrides] if words[0] in ("run", "train") else []
             ran = rollfeed(*words, *changed)
             assert ran.code == 0, (words, ran.err)
