@@ -129,7 +129,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     if settings.metrics.port is not None:
         check_port(settings.metrics.host, settings.metrics.port)
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
-    model = load_settings_model(settings)
+    model = load_settings_model(settings, samples=starts)
     settings = _with_template_date(settings, model.template_date)
     engine = run_engine(model, settings, folders=folders, starts=starts)
     rows = RowChecks(

@@ -49,11 +49,16 @@ class Model:
 
 
 def load_model(
-    checkpoint: str = DEFAULT_MODEL, settings: ModelSettings | None = None, *, with_weights: bool = True
+    checkpoint: str = DEFAULT_MODEL,
+    settings: ModelSettings | None = None,
+    *,
+    with_weights: bool = True,
+    samples: bool = True,
 ) -> Model:
     """Find a checkpoint and load its tokenizer; the default model is converted on first use.
 
-    ``settings`` are what else there is in ``[model]``; servers have the weights themselves.
+    ``settings`` are what else there is in ``[model]``; servers have the weights themselves. ``samples`` is as of
+    :func:`load_tokenizer`.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.
@@ -66,6 +71,7 @@ def load_model(
         chat_template_kwargs=settings.chat_template_kwargs,
         chat_template=None if settings.chat_template is None else Path(settings.chat_template),
         template_date=settings.template_datetime,
+        samples=samples,
     )
     told = tokenizer.template_date
     return Model(
@@ -76,7 +82,7 @@ def load_model(
     )
 
 
-def load_settings_model(settings: Settings) -> Model:
+def load_settings_model(settings: Settings, *, samples: bool = True) -> Model:
     """Find or make the model of a settings file; its weights need not be here where servers have them.
 
     Raises:
@@ -86,7 +92,7 @@ def load_settings_model(settings: Settings) -> Model:
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
     is_served = settings.engine.needs_weights and settings.needs_engine
-    return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched)
+    return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched, samples=samples)
 
 
 def load_model_tokenizer(settings: ModelSettings, *, seed: int) -> Tokenizer:

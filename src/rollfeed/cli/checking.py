@@ -176,7 +176,7 @@ def _check_run(spec: RunSpec) -> _Checked:
 def _check_engine(spec: RunSpec) -> _Checked:
     settings = spec.settings
     app.load_trackers(settings, folders=spec.folders)
-    model = app.load_settings_model(settings)
+    model = app.load_settings_model(settings, samples=False)
     if not (settings.engine.is_embedded and is_embeddable(model.checkpoint, settings.engine)):
         app.build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=spec.folders)
     return _Checked(model, app.load_functions(settings, folders=spec.folders))

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rollfeed.errors import CheckpointError
 
 _WEB_PAGE = "is a web page, not {what}: fetch the file again"
@@ -60,12 +62,19 @@ def read_object(path: Path) -> dict[str, Any]:
     if not text.strip():
         raise refusal(path, "is empty: fetch it again")
     try:
-        found = json.loads(text)
+        found = _decoded(text)
     except (ValueError, RecursionError) as error:
         raise refusal(path, f"is not JSON, or cut short ({error}): fetch it again") from None
     if not isinstance(found, dict):
         raise refusal(path, "is not a JSON object")
     return found
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)  # several times as fast as the other, which vocabularies are worth
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return json.loads(text)  # takes NaN and other encodings too, and says where a mistake is
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -63,7 +63,8 @@ class ChatTemplate:
         self.date = date
         texts = tokenizer.chat_template or ()
         self._texts = tuple(texts.values()) if isinstance(texts, Mapping) else (texts,) if texts else ()
-        self._compiled = [_compiled(text) for text in self._texts]
+        compile_template = getattr(tokenizer, "compile", None)
+        self._compiled = [_compiled(text, compile_template) for text in self._texts]
         is_one = isinstance(tokenizer.chat_template, str)
         self._specials = {**tokenizer.special_tokens_map, "documents": None} if is_one else None
         """Variables that every template has besides; None where it is to be chosen among several."""
@@ -249,13 +250,17 @@ def check_template(text: str) -> None:
     _compiled(text)
 
 
-def _compiled(text: str) -> Any:
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
+def _compiled(text: str, compile_template: Callable[[str], Any] | None = None) -> Any:
     try:
-        return _compile_jinja_template(text)
+        return (compile_template or _compiled_by_transformers)(text)
     except TemplateSyntaxError as error:
         raise CheckpointError(
             f"the model's chat template cannot be read: {error.message} (line {error.lineno}); mend it in the "
             "checkpoint's folder"
         ) from error
+
+
+def _compiled_by_transformers(text: str) -> Any:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    return _compile_jinja_template(text)

@@ -6,6 +6,7 @@ encoded without adding any, raw text with those that the tokenizer puts before i
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import check_content, read_eos_token_ids, read_object
 from rollfeed.prompts.asking import asked
 from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate, check_template
+from rollfeed.prompts.plain_tokenizer import PlainTokenizer, plain_tokenizer
 from rollfeed.protocols import AnswerMarker, CallFormat, PromptPreprocessor, Rendered, Tokenizer
 from rollfeed.types import Message
 from rollfeed.types.text import well_formed
@@ -53,6 +55,7 @@ def load_tokenizer(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     chat_template: Path | None = None,
     template_date: datetime | None = None,
+    samples: bool = True,
 ) -> LocalTokenizer:
     """Load the tokenizer of a checkpoint folder; nothing is fetched.
 
@@ -63,6 +66,7 @@ def load_tokenizer(
         chat_template_kwargs: Variables of the chat template, such as ``enable_thinking``.
         chat_template: A file with another chat template than the checkpoint's.
         template_date: What a chat template is told that asks for the date; by default now. It never changes after.
+        samples: Whether prompts will be answered; what only looks at them does without transformers where it can.
 
     Raises:
         CheckpointError: If the folder has no tokenizer that can be loaded, or only one that needs code of its own, or
@@ -74,10 +78,9 @@ def load_tokenizer(
     for name in _FILES:
         if os.path.lexists(folder / name):
             check_content(folder / name)
+    template = None if chat_template is None else _own_template(chat_template)
     try:
-        tokenizer = _loader(folder).from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        tokenizer = _loaded(folder, trust_remote_code=trust_remote_code, template=template, samples=samples)
     except Exception as error:  # the tokenizers library raises plain Exception
         if "trust_remote_code" in str(error):
             raise CheckpointError(
@@ -90,8 +93,8 @@ def load_tokenizer(
             ) from error
         message = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: cannot load a tokenizer from it: {message}") from error
-    if chat_template is not None:
-        tokenizer.chat_template = _own_template(chat_template)
+    if template is not None:
+        tokenizer.chat_template = template
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return LocalTokenizer(
         tokenizer,
@@ -114,8 +117,8 @@ def _own_template(path: Path) -> str:
     return text
 
 
-def _loader(folder: Path) -> Any:
-    """Return the transformers class that loads a folder's tokenizer.
+def _loaded(folder: Path, *, trust_remote_code: bool, template: str | None, samples: bool) -> Any:
+    """Return a folder's tokenizer as transformers loads it, or one that does as that.
 
     The general one imports PyTorch on its way, which takes seconds; where ``tokenizer.json`` says everything, it is not
     needed. Imported here, so that commands that load no model do not pay for it.
@@ -125,13 +128,15 @@ def _loader(folder: Path) -> Any:
     if find_spec("torch") is None:  # which transformers would tell everybody, and tokenizers do not need
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     is_whole = (folder / "tokenizer.json").exists() and config.get("tokenizer_class") in _WHOLE_IN_ONE_FILE
-    if is_whole and "auto_map" not in config:
-        from transformers import PreTrainedTokenizerFast
+    is_whole = is_whole and "auto_map" not in config
 
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
+    def load() -> Any:
+        name = "PreTrainedTokenizerFast" if is_whole else "AutoTokenizer"
+        loader = getattr(importlib.import_module("transformers"), name)
+        return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
 
-    return AutoTokenizer
+    plain = plain_tokenizer(folder, chat_template=template, load=load) if is_whole and not samples else None
+    return load() if plain is None else plain
 
 
 class LocalTokenizer:
@@ -228,6 +233,8 @@ def _plain_backend(tokenizer: Any) -> Any:
 
     They take longer than the tokens of a short text.
     """
+    if isinstance(tokenizer, PlainTokenizer):
+        return tokenizer.backend_tokenizer
     from transformers import PreTrainedTokenizerFast
 
     kind = type(tokenizer)
