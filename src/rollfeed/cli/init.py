@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if name not in names:
         near = get_close_matches(name, names, n=1)
         raise ConfigError(
-            f"there is no template {name!r}{f': did you mean {near[0]}?' if near else ''}; there are {', '.join(names)}"
+            f"there is no template {name!r}{f': did you mean {near[0]}?' if near else ''}; there are {', '.join(names)}, and "
+            "a folder comes behind it"
         )
     folder = arguments.folder or Path(name)
     written = _write(_TEMPLATES / name, folder)
