@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,12 @@ def test_a_training_is_found_by_the_readers_of_all_trackers(command: Command, tm
         settings = found["settings"]
         assert "rollout.rollout_batch_size" in settings
         assert name == "tensorboard" or str(settings["rollout.rollout_batch_size"]) == "2"
+
+    shutil.rmtree(out / "checkpoints" / "step-000002")  # as if it had been killed before that was written
+    rollfeed(command, "train", "run.toml", "--out", out, "--set", "rollout.num_rollout=4", "--json")
+    (found,) = read(command, out)["tensorboard"]
+    for metric, num_steps in ((REWARD, 4), ("train/entropy", 4), ("eval/core/copy_text@0/pass@1", 5)):
+        assert [step for step, _ in found["points"][metric]] == list(range(num_steps)), metric
 
 
 def test_a_run_that_goes_on_has_no_step_twice(command: Command, tmp_path: Path) -> None:
