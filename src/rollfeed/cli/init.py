@@ -47,10 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     name = arguments.template
     if name not in names:
-        near = get_close_matches(name, names, n=1)
+        meant = "".join(f": did you mean {near}?" for near in get_close_matches(name, names, n=1))
         raise ConfigError(
-            f"there is no template {name!r}{f': did you mean {near[0]}?' if near else ''}; there are {', '.join(names)}, and "
-            "a folder comes behind it"
+            f"there is no template {name!r}{meant}; there are {', '.join(names)}, and a folder comes behind it"
         )
     folder = arguments.folder or Path(name)
     written = _write(_TEMPLATES / name, folder)
