@@ -52,7 +52,7 @@ def group(group_index: int, rewards: list[float], *, source: str = "sums") -> Gr
             range(4, 10),
             loss_mask=np.array([1, 1, 0, 0, 1, 1], np.float32),
             logprobs=np.array([-1, -3, 0, 0, -0.5, -0.5], np.float32),
-            version_spans=(VersionSpan(0, 4, 1), VersionSpan(4, 6, 2)),
+            version_spans=(VersionSpan(0, 5, 1), VersionSpan(5, 6, 2)),
             status=SampleStatus.COMPLETED,
             group_index=group_index,
             index=index,
@@ -163,12 +163,13 @@ def test_one_sample_is_shown_whole_with_its_tokens_in_parts(shown, runs) -> None
     rows = [line.split() for line in text.splitlines()]
     assert ["0-1", "trained", "on", "1", "-2.000", "-3.000"] in rows
     assert ["2-3", "not", "trained", "on", "1", "0.000", "0.000"] in rows
-    assert ["4-5", "trained", "on", "2", "-0.500", "-0.500"] in rows
+    assert ["4-4", "trained", "on", "1", "-0.500", "-0.500"] in rows
+    assert ["5-5", "trained", "on", "2", "-0.500", "-0.500"] in rows
     assert 'metadata of its own {"num_turns": 2}' in text
     assert "detail: compared" in text
     view = json.loads(shown(runs / "first", "--sample", "2.1", "--json"))
     (sample,) = view["samples"]
-    assert (sample["member"], sample["advantage"], len(sample["parts"])) == (1, -0.5, 3)
+    assert (sample["member"], sample["advantage"], len(sample["parts"])) == (1, -0.5, 4)
 
 
 def test_a_dropped_sample_says_why_and_has_no_advantage(shown, runs) -> None:
@@ -312,6 +313,12 @@ def test_lines_of_something_else_are_told_as_damage(capsys, runs, tmp_path, name
         assert (code, len(told)) in {(0, 0), (2, 1)}  # half a line is one that is being written
         assert all(f"{name}: is damaged" in each for each in told)
         assert (code == 0) == (line == "no")
+
+
+def test_an_evaluation_of_a_set_without_figures_is_told_as_damage(refused, runs, tmp_path) -> None:
+    shutil.copytree(runs / "first", tmp_path / "run")
+    (tmp_path / "run" / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5, "sets": {"sums": {"accuracy": 0.5}}}\n')
+    assert "eval.jsonl: is damaged" in refused(tmp_path / "run")
 
 
 def test_texts_are_cut_and_filled_by_the_columns_that_they_take() -> None:

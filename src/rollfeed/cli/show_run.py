@@ -60,6 +60,7 @@ def _metrics(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
 def print_run(to: Console, reader: RunReader, *, step: int | None = None, limit: int) -> None:
     """Print a run, or one step of it with its groups; at most ``limit`` steps or groups, the newest steps."""
     steps = reader.steps() if step is None else (reader.step(step),)
+    curves, advice = _curves(reader, steps), run_advice(reader, steps)  # read before anything is printed
     for line in _run_lines(reader):
         print_line(to, line)
     if not steps:
@@ -84,10 +85,10 @@ def print_run(to: Console, reader: RunReader, *, step: int | None = None, limit:
     drawn = counts.pop("drawn")
     parts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     print_line(to, f"prompts: {drawn:,} drawn = {parts or '0'}")
-    for line in accuracy_report(_curves(reader, steps), width=to.width, ascii_only=to.options.ascii_only):
+    for line in accuracy_report(curves, width=to.width, ascii_only=to.options.ascii_only):
         print_line(to, line)
-    for advice in run_advice(reader, steps):
-        print_line(to, f"advice: {advice.text}", style="yellow")
+    for each in advice:
+        print_line(to, f"advice: {each.text}", style="yellow")
     print_line(to, "more: --step N, --group G, --sample G.M, --worst, --wrong, --filter 'reward<0.2'")
 
 
