@@ -14,7 +14,7 @@ from rollfeed.cli.main import build_parser, main
 PROGRAMS = {
     "bash": 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _rollfeed; echo "${COMPREPLY[@]}"',
     # Outside of a completion zsh filters nothing by what is there of the word.
-    "zsh": "autoload -U compinit; compinit -D; source $0; emulate -L ksh; "
+    "zsh": "autoload -U compinit; compinit -D -u; source $0; emulate -L ksh; "
     'COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _rollfeed; echo "${COMPREPLY[@]}"',
     "fish": 'source $argv[1]; complete -C "$argv[2..]"',
 }
