@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,6 +177,14 @@ async def test_tokens_are_numbers_where_the_tokenizer_is_not_here(make_run, chec
     async with viewer(make_run(checkpoint=checkpoint)) as ask:
         sample = await ask("sample", run="run", id="0.0.1.1")
     assert (sample["has_texts"], sample["tokens"][4:6]) == (False, ["⟨60⟩", "⟨61⟩"])
+
+
+async def test_a_training_that_was_copied_here_brings_its_tokenizer(make_run, tiny_checkpoint) -> None:
+    path = make_run(checkpoint="elsewhere/model")
+    shutil.copytree(tiny_checkpoint, path / "model")
+    async with viewer(path) as ask:
+        sample = await ask("sample", run="run", id="0.0.1.1")
+    assert sample["tokens"][4:6] == ["Z", "["]
 
 
 async def test_answers_of_an_evaluation_are_samples(tmp_path) -> None:

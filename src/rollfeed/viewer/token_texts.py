@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rollfeed.errors import in_one_line
+from rollfeed.errors import CheckpointError, in_one_line
 from rollfeed.protocols import Tokenizer
 from rollfeed.store import RunReader
+from rollfeed.store.layout import MODEL
 from rollfeed.viewer.found_runs import is_evaluation
 
 _log = logging.getLogger("rollfeed.view")
@@ -91,9 +92,15 @@ def _load(path: Path) -> TokenTexts:
     # Imported here: seconds, which a page that shows no sample need not wait.
     from rollfeed.app.model import load_model_tokenizer
     from rollfeed.config.model import ModelSettings
+    from rollfeed.prompts import load_tokenizer
 
     with RunReader(path) as reader:
         stored = reader.run().settings
     # Only this section: a run whose other settings are functions, or of another version, has tokens all the same.
     model = ModelSettings.model_validate(stored.get("model", {}))
-    return TokenTexts(load_model_tokenizer(model, seed=stored.get("seed", 0)))
+    try:
+        return TokenTexts(load_model_tokenizer(model, seed=stored.get("seed", 0)))
+    except CheckpointError:
+        if not (path / MODEL).is_dir():
+            raise
+        return TokenTexts(load_tokenizer(path / MODEL))  # of a finished training, which was copied here with its model
