@@ -24,6 +24,16 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command(
         Trackers(TrackingSettings(trackers=(name,)), reward_key=None)
 
 
+def test_the_folder_that_a_tracker_leaves_is_not_taken_for_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        Trackers(TrackingSettings(trackers=(TrackerName.WANDB,)), reward_key=None)
+
+
 class Own:
     """A tracker that keeps what it is told of the run."""
 

@@ -50,7 +50,8 @@ class Trackers:
         self._own = own
         self._threads: list[TrackerThread] = []
         for name in settings.trackers:
-            if find_spec(name) is None:
+            found = find_spec(name)
+            if found is None or found.origin is None:  # a folder of that name, as W&B leaves one
                 raise ConfigError(
                     f"tracking.trackers: {name} is not installed: pip install 'rollfeed[{name}]', or leave it out"
                 )
