@@ -196,6 +196,14 @@ class Command:
         output, _ = process.communicate()
         return process.returncode, output
 
+    def check(self, *options: str) -> tuple[int, dict[str, Any]]:
+        """Check the settings as for a training that publishes; returns exit code and what it tells."""
+        settings = self._folder / "settings.toml"
+        settings.write_text(SETTINGS.format(checkpoint=self._checkpoint, num_rollout=2))
+        words = ["check", str(settings), "--json", "--servers", *self._options, *options]
+        ran = subprocess.run([sys.executable, "-m", "rollfeed", *words], capture_output=True, text=True)
+        return ran.returncode, json.loads(ran.stdout)
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Records of a file of the run directory, the whole ones."""
         path = self.out / name

@@ -276,6 +276,15 @@ def test_a_run_by_the_command_line_has_the_models_logprobs(
         assert_close(row["logprobs"], score(changed(3), ids[:num_prompt], ids[num_prompt:]))
 
 
+def test_check_asks_the_server(server: RealServer, command: Any) -> None:
+    code, told = command(**{"engine.sglang.workers": [server.address]}).check()
+    assert code == 0, told
+    (asked,) = told["servers"]
+    assert asked["problems"] == []
+    assert "8 tokens with logprobs" in asked["told"]
+    assert "takes weights" in asked["told"]
+
+
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_five_steps_of_training_stay_with_the_engine(
     server: RealServer, engine_at: Any, command: Any, policy: Path, mode: str

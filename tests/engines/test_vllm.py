@@ -148,6 +148,15 @@ def test_a_run_by_the_command_line_has_the_models_logprobs(
         np.testing.assert_allclose(row["logprobs"], expected, atol=CLOSE)
 
 
+def test_check_asks_the_server(server: RealServer, command: Any) -> None:
+    code, told = command(**{"engine.openai.base_url": server.address}).check()
+    assert code == 0, told
+    (asked,) = told["servers"]
+    assert asked["problems"] == []
+    assert "8 tokens with logprobs" in asked["told"]
+    assert "takes weights" in asked["told"]
+
+
 def test_five_steps_of_training_stay_with_the_engine(
     server: RealServer, engine_at: Any, command: Any, policy: Path
 ) -> None:
