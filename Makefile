@@ -128,7 +128,7 @@ rules: install
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_names.py tests/test_exported_names.py tests/test_documents.py tests/config/test_reference.py tests/mutants
 
 quick: install
-	$(PYTEST) -m "not soak and not engines and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
+	$(PYTEST) -m "not soak and not engines and not browser and not model" $(addprefix --ignore=tests/,$(SLOW_TESTS))
 
 browser: install $(BROWSER_INSTALLED)
 	PYTHONPATH=$$(echo $(BROWSER_VENV)/lib/python3.*/site-packages) $(BIN)/python -m pytest -q -m browser tests/viewer
