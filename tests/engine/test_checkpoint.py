@@ -14,7 +14,7 @@ import pytest
 import transformers
 from safetensors.numpy import save_file
 
-from rollfeed.engine import DEFAULT_MODEL, check_checkpoint, resolve_checkpoint
+from rollfeed.engine import DEFAULT_MODEL, check_checkpoint, checkpoint, resolve_checkpoint
 from rollfeed.errors import CheckpointError
 
 
@@ -149,3 +149,20 @@ def test_the_default_model_is_converted_once_and_tokenizes_as_the_original(smoll
     assert tokenizer.eos_token == "<|im_end|>"
     config = json.loads((smollm2 / "config.json").read_text())
     assert (config["rope_theta"], config["rms_norm_eps"], config["tie_word_embeddings"]) == (100_000.0, 1e-05, True)
+
+
+def test_a_file_is_read_once_to_know_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    first = checkpoint._content_key(model)
+    (known,) = (tmp_path / "cache" / "rollfeed" / "digests").iterdir()
+    known.write_text("a" * 64)
+    assert checkpoint._content_key(model).startswith("a" * 12)
+    known.write_text("damaged")
+    assert checkpoint._content_key(model) == first
+    model.write_bytes(b"another")
+    assert checkpoint._content_key(model) != first
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    model.write_bytes(b"one")
+    assert checkpoint._content_key(model) == first
