@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from rollfeed import app
@@ -163,7 +164,8 @@ def _check_run(spec: RunSpec) -> _Checked:
     if settings.trains:
         check_training(settings)
         tell_of_correction(settings)
-        warn_without_drawing()
+        if find_spec("matplotlib") is None:  # whether it fits is told when a training begins: it takes long to import
+            warn_without_drawing()
         asyncio.run(app.prepare_warm_up(prepared))
     if _can_train(settings, prepared.model):
         start, _ = trained_checkpoints(settings, prepared.model.checkpoint)
