@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -51,6 +50,9 @@ from rollfeed.types import (
     Verdict,
     mean_reward,
 )
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 Timings = Mapping[tuple[int, int | None, int | None], Mapping[str, Any]]
 """What differs between two runs of one seed, by (group index, rollout id, index)."""
