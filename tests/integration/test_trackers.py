@@ -20,7 +20,8 @@ class Told:
         return "its id"
 
     def log(self, metrics, *, step):
-        self.say(step=step, kind=next(iter(metrics)).partition("/")[0], reward=metrics.get("rollout/reward_mean"))
+        kind, is_stored = next(iter(metrics)).partition("/")[0], (self.lines.parent / "eval.json").exists()
+        self.say(step=step, kind=kind, reward=metrics.get("rollout/reward_mean"), is_stored=is_stored)
 
     def log_samples(self, rows, *, step, name):
         self.say(step=step, kind=name, rows=rows)
@@ -123,6 +124,7 @@ def test_a_training_and_an_evaluation_are_told_of(rollfeed, settings: Path, tmp_
     for _ in range(2):
         assert rollfeed("eval", settings, "--out", out, "--overwrite").code == 0
         assert kinds(told(out)) == [(0, "eval"), (0, samples)]
+        assert [each["is_stored"] for each in told(out) if "is_stored" in each] == [True]  # whatever the tracker does
         (out / "told.jsonl").unlink()
 
 

@@ -40,7 +40,8 @@ class Told:
     def _call(self, name: str) -> None:
         self.calls.append(name)
         if self._fails and name.startswith(self._fails):
-            raise SystemExit("the disk is full") if self._fails == "close" else OSError("the disk is full")
+            error = {"close": SystemExit, "log 2": BaseException}.get(self._fails, OSError)
+            raise error("the disk is full")
 
 
 def run_of(folder: Path, *, first_step: int = 0) -> TrackedRun:
@@ -56,6 +57,7 @@ def tell(
         thread.tell(lambda tracker, step=step: tracker.log({}, step=step), next_step=step + 1)
     thread.end()
     thread.wait(seconds)
+    thread.leave()
     return thread
 
 
@@ -67,7 +69,7 @@ def test_a_tracker_is_told_in_order_and_closed(tmp_path: Path, caplog: pytest.Lo
     assert not caplog.messages
 
 
-@pytest.mark.parametrize(("fails", "lost"), [("start", 3), ("log 1", 1), ("log", 3), ("close", 0)])
+@pytest.mark.parametrize(("fails", "lost"), [("start", 3), ("log 1", 1), ("log", 3), ("close", 0), ("log 2", 1)])
 def test_what_fails_is_said_once_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str, lost: int
 ) -> None:
@@ -109,6 +111,7 @@ def test_only_so_many_records_wait_for_a_slow_tracker(tmp_path: Path, caplog: py
     go.set()
     thread.end()
     thread.wait(60)
+    thread.leave()
     num_logged = sum(call.startswith("log") for call in tracker.calls)
     assert num_logged in (1000, 1001)  # one may have been taken out before the others came
     assert tracker.calls[-1] == "close"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ class Own:
     def close(self) -> None: ...
 
 
-def test_values_for_other_programs_are_not_told_and_prints_go_to_the_file(
+async def test_values_for_other_programs_are_not_told_and_prints_go_to_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = Own()
@@ -59,12 +61,53 @@ def test_values_for_other_programs_are_not_told_and_prints_go_to_the_file(
         "tools": {"mcp": [{"name": "search", "env": {"KEY": "secret"}}]},
         "plugins": {"slime_args": {"wandb_key": "secret"}},
     }
-    with trackers.following(tmp_path, tree=tree, first_step=0, folder=tmp_path, prints=tmp_path / "printed.log"):
+    async with trackers.following(tmp_path, tree=tree, first_step=0, folder=tmp_path, prints=tmp_path / "printed.log"):
         trackers.log({"train/loss": 1.0}, step=4)
     assert own.run.settings == {"seed": 1, "tools.mcp": [{"name": "search"}]}
     assert (own.run.name, own.run.project) == (tmp_path.name, "rollfeed")
     assert (tmp_path / "printed.log").read_text() == "told of 4\n"
     assert capsys.readouterr().out == ""
+
+
+class Slow(Own):
+    """A tracker that takes metrics when it may."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def log(self, metrics: Any, *, step: int) -> None:
+        self.go.wait(60)
+
+
+async def test_everything_else_goes_on_while_a_slow_tracker_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Slow()
+    trackers = Trackers(TrackingSettings(), reward_key=None, own=own)
+    async with trackers.following(tmp_path, tree={}, first_step=0, folder=tmp_path, prints=tmp_path / "printed.log"):
+        trackers.log({"train/loss": 1.0}, step=0)
+        asyncio.get_running_loop().call_soon(own.go.set)  # runs when the end of the block leaves the loop to others
+    assert caplog.messages == []
+
+
+async def test_a_cancellation_ends_the_waiting_for_trackers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = Slow()
+    trackers = Trackers(TrackingSettings(), reward_key=None, own=own)
+
+    async def follow() -> None:
+        following = trackers.following(
+            tmp_path, tree={}, first_step=0, folder=tmp_path, prints=tmp_path / "printed.log"
+        )
+        async with following:
+            trackers.log({"train/loss": 1.0}, step=0)
+            asyncio.get_running_loop().call_soon(task.cancel)
+
+    task = asyncio.create_task(follow())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    (message,) = caplog.messages
+    assert "1 of 1 records are not in it" in message
+    own.go.set()
 
 
 def test_samples_are_spread_over_the_groups_and_long_texts_are_cut() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ async def _run(
         )
         resumed = rollouts.next_step
         progress.info("rollfeed %s, process %d: begins with step %d", __version__, os.getpid(), resumed)
-        with tracked(prepared.trackers, directory.path, settings, first_step=resumed):
+        async with tracked(prepared.trackers, directory.path, settings, first_step=resumed):
             async with rollouts:
                 with once_started():
                     ended = await (make_steps or partial(_make_all, num_rollout=settings.rollout.num_rollout))(rollouts)
@@ -127,7 +127,9 @@ async def _run(
     )
 
 
-def tracked(trackers: Trackers, out: Path, settings: Settings, *, first_step: int = 0) -> AbstractContextManager[None]:
+def tracked(
+    trackers: Trackers, out: Path, settings: Settings, *, first_step: int = 0
+) -> AbstractAsyncContextManager[None]:
     """Begin trackers, to be told what happens in the block; what they keep and print goes into the directory."""
     return trackers.following(
         out, tree=settings.resolved(), first_step=first_step, folder=out / TRACKERS, prints=out / PRINTED

@@ -94,16 +94,21 @@ def run(arguments: argparse.Namespace) -> int:
     for name in (PRINTED, *RUN_LOGS):
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / TRACKERS, ignore_errors=True)
-    with run_log(out), app.tracked(trackers, out, settings):
-        with StatusLine(progress_line, quiet=arguments.quiet) as progress:
-            result = asyncio.run(exit_codes.until_signal(_measure(prepared, engine, progress, out)))
-        app.tell_of_evaluation(trackers, result)
     about = {
         "settings": ", ".join(map(str, arguments.files)),
         "overrides": arguments.overrides,
         "model": settings.model.checkpoint,
     }
-    app.write_evaluation(result, out, about=about)
+
+    async def measure(progress: StatusLine[EvalProgress]) -> EvalResult:
+        async with app.tracked(trackers, out, settings):
+            result = await _measure(prepared, engine, progress, out)
+            app.write_evaluation(result, out, about=about)
+            app.tell_of_evaluation(trackers, result)
+        return result
+
+    with run_log(out), StatusLine(progress_line, quiet=arguments.quiet) as progress:
+        result = asyncio.run(exit_codes.until_signal(measure(progress)))
     if arguments.json:
         print(json.dumps({"out": str(out), **about, **result.summary()}, ensure_ascii=False))
     else:

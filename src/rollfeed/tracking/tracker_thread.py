@@ -61,8 +61,11 @@ class TrackerThread:
         self._records.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end at most so long, and say what the tracker does not have."""
+        """Wait for the end at most so long."""
         self._thread.join(max(0.0, seconds))
+
+    def leave(self) -> None:
+        """Say what the tracker does not have; from now on nothing is said or kept of it."""
         self._is_left = self._thread.is_alive()
         num_lost = self._num_told - self._num_taken
         if num_lost:
@@ -96,7 +99,7 @@ class TrackerThread:
     def _try(self, call: Callable[[], object]) -> bool:
         try:
             call()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # native extensions raise what is no Exception
             if self._error is None and not self._is_left:
                 self._error = describe(error, self._tracker)
                 _log.warning("%s: %s; the run goes on", self._name, self._error)

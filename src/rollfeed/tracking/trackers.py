@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from rollfeed.base.printing import keeping_prints
+from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.config import TrackerName, TrackingSettings
 from rollfeed.config.settings import flatten
 from rollfeed.errors import ConfigError
@@ -56,13 +57,13 @@ class Trackers:
                     f"tracking.trackers: {name} is not installed: pip install 'rollfeed[{name}]', or leave it out"
                 )
 
-    @contextmanager
-    def following(
+    @asynccontextmanager
+    async def following(
         self, out: Path, *, tree: dict[str, Any], first_step: int, folder: Path, prints: Path
-    ) -> Iterator[None]:
+    ) -> AsyncIterator[None]:
         """Tell trackers of the run in the directory ``out`` in the block; what they print goes to a file.
 
-        At the end they are waited for, half a minute at most.
+        At the end they are waited for, half a minute at most; a cancellation ends this, too.
 
         Args:
             out: Gives the run its name.
@@ -74,14 +75,7 @@ class Trackers:
         if not self._settings.trackers and self._own is None:
             yield
             return
-        run = TrackedRun(
-            name=self._settings.name or out.resolve().name,
-            project=self._settings.project,
-            group=self._settings.group,
-            settings=flatten(_told(tree)),
-            folder=folder,
-            first_step=first_step,
-        )
+        run = self._run(out, tree, first_step=first_step, folder=folder)
         with keeping_prints(prints):
             self._threads = [self._thread(name, make, run) for name, make in self._makers()]
             seconds = _WAIT_SECONDS_FAILED
@@ -89,11 +83,8 @@ class Trackers:
                 yield
                 seconds = _WAIT_SECONDS
             finally:
-                threads, self._threads, deadline = self._threads, [], monotonic() + seconds
-                for thread in threads:
-                    thread.end()
-                for thread in threads:
-                    thread.wait(deadline - monotonic())
+                threads, self._threads = self._threads, []
+                await _end(threads, seconds)
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Tell of an update or an evaluation."""
@@ -122,6 +113,16 @@ class Trackers:
         for thread in self._threads:
             thread.tell(lambda tracker: tracker.log(metrics, step=step), next_step=next_step)
 
+    def _run(self, out: Path, tree: dict[str, Any], *, first_step: int, folder: Path) -> TrackedRun:
+        return TrackedRun(
+            name=self._settings.name or out.resolve().name,
+            project=self._settings.project,
+            group=self._settings.group,
+            settings=flatten(_told(tree)),
+            folder=folder,
+            first_step=first_step,
+        )
+
     def _makers(self) -> Iterator[tuple[str, Callable[[], Tracker]]]:
         for name in dict.fromkeys(self._settings.trackers):
             yield name.value, partial(_made, name)
@@ -134,6 +135,22 @@ class Trackers:
         thread = TrackerThread(told, make, own, memory=memory, overwrites=name not in _NOT_OVERWRITING)
         thread.takes_samples = name != _OWN or isinstance(self._own, RunTracker)
         return thread
+
+
+async def _end(threads: Sequence[TrackerThread], seconds: float) -> None:
+    deadline = monotonic() + seconds
+
+    def wait() -> None:
+        for thread in threads:
+            thread.wait(deadline - monotonic())
+
+    for thread in threads:
+        thread.end()
+    try:
+        await call_in_own_thread(wait, name="rollfeed-trackers-end")
+    finally:
+        for thread in threads:
+            thread.leave()
 
 
 def _told(value: Any) -> Any:
