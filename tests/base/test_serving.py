@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -36,6 +37,16 @@ async def test_an_application_is_served_while_the_block_runs() -> None:
         ]
         with pytest.raises(aiohttp.ClientConnectionError):
             await session.get(f"{address}/metrics")
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no addresses of version 6")
+async def test_an_address_of_version_6_can_be_asked_as_it_is_given() -> None:
+    async with (
+        serve_application(application(), host="::1", port=0) as address,
+        aiohttp.ClientSession() as session,
+        session.get(f"{address}/metrics") as reply,
+    ):
+        assert reply.status == 200
 
 
 async def test_a_port_that_is_taken_is_told_in_one_line() -> None:

@@ -34,6 +34,8 @@ def test_what_a_run_names_itself_is_a_label() -> None:
         "mine": math.nan,
         "eval/set/pass@2": 1.0,
         "eval/set/pass^2": 0.5,
+        "own/a b": 1.0,
+        "own/a-b": 0.5,
     }
     numbers.log(metrics, step=4, kind="step")
     found = read(numbers)
@@ -45,8 +47,10 @@ def test_what_a_run_names_itself_is_a_label() -> None:
         ("rollfeed_rollout_dynamic_filter", "drop_zero std: 0.0"): 2.0,
         ("rollfeed_sources_reward_mean", "core/add@1"): 1.0,
         ("rollfeed_sources_reward_mean", 'a "b"\n'): 0.25,
+        ("rollfeed_eval_pass_at_2", "set"): 1.0,
+        ("rollfeed_eval_pass_hat_2", "set"): 0.5,
         # Of two names that Prometheus cannot tell apart the later is there.
-        ("rollfeed_eval_pass_2", "set"): 0.5,
+        ("rollfeed_own_a_b", ""): 0.5,
     }
 
 

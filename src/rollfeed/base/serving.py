@@ -64,7 +64,7 @@ async def serve_application(
             raise cannot_listen(host, port, error) from error
         closing = asyncio.create_task(_close_silent(runner, application, silent_seconds), name="silent connections")
         try:
-            yield f"http://{host}:{runner.addresses[0][1]}"
+            yield f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
         finally:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)

@@ -82,10 +82,10 @@ _PROMETHEUS = """\
 With `metrics.port = 9090` in the settings, or `--set metrics.port=9090`, `run` and `train` answer `GET /metrics` on
 this machine (`metrics.host`) while they go on. All that is named above is there as it was written last,
 `rollout/reward_mean` as `rollfeed_rollout_reward_mean`; what a run names itself is a label, as in
-`rollfeed_rollout_wasted_tokens{reason="stale"}` and `rollfeed_sources_reward_mean{name="gsm8k"}`. While a step is made,
-`rollfeed_step` is its number, and `rollfeed_groups_total{state="submitted"}` (`kept`, `dropped`),
-`rollfeed_rollouts_total` and `rollfeed_response_tokens_total` grow; `rollfeed_last_metrics_timestamp_seconds` tells a
-run that stands still.
+`rollfeed_rollout_wasted_tokens{reason="stale"}` and `rollfeed_sources_reward_mean{name="gsm8k"}`; `pass@4` is
+`pass_at_4`, and `pass^4` is `pass_hat_4`. While a step is made, `rollfeed_step` is its number, and
+`rollfeed_groups_total{state="submitted"}` (`kept`, `dropped`), `rollfeed_rollouts_total` and
+`rollfeed_response_tokens_total` grow; `rollfeed_last_metrics_timestamp_seconds` tells a run that stands still.
 """
 
 

@@ -79,7 +79,8 @@ def _name_and_labels(metric: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         labels, others = (("reason", "/".join(others[1:])),), others[:1]
     elif len(others) > 1:
         labels, others = (("name", "/".join(others[:-1])),), others[-1:]
-    return _NO_NAME.sub("_", "_".join(["rollfeed", first, *others])), labels
+    name = "_".join(["rollfeed", first, *others]).replace("@", "_at_").replace("^", "_hat_")
+    return _NO_NAME.sub("_", name), labels
 
 
 def check_port(host: str, port: int) -> None:
