@@ -139,6 +139,24 @@ def test_a_template_that_is_none_is_told_as_without_it(save_tokenizer: Callable[
         load_tokenizer(folder, samples=False)
 
 
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_an_encoding_that_transformers_refuses_is_refused(
+    save_tokenizer: Callable[..., Path], tmp_path: Path, encoding: str, samples: bool
+) -> None:
+    path = save_tokenizer(tmp_path, chat_template=None) / "tokenizer_config.json"
+    path.write_text(path.read_text(), encoding=encoding)
+    with pytest.raises(CheckpointError, match="cannot load a tokenizer from it"):
+        load_tokenizer(path.parent, samples=samples)
+
+
+def test_a_template_that_is_no_text_is_told(save_tokenizer: Callable[..., Path], tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path, chat_template=None) / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": 5}))
+    with pytest.raises(CheckpointError, match=r"chat template is 5, not a text; mend it in the checkpoint's folder"):
+        load_tokenizer(path.parent)
+
+
 def test_check_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         '[model]\ncheckpoint = "tiny"\n[train]\n'

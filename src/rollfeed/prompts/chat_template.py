@@ -251,6 +251,10 @@ def check_template(text: str) -> None:
 
 
 def _compiled(text: str, compile_template: Callable[[str], Any] | None = None) -> Any:
+    if not isinstance(text, str):
+        raise CheckpointError(
+            f"the model's chat template is {text!r:.40}, not a text; mend it in the checkpoint's folder"
+        )
     try:
         return (compile_template or _compiled_by_transformers)(text)
     except TemplateSyntaxError as error:

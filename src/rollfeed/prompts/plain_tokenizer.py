@@ -15,8 +15,6 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from rollfeed.model_files import read_object
-
 _SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KNOWN = {
     *("backend", "chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "model_input_names"),
@@ -105,7 +103,9 @@ def plain_tokenizer(folder: Path, *, chat_template: str | None, load: Callable[[
     Raises:
         Exception: If the file is no tokenizer.
     """
-    config, template_file = read_object(folder / "tokenizer_config.json"), folder / "chat_template.jinja"
+    # As transformers reads it, which takes UTF-8 only, and without the mark at its beginning.
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template_file = folder / "chat_template.jinja"
     if config.keys() - _KNOWN or any((folder / name).exists() for name in _OTHER_FILES):
         return None
     text = chat_template or config.get("chat_template")
