@@ -53,6 +53,8 @@ def places(samples: list[FoundSample]) -> list[str]:
         ("prompt~'is 3 +'", ["3.0", "3.1"]),
         ("source=words, step!=1, extracted=0", ["3.0", "4.0", "5.0"]),
         ("source=sums", []),
+        ('response~"so, four"', []),
+        ('kept and response~"FOUR 1", step=2', ["3.1", "4.1"]),
         ("finish=stop, group=0", ["0.0", "0.1"]),
         ("truncated", []),
         ("failed", []),
@@ -117,6 +119,8 @@ def test_worse_samples_of_earlier_steps_are_found(tmp_path, make_commit, make_gr
         ("source<3", "source cannot be compared by <; use =, != or ~"),
         ("reward<0.2,", "write conditions such as reward<0.2"),
         ("__import__('os')", "write conditions such as reward<0.2"),
+        ("correct~yes", "correct is one of yes, no, undefined: correct=no"),
+        ("correct=maybe", "correct is one of yes, no, undefined: correct=no"),
     ],
 )
 def test_a_condition_that_is_none_is_refused_in_one_line(text, message) -> None:
@@ -168,3 +172,20 @@ def test_answers_of_an_evaluation_are_found_by_the_same_conditions(tmp_path) -> 
 def test_an_evaluation_is_not_asked_for_what_only_runs_have(tmp_path, text) -> None:
     with pytest.raises(ConfigError, match="an evaluation has no"):
         find_answers(answers(tmp_path), SampleFilter(text), num=1, worst=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "num"), [("label=4", 8), ('label="4"', 8), ("label!=4", 0), ("label=5", 0), ("label~4", 8)]
+)
+def test_a_label_is_found_as_people_write_it(tmp_path, text, num) -> None:
+    assert len(find_answers(answers(tmp_path), SampleFilter(text), num=EVERYTHING, worst=False)[0]) == num
+
+
+@pytest.mark.parametrize(("text", "num"), [("correct=undefined", 1), ("correct!=undefined", 7), ("correct=yes", 4)])
+def test_answers_that_are_neither_right_nor_wrong_are_found(tmp_path, text, num) -> None:
+    path = answers(tmp_path)
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[0]["correct"] = None
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    assert len(find_answers(path, SampleFilter(text), num=EVERYTHING, worst=False)[0]) == num

@@ -14,7 +14,7 @@ def make_run(tmp_path: Path, tiny_checkpoint: Path) -> Callable[..., Path]:
     """Return a function that writes a run of some steps, whose model is here."""
 
     def make(
-        name: str = "run", *, num_steps: int = 3, seed: int = 1, checkpoint: object = tiny_checkpoint, **of_step: int
+        name: str = "run", *, num_steps: int = 3, seed: int = 1, checkpoint: object = tiny_checkpoint, **of_step: object
     ) -> Path:
         path = tmp_path / "runs" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rollfeed.testing import sample_of
@@ -23,7 +25,9 @@ from rollfeed.types import (
 NASTY = "</script><img src=x onerror=\"document.title='broken'\"><!--<script>"
 
 
-def made_group(index: int, rewards: list[float], *, num_tokens: int = 5) -> Group:
+def made_group(
+    index: int, rewards: list[float], *, num_tokens: int = 5, label: object = None, says_correct: bool = True
+) -> Group:
     """A group whose members have a turn of the policy, a token that was given, and another turn."""
     question = f"What is {index} + 1? {NASTY}"
     prompt = Prompt(
@@ -32,7 +36,7 @@ def made_group(index: int, rewards: list[float], *, num_tokens: int = 5) -> Grou
         text=f"<user>{question}",
         token_ids=np.arange(65, 69, dtype=np.int32),
         messages=({"role": "system", "content": "Count."}, {"role": "user", "content": question}),
-        label=str(index + 1),
+        label=str(index + 1) if label is None else label,
     )
     rollouts = []
     for number, reward in enumerate(rewards):
@@ -49,16 +53,15 @@ def made_group(index: int, rewards: list[float], *, num_tokens: int = 5) -> Grou
             rollout_id=10 * index + number,
             response=f"It is {index + number}. {NASTY}",
         )
-        verdict = Verdict(reward=reward, correct=Correct.YES if reward else Correct.NO, extracted=NASTY, detail="seen")
+        told = Correct.UNDEFINED if not says_correct else Correct.YES if reward else Correct.NO
+        verdict = Verdict(reward=reward, correct=told, extracted=NASTY, detail="seen")
         rollouts.append(Rollout(rollout_id=10 * index + number, samples=(sample,)).with_reward(verdict))
     return Group(group_index=index, prompt=prompt, rollouts=tuple(rollouts))
 
 
-def commit_of(step: int, *, num_groups: int = 2, num_tokens: int = 5) -> StepCommit:
+def commit_of(step: int, *, num_groups: int = 2, **of_group: Any) -> StepCommit:
     first = step * (num_groups + 1)
-    groups = tuple(
-        made_group(first + place, [1.0, 0.25 * place, 0.0], num_tokens=num_tokens) for place in range(num_groups)
-    )
+    groups = tuple(made_group(first + place, [1.0, 0.25 * place, 0.0], **of_group) for place in range(num_groups))
     lost = Dropped(group=made_group(first + num_groups, [0.0, 0.0]), reason="zero_std_0.0")
     return StepCommit(
         batch=TrainBatch(

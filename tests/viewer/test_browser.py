@@ -245,3 +245,14 @@ def test_a_report_needs_no_server(make_run, tmp_path, open_page) -> None:
     page.click("tbody tr >> nth=0")
     expect(page.locator("#response .token").first).to_be_visible()
     assert asked == []
+
+
+def test_a_report_finds_wrong_samples_and_texts_as_the_viewer_does(make_run, tmp_path, open_page) -> None:
+    out, run = tmp_path / "report.html", make_run(num_steps=1, says_correct=False, checkpoint="/nowhere/gone")
+    write_report(find_runs([run]), out)
+    with served(run) as address:
+        for query, num in (("only=wrong", 6), ("only=right", 2), ("text=is+1.", 2), ("text=constructor", 0)):
+            for place in (address, out.as_uri()):
+                page = open_page(f"{place}#/samples/run/all?{query}")
+                expect(page.locator("h1")).to_be_visible()
+                assert page.locator("tbody tr").count() == num, (place, query)

@@ -5,11 +5,13 @@ import re
 from base64 import b64encode
 from hashlib import sha256
 
+import pyarrow.parquet as pq
 import pytest
 from tests.viewer.made_runs import NASTY
 
 from rollfeed.cli.main import main
 from rollfeed.errors import RunDirectoryError
+from rollfeed.store import RunReader
 from rollfeed.viewer import find_runs, write_report
 
 
@@ -87,6 +89,37 @@ def test_of_several_runs_one_that_is_damaged_says_so(make_run, tmp_path) -> None
     assert problems["whole"] == ""
     with pytest.raises(RunDirectoryError, match="is missing"):
         write_report(find_runs([damaged]), out)
+
+
+def test_a_step_whose_texts_alone_are_damaged_leaves_the_other_runs(make_run, tmp_path, monkeypatch) -> None:
+    damaged, whole = make_run("damaged"), make_run("whole")
+    path = damaged / "batches" / "step-000001.parquet"
+    column = pq.read_metadata(path).row_group(0).column(pq.read_metadata(path).schema.names.index("element"))
+    content = bytearray(path.read_bytes())
+    start = column.data_page_offset
+    content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(content)
+    out = tmp_path / "report.html"
+    write_report(find_runs([whole.parent]), out)
+    content = held(out.read_text())
+    problems = {line["name"]: line.get("problem", "") for line in content["runs"]}
+    assert "step-000001.parquet: is damaged" in problems["damaged"]
+    assert len(content["stored"]["whole"]["samples"]) == 24
+    with pytest.raises(RunDirectoryError, match="is damaged"):
+        write_report(find_runs([damaged]), out)
+
+
+def test_the_groups_of_a_step_are_read_at_once(make_run, tmp_path, monkeypatch) -> None:
+    asked = []
+    group_rows = RunReader.group_rows
+
+    def counted(self: RunReader, *groups: int, step: int) -> object:
+        asked.append(step)
+        return group_rows(self, *groups, step=step)
+
+    monkeypatch.setattr(RunReader, "group_rows", counted)
+    assert write_report(find_runs([make_run()]), tmp_path / "report.html") == (24, 24)
+    assert asked == [2, 1, 0]
 
 
 @pytest.mark.parametrize("text", ["naïve 日本 🙂 \ufffd", "plain"])

@@ -17,6 +17,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.evaluation import ANSWERS_SCHEMA
 from rollfeed.store import RunDirectory
 from rollfeed.viewer import ViewServer, find_runs
+from rollfeed.viewer.found_runs import version_of
 
 
 @asynccontextmanager
@@ -97,7 +98,8 @@ async def test_an_overview_has_steps_curves_and_settings(make_run) -> None:
 async def test_curves_of_a_training_have_loss_and_accuracy_with_its_interval(make_run) -> None:
     path = make_run()
     (path / "train.jsonl").write_text('{"step": 0, "train/loss": 0.5}\n{"step": 1, "train/lo')
-    numbers = {"accuracy": 0.25, "accuracy_low": 0.1, "accuracy_high": 0.5}
+    numbers = {"accuracy": 0.25, "accuracy_low": 0.1, "accuracy_high": 0.5, "reward_mean": 0.25}
+    numbers |= {"response_length_mean": 3.0, "truncated_ratio": 0.0}
     (path / "eval.jsonl").write_text(json.dumps({"step": 0, "accuracy": 0.25, "sets": {"sums": numbers}}) + "\n")
     async with viewer(path) as ask:
         found = await ask("run", run="run")
@@ -140,6 +142,8 @@ async def test_a_run_that_grows_has_another_version(tmp_path) -> None:
         (["step=0", "truncated, reward>0.1"], "", ["1.1"]),
         (["prompt~IS 3 + 1"], "", ["3.0", "3.1", "3.2"]),
         (["it is 1."], "", ["0.1", "1.0"]),
+        (["step=0", "kept", "is 1"], "", ["0.1", "1.0"]),
+        (["it is 1, and so"], "", []),
     ],
 )
 async def test_samples_are_filtered_and_sorted(make_run, filters, order, found) -> None:
@@ -172,6 +176,13 @@ async def test_a_sample_has_a_text_a_token_and_its_numbers(make_run) -> None:
     assert (sample["messages"][0]["role"], sample["prompt_label"]) == ("system", "1")
 
 
+async def test_numbers_that_a_browser_would_round_are_texts(make_run) -> None:
+    label = 2**80
+    async with viewer(make_run(num_steps=1, label=label)) as ask:
+        sample = await ask("sample", run="run", id="0.0.1.1")
+    assert sample["prompt_label"] == str(label)
+
+
 @pytest.mark.parametrize("checkpoint", ["/nowhere/gone", "nobody/has-fetched-this"])
 async def test_tokens_are_numbers_where_the_tokenizer_is_not_here(make_run, checkpoint) -> None:
     async with viewer(make_run(checkpoint=checkpoint)) as ask:
@@ -198,6 +209,7 @@ async def test_answers_of_an_evaluation_are_samples(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("path", "query", "message"),
     [
+        ("sample", {"run": "run", "id": f"0.{10**20}.0.0"}, "OverflowError"),
         ("run", {"run": "../run"}, "there is no run '../run' here"),
         ("samples", {"run": "run", "filter": "rewrd<1"}, "no field 'rewrd'"),
         ("samples", {"run": "run", "num": "x"}, "invalid literal"),
@@ -222,6 +234,56 @@ async def test_a_damaged_run_is_one_line_and_the_others_are_shown(make_run) -> N
         assert "steps.jsonl: is damaged" in lines["damaged"]["problem"]
         assert lines["whole"]["steps"] == 3
         assert "is damaged" in (await ask("run", status=422, run="damaged"))["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("eval.jsonl", "3"), ("eval.jsonl", '{"step": 0, "sets": {"sums": 3}}'), ("train.jsonl", '{"train/loss": 1}')],
+)
+async def test_lines_of_something_else_are_told_and_the_other_runs_shown(make_run, name, line) -> None:
+    damaged, _ = make_run("damaged"), make_run("whole", num_steps=1)
+    (damaged / name).write_text(line + "\n")
+    async with viewer(damaged.parent) as ask:
+        lines = {line["name"]: line for line in await ask("runs")}
+        assert f"{name}: is damaged" in lines["damaged"]["problem"]
+        assert lines["whole"]["steps"] == 1
+        assert f"{name}: is damaged" in (await ask("run", status=422, run="damaged"))["error"]
+
+
+async def test_a_folder_that_may_not_be_read_is_passed_over(make_run, monkeypatch) -> None:
+    path = make_run("whole", num_steps=1)
+    (path.parent / "secret").mkdir()
+    exists = Path.exists
+
+    def denied(self: Path, **options: Any) -> bool:
+        if self.parent.name == "secret":
+            raise PermissionError(13, "Permission denied", str(self))
+        return exists(self, **options)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    assert find_runs([path.parent]) == {"whole": path}
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_no_problem(make_run, monkeypatch) -> None:
+    path = make_run(num_steps=1)
+    exists, stat = Path.exists, Path.stat
+
+    def gone(self: Path, **options: Any) -> Any:
+        if self.name.endswith("-wal"):
+            raise FileNotFoundError(2, "No such file or directory", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "exists", lambda self, **options: self.name.endswith("-wal") or exists(self, **options))
+    monkeypatch.setattr(Path, "stat", gone)
+    assert version_of(path) == version_of(path)
+
+
+async def test_a_name_that_is_no_text_is_listed(make_run) -> None:
+    path = make_run("\udcff-run", num_steps=1)
+    async with viewer(path.parent) as ask:
+        (line,) = await ask("runs")
+        assert line["steps"] == 1
+        assert (await ask("run", run=line["name"]))["steps"]["step"] == [0]
 
 
 async def test_a_sample_file_that_is_damaged_is_one_line(make_run) -> None:

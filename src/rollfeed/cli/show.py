@@ -22,8 +22,8 @@ from rollfeed.store.layout import ANSWERS_FILE, JOURNAL, RESULT_FILE
 _EPILOG = """DIR is a run, a training, the folder of `rollfeed eval`, or a folder of runs, which is listed; of several
 DIRs the settings that differ and what came of them stand side by side. A filter has conditions that all hold, with
 commas between them: reward, length, group and step with < <= > >= = !=; source, finish (stop, length, abort), reason,
-prompt, response, label, extracted, detail, error and prompt_id with = != and ~ (contains); and the words wrong, right,
-failed, truncated, empty, unscored, kept and dropped.
+prompt, response, label, extracted, detail, error and prompt_id with = != and ~ (contains; a text with a comma in double
+quotes); and the words wrong, right, failed, truncated, empty, unscored, kept and dropped.
 
 examples:
   rollfeed show runs                         the runs in a folder

@@ -17,7 +17,6 @@ from rollfeed.types.text import counted
 _KEY_WIDTH = 26
 _LEAST_WIDTH = 11
 _GAP = 2
-_MEAN = "rollout/reward_mean"
 _FIGURES = (
     ("status", "status", ""),
     ("steps", "steps", ","),
@@ -87,12 +86,16 @@ def comparison_view(paths: Sequence[Path]) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the figures of a run, and its settings by dotted key."""
-    nothing = {name: None for _, name, _ in _FIGURES}
+    from rollfeed.viewer.found_runs import list_line  # which takes a while
+
+    line = list_line(str(path), path)
+    figures = {"directory": str(path), "problem": line.get("problem") or line.get("cause")}
+    figures |= {name: line.get(name) for _, name, _ in _FIGURES}
     try:
         with RunReader(path) as reader:
-            return {"directory": str(path), **nothing, **_figures(reader)}, stored_values(reader.run().settings)
-    except RunDirectoryError as error:
-        return {"directory": str(path), **nothing, "status": "unreadable", "problem": str(error)}, {}
+            return figures, stored_values(reader.run().settings)
+    except RunDirectoryError:
+        return figures, {}
 
 
 def _tables(key: str) -> list[str]:
@@ -102,30 +105,6 @@ def _tables(key: str) -> list[str]:
 
 def _has(tree: Mapping[str, Any], table: str) -> bool:
     return any(key.startswith(f"{table}.") for key in tree)
-
-
-def _figures(reader: RunReader) -> dict[str, Any]:
-    steps, totals, evaluations = reader.steps(), reader.totals(), reader.evaluations()
-    losses = [loss for each in reader.updates().values() if (loss := each.get("train/loss")) is not None]
-    first, last = (steps[0].metrics, steps[-1].metrics) if steps else ({}, {})
-    return {
-        "status": reader.status(),
-        "problem": reader.run().cause,
-        "steps": totals.num_steps,
-        "samples": totals.num_samples,
-        "first_reward": first.get(_MEAN),
-        "reward": last.get(_MEAN),
-        "correct": last.get("rollout/correct_ratio"),
-        "first_accuracy": evaluations[0]["accuracy"] if evaluations else None,
-        "accuracy": evaluations[-1]["accuracy"] if evaluations else None,
-        "loss": losses[-1] if losses else None,
-        "length": last.get("rollout/response_length_mean"),
-        "truncated": last.get("rollout/truncated_ratio"),
-        "response_tokens": totals.response_tokens,
-        "wasted_tokens": totals.wasted_tokens,
-        "tokens_per_second": last.get("perf/tokens_per_second"),
-        "seconds": sum(each.seconds for each in steps) if steps else None,
-    }
 
 
 def print_comparison(to: Console, paths: Sequence[Path]) -> None:

@@ -51,6 +51,7 @@ _SHOWN = (
 _SHOWN_OF_RUN = ("messages", "detail")
 _RIGHT = 1.0  # a reward, as evaluations count it by default
 _Row: TypeAlias = dict[str, Any]
+_SEPARATOR = re.compile(r'(?:,|\sand\s)(?=(?:[^"]*"[^"]*")*[^"]*$)')  # but within double quotes
 _TERM = re.compile(r"\s*(\w+)\s*(?:(<=|>=|!=|==|[<>=~])\s*(.+?))?\s*")
 
 
@@ -94,10 +95,15 @@ class _Term(NamedTuple):
     def expression(self, *, of_evaluation: bool) -> pc.Expression:
         name = _OF_EVALUATION.get(self.column, self.column) if of_evaluation else self.column
         value: Any = self.value
-        if self.column == "correct" and of_evaluation:  # a truth value there
+        if self.column == "correct" and of_evaluation:  # a truth value there, or none
             value = {"yes": True, "no": False}.get(str(value))
+            if value is None:
+                return pc.field(name).is_null() if self.compare == "=" else pc.field(name).is_valid()
         if self.compare == "~":
             return pc.match_substring(pc.field(name), value, ignore_case=True)
+        if self.column == "label":  # JSON there: a text has quotes, a number has not
+            is_label = pc.field(name).isin([value, json.dumps(value, ensure_ascii=False)])
+            return is_label if self.compare == "=" else ~is_label
         return _COMPARISONS[self.compare](pc.field(name), value)
 
 
@@ -114,17 +120,18 @@ class SampleFilter:
 
     A condition compares a field with ``<``, ``<=``, ``>``, ``>=``, ``=`` or ``!=``, or asks with ``~`` whether a text
     has another one in it, in whatever case; or it is one of the words ``wrong``, ``right``, ``failed``, ``truncated``,
-    ``empty``, ``unscored``, ``kept`` and ``dropped``. Where a grader does not say what is right, a reward of 1 is.
+    ``empty``, ``unscored``, ``kept`` and ``dropped``. A text with a comma or "and" in it stands in double quotes. Where
+    a grader does not say what is right, a reward of 1 is. Responses have to hold ``response``, too, if it is given.
 
     Raises:
         ConfigError: If a condition is none of these, or names an unknown field.
     """
 
-    def __init__(self, *texts: str) -> None:
-        self.terms: list[_Term] = []
+    def __init__(self, *texts: str, response: str | None = None) -> None:
+        self.terms = [] if response is None else [_Term("response", "~", response)]
         self.words: set[str] = set()
         for text in texts:
-            for part in text.replace(" and ", ",").split(","):
+            for part in _SEPARATOR.split(text):
                 self._add(text, part)
         self.columns = {term.column for term in self.terms}
 
@@ -145,6 +152,8 @@ class SampleFilter:
                 raise ConfigError(f"--filter {text!r}: {name} is compared with a number, not with {value!r}") from None
         elif name in _TEXTS and compare in ("=", "!=", "~"):
             bare = value.strip("\"'")
+            if name == "correct" and (compare == "~" or bare not in set(Correct)):
+                raise ConfigError(f"--filter {text!r}: correct is one of {', '.join(Correct)}: correct=no")
             self.terms.append(_Term(_TEXTS[name], compare, _FINISHES.get(bare, bare) if name == "finish" else bare))
         elif name in _NUMBERS or name in _TEXTS:
             raise ConfigError(f"--filter {text!r}: {name} cannot be compared by {compare}; use {_allowed(name)}")
@@ -202,8 +211,7 @@ def find_samples(reader: RunReader, asked: SampleFilter, *, num: int, worst: boo
     """
     files = [
         _File(step_file(reader.path, folder, record.step), record.step, folder == DROPPED)
-        for record in reversed(reader.steps())
-        if asked.has_step(record.step)
+        for record in reversed(reader.steps(asked.has_step))
         for folder in asked.folders()
         if folder == BATCHES or record.num_dropped
     ]

@@ -199,13 +199,13 @@ class RunReader:
         status = self.run().status
         return INTERRUPTED if status is RunStatus.RUNNING and not is_held(self.path) else status.value
 
-    def steps(self) -> tuple[StepRecord, ...]:
-        """Return the committed steps, in order."""
-        return read_steps(self.path, self._journal)
+    def steps(self, is_asked: Callable[[int], bool] | None = None) -> tuple[StepRecord, ...]:
+        """Return the committed steps, in order; with ``is_asked`` those only for which it is true."""
+        return read_steps(self.path, self._journal, is_asked=is_asked)
 
     def step(self, step: int) -> StepRecord:
         """Return one committed step. Raises RunDirectoryError if it is not committed."""
-        if found := read_steps(self.path, self._journal, step=step):
+        if found := self.steps(lambda each: each == step):
             return found[0]
         committed = [entry.step for entry in self._journal.steps()]
         have = f"it has {step_range(committed[0], committed[-1])}" if committed else "no step is committed yet"
@@ -302,16 +302,20 @@ class RunReader:
         """Yield the rows of a committed step's batch by column, as they lie in its file; see docs/parquet.md."""
         return read_rows(step_file(self.path, BATCHES, self.step(step).step))
 
-    def group_rows(self, group_index: int, *, step: int) -> list[dict[str, Any]]:
-        """Return the rows of one group by column, kept or dropped, without those of timings; see docs/parquet.md.
+    def group_rows(self, *group_indices: int, step: int) -> dict[int, list[dict[str, Any]]]:
+        """Return the rows of groups by column, kept or dropped, without those of timings; see docs/parquet.md.
 
         Raises:
-            RunDirectoryError: If the step does not have it, or files are missing or damaged.
+            RunDirectoryError: If the step does not have one of them, or files are missing or damaged.
         """
+        found: dict[int, list[dict[str, Any]]] = {}
         for folder in (BATCHES, DROPPED)[: 2 if self.step(step).num_dropped else 1]:
-            if rows := read_group_rows(step_file(self.path, folder, step), group_index):
-                return rows
-        raise RunDirectoryError(f"{self.path}: step {step} has no group {group_index}")
+            if missing := [each for each in group_indices if each not in found]:
+                found |= read_group_rows(step_file(self.path, folder, step), missing)
+        for each in group_indices:
+            if each not in found:
+                raise RunDirectoryError(f"{self.path}: step {step} has no group {each}")
+        return found
 
     def dropped(self, step: int) -> tuple[Dropped, ...]:
         """Return the groups that a committed step dropped."""

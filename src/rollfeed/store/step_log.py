@@ -10,7 +10,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,10 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-def read_steps(directory: Path, journal: Journal, *, step: int | None = None) -> tuple[StepRecord, ...]:
-    """Return the records of the committed steps, in order; with ``step`` that one's, if it is committed.
+def read_steps(
+    directory: Path, journal: Journal, *, is_asked: Callable[[int], bool] | None = None
+) -> tuple[StepRecord, ...]:
+    """Return the records of the committed steps, in order; with ``is_asked`` of those only for which it is true.
 
     Raises:
         RunDirectoryError: If the file is missing or damaged.
@@ -135,7 +137,7 @@ def read_steps(directory: Path, journal: Journal, *, step: int | None = None) ->
     entries = journal.steps()
     while True:
         try:
-            return _read_records(directory / STEPS, entries, step)
+            return _read_records(directory / STEPS, entries, is_asked)
         except RunDirectoryError:
             # Another process may just have gone back to an earlier step.
             before, entries = entries, journal.steps()
@@ -143,7 +145,9 @@ def read_steps(directory: Path, journal: Journal, *, step: int | None = None) ->
                 raise
 
 
-def _read_records(path: Path, entries: Sequence[StepEntry], step: int | None) -> tuple[StepRecord, ...]:
+def _read_records(
+    path: Path, entries: Sequence[StepEntry], is_asked: Callable[[int], bool] | None
+) -> tuple[StepRecord, ...]:
     if not entries:
         return ()
     records = []
@@ -151,7 +155,7 @@ def _read_records(path: Path, entries: Sequence[StepEntry], step: int | None) ->
     try:
         content = path.read_bytes()
         for entry in entries:
-            if step in (None, entry.step):
+            if is_asked is None or is_asked(entry.step):
                 records.append(_record(_checked(content[start : entry.record_end], entry)))
             start = entry.record_end
     except FileNotFoundError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -22,13 +23,14 @@ from rollfeed.viewer.found_runs import is_evaluation, list_line, problem_of
 from rollfeed.viewer.overviews import overview
 from rollfeed.viewer.sample_rows import sample_rows
 from rollfeed.viewer.token_texts import RunTokenizers
-from rollfeed.viewer.whole_sample import whole_sample
+from rollfeed.viewer.whole_sample import whole_samples
 
 ASSETS = ("view.css", "view.js")
 MOST_BYTES = 10_000_000
 _MOST_STEPS = 150  # whose samples are looked at; others would have none in the file
 _EACH = 2  # samples of a step: so many of the worst, of the best, and of the others; then what there is room for
 _MOST_SAMPLES, _MOST_ROWS = 1_000, 100_000  # of a run, and of a step that is looked at
+_READ_AT_ONCE = 8  # samples of a step, with their groups: long ones take much memory
 _SEED = 0
 
 
@@ -83,25 +85,30 @@ def write_report(runs: Mapping[str, Path], path: Path, *, most_bytes: int = MOST
         OSError: If the file cannot be written.
     """
     overviews: dict[str, Any] = {}
-    lines: list[dict[str, Any]] = []
+    lines = {name: list_line(name, folder) for name, folder in runs.items()}
     content, tokenizers = _Content(room=most_bytes), RunTokenizers()
-    for name, folder in runs.items():
-        line = list_line(name, folder)
+
+    @contextmanager
+    def told(name: str) -> Iterator[None]:
         try:
-            overviews[name] = overview(name, folder)
-            content.chosen[name] = _chosen(folder, content)
+            yield
         except RollfeedError as error:
             if len(runs) == 1:
                 raise
-            line |= {"status": "unreadable", "problem": problem_of(error)}
-        lines.append(line)
-    fixed = {"runs": lines, "overviews": overviews}
+            lines[name] |= {"status": "unreadable", "problem": problem_of(error)}
+
+    for name, folder in runs.items():
+        with told(name):
+            overviews[name] = overview(name, folder)
+            content.chosen[name] = _chosen(folder, content)
+    fixed = {"runs": list(lines.values()), "overviews": overviews}
     content.room -= len(html(msgspec.json.encode(fixed)).encode()) + 1_000
     share = content.room // len(runs)
     for name, rows in content.chosen.items():
-        _add(content, name, rows, runs[name], tokenizers, until=content.room - share)
+        with told(name):
+            _add(content, name, rows, runs[name], tokenizers, until=content.room - share)
     shown = {"num_shown": content.num_shown, "num_all": content.num_all}
-    stored = {**fixed, "stored": content.answers, **shown}
+    stored = {"runs": list(lines.values()), "overviews": overviews, "stored": content.answers, **shown}
     path.write_text(html(msgspec.json.encode(stored)), encoding="utf-8")
     return content.num_shown, content.num_all
 
@@ -111,16 +118,28 @@ def _add(
 ) -> None:
     """Add samples of a run while more than ``until`` bytes are left."""
     kept = content.answers[name] = {"rows": [], "samples": {}}
-    for row in rows:
-        sample = whole_sample(folder, row["id"], tokenizers)
+    for row, sample in _encoded(rows, folder, tokenizers):
         # Each "<" takes five more bytes in the file.
-        size = sum(len(text) + 5 * text.count(b"<") for text in map(msgspec.json.encode, (row, sample))) + 20
+        size = sum(len(text) + 5 * text.count(b"<") for text in (msgspec.json.encode(row), sample)) + 20
         if content.room - size < until:
             break
         content.room -= size
         content.num_shown += 1
         kept["rows"].append(row)
-        kept["samples"][row["id"]] = sample
+        kept["samples"][row["id"]] = msgspec.Raw(sample)
+
+
+def _encoded(
+    rows: Sequence[dict[str, Any]], folder: Path, tokenizers: RunTokenizers
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield rows with their samples as JSON; with one of a step those are read that come next of it."""
+    read: dict[str, bytes] = {}
+    for place, row in enumerate(rows):
+        if row["id"] not in read:
+            beside = [each["id"] for each in rows[place:] if each["step"] == row["step"]][:_READ_AT_ONCE]
+            found = whole_samples(folder, beside, tokenizers)
+            read |= {sample["id"]: msgspec.json.encode(sample) for sample in found}
+        yield row, read.pop(row["id"])
 
 
 def _chosen(folder: Path, content: _Content) -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ from rollfeed.config import stored_values
 from rollfeed.config.settings import flatten
 from rollfeed.report import advice_of
 from rollfeed.store import RunReader, StepRecord
-from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import EVAL_LOG, TRAIN_LOG
-from rollfeed.viewer.found_runs import is_evaluation, list_line, read_result
+from rollfeed.types.text import well_formed
+from rollfeed.viewer.found_runs import is_evaluation, list_line, read_result, run_line
 
 _MOST_POINTS = 1_000  # of a curve: more than a screen has columns
 
@@ -29,7 +28,7 @@ def overview(name: str, path: Path) -> dict[str, Any]:
 
     Raises:
         RunDirectoryError: If the run cannot be read.
-        ValueError: If the evaluation cannot.
+        DataError: If the evaluation cannot.
     """
     if is_evaluation(path):
         result = read_result(path)
@@ -37,13 +36,13 @@ def overview(name: str, path: Path) -> dict[str, Any]:
         return {**list_line(name, path), "settings": about, "sets": result["sets"], "curves": [], "steps": {}}
     with RunReader(path) as reader:
         record, steps, changes, isolation = reader.run(), reader.steps(), reader.changes(), reader.isolation()
-        told = {**list_line(name, path), "status": reader.status(), "cause": record.cause}
-    evaluations = read_records(path / EVAL_LOG)
-    metrics, trained = [{"step": step.step, **step.metrics} for step in steps], read_records(path / TRAIN_LOG)
+        told = {"name": name, **run_line(reader, steps)}
+        evaluations, trained = reader.evaluations(), tuple(reader.updates().values())
+    metrics = [{"step": step.step, **step.metrics} for step in steps]
     advice = advice_of(settings=record.settings, metrics=metrics, trained=trained, evaluations=evaluations)
     return {
         **told,
-        "directory": str(path),
+        "directory": well_formed(str(path)),
         "settings": flatten(stored_values(record.settings)),
         "changes": [str(change) for change in changes],
         "isolation": None if isolation is None else str(isolation),
@@ -71,8 +70,8 @@ def _step_columns(steps: Sequence[StepRecord]) -> dict[str, list[Any]]:
 def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     by_set: dict[str, list[tuple[Any, ...]]] = {}
     for each in evaluations:
-        for name, found in each.get("sets", {}).items():
-            if found.get("accuracy") is not None:
+        for name, found in each["sets"].items():
+            if found["accuracy"] is not None:
                 ends = (found["accuracy"], found["accuracy_low"], found["accuracy_high"])
                 by_set.setdefault(name, []).append((each["step"], *map(_rounded, ends)))
     return [

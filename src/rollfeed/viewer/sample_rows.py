@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ def sample_rows(path: Path, *filters: str, num: int, worst: bool = False) -> dic
 
     Args:
         path: A run directory, or an evaluation's.
-        filters: As :class:`SampleFilter` has them; one that is neither is a text that responses have.
+        filters: As :class:`SampleFilter` has them; at most one may be none, and is a text that responses have.
         num: How many rows at most.
         worst: The lowest rewards first, in place of the newest steps.
 
     Raises:
         RollfeedError: If a filter is wrong, or files cannot be read.
     """
-    asked = SampleFilter(*map(_filter_of, filters))
+    asked = _asked(filters)
     if is_evaluation(path):
         found, more = find_answers(path / ANSWERS_FILE, asked, num=num, worst=worst)
     else:
@@ -37,13 +38,17 @@ def sample_rows(path: Path, *filters: str, num: int, worst: bool = False) -> dic
     return {"rows": [_row(sample) for sample in found], "more": more}
 
 
-def _filter_of(text: str) -> str:
-    if not _HAS_COMPARISON.search(text):
-        try:
-            SampleFilter(text)
-        except ConfigError:
-            return f"response~{text}"
-    return text
+def _asked(filters: Sequence[str]) -> SampleFilter:
+    conditions = [text for text in filters if _HAS_COMPARISON.search(text) or _is_words(text)]
+    texts = [text for text in filters if text not in conditions]
+    return SampleFilter(*conditions, response=" ".join(texts) if texts else None)
+
+
+def _is_words(text: str) -> bool:
+    try:
+        return bool(SampleFilter(text))
+    except ConfigError:
+        return False
 
 
 def _row(sample: FoundSample) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class ViewServer:
             try:
                 body = await asyncio.to_thread(answer, request.query)
                 return web.Response(body=_encoded(body), content_type="application/json")
-            except (RollfeedError, OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # whatever is wrong with one run, the page goes on
                 if not isinstance(error, RollfeedError):
                     _log.warning("%s: %s", request.path_qs, in_one_line(error))
                 text = _encoded({"error": problem_of(error)})

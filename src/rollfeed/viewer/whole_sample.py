@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,17 @@ _PLAIN = (
     *("response", "precision", "penalty", "drop_reason", "policy_version", "remove_sample", "response_length"),
 )
 _JSON = ("messages", "prompt_label", "label", "rewards", "metadata", "prompt_metadata", "tools")
+_ROUNDED_DIGITS = 16
 _OF_MEMBER = ("reward", "correct", "status", "response_length")
 
 
 def whole_sample(path: Path, sample: str, tokenizers: RunTokenizers) -> dict[str, Any]:
-    """Return the sample that :func:`id_of` names, with those of its group in short.
+    """Return the sample that :func:`id_of` names, with those of its group in short; see :func:`whole_samples`."""
+    return next(whole_samples(path, [sample], tokenizers))
+
+
+def whole_samples(path: Path, samples: Sequence[str], tokenizers: RunTokenizers) -> Iterator[dict[str, Any]]:
+    """Yield samples of an evaluation, or of one step of a run; their groups are read at once.
 
     ``tokens`` are texts, of the prompt and the response, of which ``num_prompt`` are the prompt's; ``logprobs`` are one
     a token of the response, ``mask`` and ``versions`` pairs of how many tokens in a row have which value;
@@ -38,30 +44,44 @@ def whole_sample(path: Path, sample: str, tokenizers: RunTokenizers) -> dict[str
     Raises:
         RollfeedError: If there is no such sample, or it cannot be read.
     """
+    parsed = [_parsed(sample) for sample in samples]
+    if is_evaluation(path):
+        yield from _answers(
+            path, {sample: (rest, first) for sample, (first, _, rest) in zip(samples, parsed, strict=True)}
+        )
+        return
+    step = parsed[0][0]
+    with RunReader(path) as reader:
+        groups = reader.group_rows(*{group for _, group, _ in parsed}, step=step)
+    for sample, (_, group_index, _) in zip(samples, parsed, strict=True):
+        members = dict[int, int]()
+        named = {}
+        for row in groups[group_index]:
+            member = members.setdefault(row["rollout_id"], len(members))
+            named[id_of(step, group_index, member, row["index"], "")] = row
+        if sample not in named:
+            raise ConfigError(f"group {group_index} of step {step} has no sample {sample}")
+        row = named[sample]
+        yield {
+            **_about(sample, step, group_index, named),
+            **{name: row.get(name) for name in _PLAIN},
+            **{name: _json(row[name]) for name in _JSON if row.get(name) is not None},
+            **_tokens(row, tokenizers.of(path)),
+        }
+
+
+def _parsed(sample: str) -> tuple[int, int, str]:
     try:
         first, second, rest = sample.split(".", 2)
         numbers = int(first), int(second)
     except ValueError:
         raise ConfigError(f"{sample!r} names no sample") from None
-    if is_evaluation(path):
-        return _answer(path, sample, index=numbers[0], source=rest)
-    step, group_index = numbers
-    with RunReader(path) as reader:
-        rows = reader.group_rows(group_index, step=step)
-    members = dict[int, int]()
-    named = {}
-    for row in rows:
-        member = members.setdefault(row["rollout_id"], len(members))
-        named[id_of(step, group_index, member, row["index"], "")] = row
-    if sample not in named:
-        raise ConfigError(f"group {group_index} of step {step} has no sample {sample}")
-    row = named[sample]
-    return {
-        **_about(sample, step, group_index, named),
-        **{name: row.get(name) for name in _PLAIN},
-        **{name: json.loads(row[name]) for name in _JSON if row.get(name) is not None},
-        **_tokens(row, tokenizers.of(path)),
-    }
+    return (*numbers, rest)
+
+
+def _json(text: str) -> Any:
+    """Return a JSON value, in which whole numbers that a browser would round are texts."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < _ROUNDED_DIGITS else digits)
 
 
 def _about(sample: str, step: int | None, group: int, named: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -96,14 +116,19 @@ def _in_a_row(values: NDArray[np.float32]) -> list[list[float]]:
     return [[int(count), round(float(value), 4)] for count, value in zip(counts, values[starts], strict=True)]
 
 
-def _answer(path: Path, sample: str, *, index: int, source: str) -> dict[str, Any]:
-    asked = (pc.field("index") == index) & (pc.field("set") == source)
-    rows = read_columns(path / ANSWERS_FILE, ANSWERS_SCHEMA.names, asked, is_versioned=False)
-    for each in rows:
-        each["correct"] = {True: "yes", False: "no", None: "undefined"}[each["correct"]]
-    named = {id_of(None, index, each["answer"], None, source): each for each in rows}
-    if sample not in named:
-        raise ConfigError(f"{path}: has no answer {sample}")
-    row = named[sample]
-    about = {**row, "source": source, "label": json.loads(row["label"])}
-    return {**about, **_about(sample, None, index, named), **_no_tokens(row["response"] or "")}
+def _answers(path: Path, samples: Mapping[str, tuple[str, int]]) -> Iterator[dict[str, Any]]:
+    """Yield answers by what names them, with the set and index of their prompt."""
+    sources, indices = map(set, zip(*samples.values(), strict=True))
+    asked = pc.field("index").isin(list(indices)) & pc.field("set").isin(list(sources))
+    groups: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in read_columns(path / ANSWERS_FILE, ANSWERS_SCHEMA.names, asked, is_versioned=False):
+        row["correct"] = {True: "yes", False: "no", None: "undefined"}[row["correct"]]
+        name = id_of(None, row["index"], row["answer"], None, row["set"])
+        groups.setdefault((row["set"], row["index"]), {})[name] = row
+    for sample, group in samples.items():
+        named = groups.get(group, {})
+        if sample not in named:
+            raise ConfigError(f"{path}: has no answer {sample}")
+        row = named[sample]
+        about = {**row, "source": row["set"], "label": _json(row["label"])}
+        yield {**about, **_about(sample, None, row["index"], named), **_no_tokens(row["response"] or "")}

@@ -114,7 +114,7 @@ def write_table(table: pa.Table, file: IO[bytes]) -> None:
 def read_batch(path: Path, *, metrics: Mapping[str, float], timings: Timings) -> TrainBatch:
     """Return the batch of a file that is not empty."""
     with _explained(path):
-        table = _read(path, None)
+        table = _read(path)
         groups = tuple(_group(rows, timings) for rows in _groups_of(table))
         return TrainBatch(
             step=table["step"][0].as_py(),
@@ -131,7 +131,7 @@ def read_groups(
 ) -> tuple[tuple[Group, str | None], ...]:
     """Return the groups of a file, or only the one with ``group_index``, and why each was dropped, if it was."""
     with _explained(path):
-        groups = _groups_of(_read(path, group_index))
+        groups = _groups_of(_read(path, *(() if group_index is None else (group_index,))))
         return tuple((_group(rows, timings), rows[0].get("drop_reason")) for rows in groups)
 
 
@@ -160,10 +160,10 @@ def least_value(path: Path, column: str) -> float:
         return min(known) if len(known) == len(found) and known else -math.inf
 
 
-def read_group_rows(path: Path, group_index: int) -> list[dict[str, Any]]:
-    """Return the rows of one group as they lie in a file, lists of numbers as arrays; none where it is not there."""
+def read_group_rows(path: Path, group_indices: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows of groups that a file has, as they lie there, by group index; lists of numbers are arrays."""
     with _explained(path):
-        return next(_groups_of(_read(path, group_index)), [])
+        return {rows[0]["group_index"]: rows for rows in _groups_of(_read(path, *group_indices))}
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -179,7 +179,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def read_timings(path: Path, *, group_index: int | None = None) -> Timings:
     """Return what differs between two runs of one seed, by row."""
     with _explained(path):
-        rows = _read(path, group_index).to_pylist()
+        rows = _read(path, *(() if group_index is None else (group_index,))).to_pylist()
         return {(row["group_index"], row["rollout_id"], row["index"]): row for row in rows}
 
 
@@ -220,9 +220,10 @@ def _check_version(path: Path) -> None:
         raise RunDirectoryError(f"{path}: has {found}, this rollfeed reads {SCHEMA_VERSION}")
 
 
-def _read(path: Path, group_index: int | None) -> pa.Table:
+def _read(path: Path, *group_indices: int) -> pa.Table:
+    """Return the rows of some groups, or all."""
     _check_version(path)
-    filters = None if group_index is None else [("group_index", "=", group_index)]
+    filters = [("group_index", "in", group_indices)] if group_indices else None
     return pq.read_table(path, filters=filters, partitioning=None)
 
 

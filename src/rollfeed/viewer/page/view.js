@@ -84,10 +84,11 @@ function stored(path, { run, id, filter, order }) {
 
 // A file has no server that reads filters: it knows the words of the choice, steps, and texts of prompts and responses.
 function holds(text, row, sample) {
-  const is = { "": true, wrong: row.correct === "no", right: row.correct === "yes", kept: !row.drop_reason, dropped: !!row.drop_reason, truncated: row.status === text, failed: row.error || row.status === text };
-  if (text in is) return is[text];
+  const unsaid = row.correct === "undefined" && row.step !== null && row.reward !== null; // then a reward of 1 is right
+  const is = { "": true, wrong: row.correct === "no" || (unsaid && row.reward < 1), right: row.correct === "yes" || (unsaid && row.reward >= 1), kept: !row.drop_reason, dropped: !!row.drop_reason, truncated: row.status === text, failed: row.error || row.status === text };
+  if (Object.hasOwn(is, text)) return is[text];
   if (text.startsWith("step=")) return row.step === Number(text.slice(5));
-  return (row.question + sample.tokens.slice(sample.num_prompt).join("")).toLowerCase().includes(text.toLowerCase());
+  return (row.question + "\n" + (sample.response ?? "")).toLowerCase().includes(text.toLowerCase());
 }
 
 // ---- charts
