@@ -54,6 +54,7 @@ async def test_a_step_is_made_with_the_weights_of_the_batches_before_it(make_rol
             assert batch.policy_version == step
             assert batch.metrics["rollout/staleness_max"] == 0
             publish(tmp_path, step + 1)
+            assert (batch.metrics["time/publish_seconds"] > 0) is (step > 0)
 
 
 async def test_a_version_that_does_not_come_ends_the_run_and_says_so(make_rollouts, tick_engine, tmp_path) -> None:

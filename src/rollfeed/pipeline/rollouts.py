@@ -138,7 +138,7 @@ class Rollouts:
         )
         self._in_flight = InFlight()
         self._step: _Step | None = None
-        self.clock = clock = StepClock()
+        self.clock = clock = StepClock() if parts.weights is None else parts.weights.clock
         """Where the time goes; it is told of what is done between two batches."""
         self._gate = EngineGate(engine, max_requests_in_flight=settings.max_requests_in_flight, clock=clock)
         self._failures = FailureBudget(settings, settled=self._state.outcomes)

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from rollfeed.errors import EngineError
+from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.protocols import CheckpointSource, WeightPublisher
 from rollfeed.types import FolderUpdate
 
@@ -38,6 +39,8 @@ class WeightFollower:
         self._timeout_seconds = timeout_seconds
         self._publishing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self.clock = StepClock()
+        """Told of publishing; its manager has the same one."""
         self._unproved: EngineError | None = None
         """Why a version that has been loaded may not be used."""
 
@@ -103,12 +106,13 @@ class WeightFollower:
             if version > self._publisher.policy_version:
                 is_proving = self._publisher.is_proving
                 probe = await asyncio.to_thread(self._source.probe, folder) if is_proving else None
-                await self._publisher.publish(FolderUpdate(folder, policy_version=version))
-                # It has been loaded: trying again would find nothing to do.
-                self._unproved = None
-                try:
-                    await self._publisher.prove(probe)
-                except EngineError as error:
-                    self._unproved = error
-                    raise
+                with self.clock.doing(Activity.PUBLISH):
+                    await self._publisher.publish(FolderUpdate(folder, policy_version=version))
+                    # It has been loaded: trying again would find nothing to do.
+                    self._unproved = None
+                    try:
+                        await self._publisher.prove(probe)
+                    except EngineError as error:
+                        self._unproved = error
+                        raise
                 _log.info("weights of version %d are in the engine", version)
