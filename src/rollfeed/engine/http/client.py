@@ -73,7 +73,7 @@ class ControlReply(NamedTuple):
         """Return the JSON object in it; an empty one where there is none."""
         try:
             value = msgspec.json.decode(self.content)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -197,7 +197,7 @@ def error_message(content: bytes | bytearray) -> str:
     """Return what a server's error body says, as one line."""
     try:
         value = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value = content.decode(errors="replace")
     for _ in range(2):
         if isinstance(value, dict):

@@ -248,7 +248,7 @@ def _failure(content: bytes) -> Exception:
     message = f"the server ended the request: {error_message(content)}"
     try:
         code = msgspec.json.decode(content, type=_Error).code
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         code = None
     if code == 429:
         return TryFailedError(Failure.REFUSED, message)
