@@ -148,6 +148,11 @@ def test_wrong_samples_and_those_of_a_filter_and_a_step_are_listed(shown, runs) 
     assert "no sample is like that" in shown(runs / "first", "--filter", "reward>1")
 
 
+def test_samples_of_a_group_are_found_and_one_sample_is_not_asked_for_twice(shown, refused, runs) -> None:
+    assert heads(shown(runs / "first", "--group", "3", "--worst")) == ["3.0", "3.1"]
+    assert "--sample is one sample; leave out --wrong" in refused(runs / "first", "--sample", "3.1", "--wrong")
+
+
 def test_samples_are_json_too(shown, runs) -> None:
     view = json.loads(shown(runs / "first", "--worst", "1", "--json"))
     (sample,) = view["samples"]
@@ -193,6 +198,15 @@ def test_runs_of_a_folder_are_listed_and_a_damaged_one_says_so(shown, runs) -> N
         ("rates/second", "finished", 4),
         ("third", "unreadable", None),
     ]
+
+
+def test_names_that_are_told_apart_by_their_beginning_are_listed_whole(shown, runs, tmp_path) -> None:
+    names = [f"seed={seed},learning_rate=1e-3,divide_by_std=true" for seed in range(2)]
+    for name in names:
+        shutil.copytree(runs / "first", tmp_path / name)
+    lines = shown(tmp_path).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == names
+    assert max(map(cell_len, lines)) <= 80
 
 
 def test_evaluations_are_listed_beside_runs_and_not_compared_here(shown, refused, runs, tmp_path) -> None:

@@ -242,8 +242,16 @@ def test_there_is_a_row_an_answer_in_order(make_set: Callable[..., EvalSet], res
     ]
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.5, 1.0, 1.0]
     assert [row["correct"] for row in rows] == [True, False, False, True, True]
-    assert rows[0]["label"] == '"4"'
+    assert (rows[0]["label"], rows[0]["messages"]) == ('"4"', None)
     assert rows[1]["response"] == "1"
+
+
+def test_messages_are_stored_as_json(make_set: Callable[..., EvalSet], result_of: Callable[..., Any]) -> None:
+    group = result_of([1])
+    asked = ({"role": "user", "content": "\ud800?"},)
+    group = replace(group, prompt=replace(group.prompt, messages=asked))
+    (row,) = table_rows(summarise(make_set(n_samples_per_prompt=1, num_prompts=1), [group]))
+    assert json.loads(row["messages"]) == list(asked)
 
 
 def test_what_could_not_be_scored_has_no_reward_and_a_cause(make_set: Callable[..., EvalSet]) -> None:

@@ -161,11 +161,25 @@ def test_the_line_has_the_steps_the_number_and_what_the_setting_is_now() -> None
     assert (found.first_step, found.last_step) == (22, 24)
 
 
-@pytest.mark.parametrize(("right", "words"), [(0.0, "too hard"), (1.0, "too easy"), (None, "too easy or too hard")])
-def test_equal_groups_are_told_as_too_hard_or_too_easy(right: float | None, words: str) -> None:
-    (found,) = advice(metrics={"rollout/group_reward_std": 0.0, "rollout/correct_ratio": right}, last=12)
+@pytest.mark.parametrize(
+    ("right", "reward", "words"),
+    [
+        (0.0, 1.0, "too hard,"),
+        (1.0, 0.0, "too easy;"),
+        (None, 0.0, "too hard,"),
+        (None, 1.0, "too easy;"),
+        (None, 0.5, "too easy or too hard"),
+    ],
+)
+def test_equal_groups_are_told_as_too_hard_or_too_easy(right: float | None, reward: float, words: str) -> None:
+    changed = {"rollout/group_reward_std": 0.0, "rollout/correct_ratio": right, "rollout/reward_mean": reward}
+    (found,) = advice(metrics=changed, last=12)
     assert "all groups equal for 12 steps (13 to 24)" in found.text
     assert f"prompts are {words}" in found.text
+
+
+def test_reasons_of_filters_of_ones_own_are_no_rewards() -> None:
+    assert advice(metrics={"rollout/dynamic_filter/drop_zero_std_of_lengths": 40.0}) == ()
 
 
 def test_what_has_passed_is_not_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +167,15 @@ def test_answers_of_an_evaluation_are_found_by_the_same_conditions(tmp_path) -> 
     worst, more = find_answers(file, SampleFilter(), num=5, worst=True)
     assert [each.reward for each in worst] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert more
+
+
+def test_the_question_of_an_answer_is_its_last_user_message(tmp_path) -> None:
+    file = answers(tmp_path)
+    messages = json.dumps([{"role": "system", "content": "S"}, {"role": "user", "content": "漢?"}])
+    rows = [{**row, "messages": messages} for row in pq.read_table(file).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    (first,), _ = find_answers(file, SampleFilter(), num=1, worst=False)
+    assert first.question == "漢?"
 
 
 @pytest.mark.parametrize("text", ["dropped", "reason=x", "step=1", "detail~x"])

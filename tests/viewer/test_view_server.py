@@ -56,7 +56,7 @@ def write_evaluation(path: Path) -> Path:
                 strict=True,
             )
         )
-        | {"correct": bool(answer), "extracted": None, "error": None}
+        | {"correct": bool(answer), "messages": json.dumps([{"role": "user", "content": "2 + 2"}])}
         for index in range(3)
         for answer in range(2)
     ]
@@ -201,9 +201,10 @@ async def test_a_training_that_was_copied_here_brings_its_tokenizer(make_run, ti
 async def test_answers_of_an_evaluation_are_samples(tmp_path) -> None:
     async with viewer(write_evaluation(tmp_path / "scores")) as ask:
         rows = (await ask("samples", run="scores", filter="wrong"))["rows"]
-        assert [(row["group"], row["member"], row["question"]) for row in rows] == [(n, 0, "2 + 2 =") for n in range(3)]
+        assert [(row["group"], row["member"], row["question"]) for row in rows] == [(n, 0, "2 + 2") for n in range(3)]
         sample = await ask("sample", run="scores", id=rows[1]["id"])
     assert (sample["group"], sample["tokens"], sample["label"], len(sample["members"])) == (1, ["0"], "4", 2)
+    assert sample["messages"] == [{"role": "user", "content": "2 + 2"}]
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     if is_evaluation and not is_run:
         _show_evaluation(arguments, folder, within)
         return 0
+    if "sample" in within and (others := {"group", "worst", "wrong", "filter"} & set(within)):
+        raise ConfigError(f"--sample is one sample; leave out --{min(others)}")
     with RunReader(folder) as reader:
         if {"worst", "wrong", "filter"} & set(within):
             num, worst = _num_samples(arguments), arguments.worst is not None
@@ -122,8 +124,8 @@ def _num_samples(arguments: argparse.Namespace) -> int:
 
 def _filter(arguments: argparse.Namespace, *more: str) -> SampleFilter:
     wrong = ["wrong"] if arguments.wrong else []
-    step = [] if arguments.step is None else [f"step={arguments.step}"]
-    return SampleFilter(*more, *wrong, *step, *([] if arguments.filter is None else [arguments.filter]))
+    numbers = [f"{name}={value}" for name in ("step", "group") if (value := getattr(arguments, name)) is not None]
+    return SampleFilter(*more, *wrong, *numbers, *([] if arguments.filter is None else [arguments.filter]))
 
 
 def _show_runs(arguments: argparse.Namespace, folder: Path, paths: Sequence[Path]) -> None:

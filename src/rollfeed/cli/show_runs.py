@@ -17,6 +17,7 @@ from rollfeed.types.text import counted
 _KEY_WIDTH = 26
 _LEAST_WIDTH = 11
 _GAP = 2
+_RIGHT_OF_NAMES = 58
 _FIGURES = (
     ("status", "status", ""),
     ("steps", "steps", ","),
@@ -40,10 +41,12 @@ _FIGURES = (
 def print_runs(to: Console, folder: Path, lines: Sequence[Mapping[str, Any]], *, limit: int) -> None:
     """Print a line a run or evaluation; of more than ``limit`` those that changed last."""
     newest = sorted(lines, key=lambda each: each.get("changed") or 0.0)[-limit:]
-    width = max(to.width - 58, 12)
+    names = {each["name"]: cut_start(each["name"], max(to.width - _RIGHT_OF_NAMES, 12)) for each in lines}
+    if len(set(names.values())) < len(names):  # the columns at the right are left out where names need more room
+        names = {name: cut_start(name, to.width) for name in names}
     rows = [
         (
-            cut_start(each["name"], width),
+            names[each["name"]],
             each["status"] if each["kind"] != "evaluation" else each["kind"],
             *(number_text(each.get("steps"), ","), _change(each.get("first_reward"), each.get("reward"))),
             number_text(each.get("accuracy"), ".1%"),

@@ -223,10 +223,12 @@ ANSWERS_SCHEMA = pa.schema(
         **{"set": pa.string(), "index": pa.int64(), "answer": pa.int64(), "prompt_id": pa.string()},
         **{"prompt": pa.string(), "label": pa.string(), "response": pa.string(), "status": pa.string()},
         **{"response_length": pa.int64(), "reward": pa.float64(), "correct": pa.bool_()},
-        **{"extracted": pa.string(), "error": pa.string()},
+        **{"extracted": pa.string(), "error": pa.string(), "messages": pa.string()},
     }
 )
-"""``label`` is JSON text; ``reward`` and ``correct`` are null where an answer could not be scored."""
+"""``label`` and ``messages`` are JSON texts, the latter null where a prompt has none; ``reward`` and ``correct`` are
+null where an answer could not be scored.
+"""
 
 
 def answers_table(result: EvalResult) -> pa.Table:
@@ -245,6 +247,7 @@ def _rows(found: SetResult, group: Group) -> Iterator[dict[str, Any]]:
             "prompt_id": well_formed(prompt.prompt_id),
             "prompt": well_formed(prompt.text),
             "label": json.dumps(prompt.label),
+            "messages": None if prompt.messages is None else json.dumps(prompt.messages),
             **_answer(found, rollout),
         }
 

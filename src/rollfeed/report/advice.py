@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -167,10 +168,12 @@ def _equal_groups(seen: _Seen) -> None:
     streak = _last(seen.metrics, lambda each: _number(each, "rollout/group_reward_std") < _EQUAL)
     if len(streak) < _STREAK:
         return
-    right, kind = _mean(streak, "rollout/correct_ratio"), "unknown"
-    words = f"mean reward {_mean(streak, 'rollout/reward_mean') or 0.0:.3g}"
+    right, reward = _mean(streak, "rollout/correct_ratio"), _mean(streak, "rollout/reward_mean") or 0.0
     if right is not None:
         kind, words = ("hard" if right < 0.5 else "easy"), f"{right:.0%} of answers right"
+    else:
+        kind = "hard" if reward <= 0 else "easy" if reward >= 1 else "unknown"
+        words = f"mean reward {reward:.3g}"
     seen.tell("equal_groups", streak, _difficulty(settings), f"all groups equal for {{steps}}, {words}", _OTHERS[kind])
 
 
@@ -179,8 +182,12 @@ def _equal_dropped(seen: _Seen) -> None:
 
     def equal(record: _Record) -> dict[float, float]:
         """Return how many groups were dropped by the reward that all of a group have."""
-        names = [name for name in record if name.startswith(_ZERO_STD)]
-        return {float(name.removeprefix(_ZERO_STD)): _number(record, name) for name in names}
+        found = dict[float, float]()
+        for name in record:
+            if name.startswith(_ZERO_STD):
+                with suppress(ValueError):  # a reason of somebody's own filter
+                    found[float(name.removeprefix(_ZERO_STD))] = _number(record, name)
+        return found
 
     def share(record: _Record) -> float:
         return sum(equal(record).values()) / max(_number(record, "rollout/groups_submitted"), 1.0)

@@ -47,8 +47,8 @@ _SHOWN = (
     "label",
     "extracted",
     "error",
+    "messages",
 )
-_SHOWN_OF_RUN = ("messages", "detail")
 _RIGHT = 1.0  # a reward, as evaluations count it by default
 _Row: TypeAlias = dict[str, Any]
 _SEPARATOR = re.compile(r'(?:,|\sand\s)(?=(?:[^"]*"[^"]*")*[^"]*$)')  # but within double quotes
@@ -281,7 +281,7 @@ def _key(row: _Row) -> tuple[Any, ...]:
 def _described(file: _File, wanted: set[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], FoundSample]]:
     """Yield samples of a file by their keys; texts are read of their groups only."""
     of_run = file.step is not None
-    columns = (*_KEYS, *_SHOWN, *(_SHOWN_OF_RUN if of_run else ()), *(("drop_reason",) if file.is_dropped else ()))
+    columns = (*_KEYS, *_SHOWN, *(("detail",) if of_run else ()), *(("drop_reason",) if file.is_dropped else ()))
     rows = _rows(file, columns, groups=sorted({group for _, group, _, _ in wanted}))
     for _, group in groupby(rows, key=lambda row: (row["source"], row["group_index"])):
         members = dict[Any, int]()
@@ -300,7 +300,7 @@ def _sample(row: _Row, step: int | None, member: int) -> FoundSample:
         **{name: row[name] for name in same},
         step=step,
         member=member,
-        question=question_of(row["prompt"], json.loads(row.get("messages") or "[]")),
+        question=question_of(row["prompt"], json.loads(row["messages"] or "[]")),
         response=row["response"] or "",
         correct=None if correct is None else Correct(correct),
         status=SampleStatus(row["status"]),

@@ -130,5 +130,6 @@ def _answers(path: Path, samples: Mapping[str, tuple[str, int]]) -> Iterator[dic
         if sample not in named:
             raise ConfigError(f"{path}: has no answer {sample}")
         row = named[sample]
-        about = {**row, "source": row["set"], "label": _json(row["label"])}
+        texts = {name: _json(row[name] or "null") for name in ("label", "messages")}
+        about = {**row, "source": row["set"], **texts}
         yield {**about, **_about(sample, None, row["index"], named), **_no_tokens(row["response"] or "")}

@@ -140,14 +140,15 @@ def read_columns(
 ) -> list[dict[str, Any]]:
     """Return the rows of a file that fulfil a condition, with a few of its columns, without reading the others.
 
-    Files of evaluations are not ``is_versioned``.
+    Files of evaluations are not ``is_versioned``; those of earlier versions have no messages, which are null then.
     """
     with _explained(path):
         if is_versioned:
             _check_version(path)
-        table = pq.read_table(path, columns=list(columns), filters=condition, partitioning=None)
-        rows: list[dict[str, Any]] = table.to_pylist()
-        return rows
+        missing = [] if is_versioned or "messages" in pq.read_schema(path).names else ["messages"]
+        known = [name for name in columns if name not in missing]
+        table = pq.read_table(path, columns=known, filters=condition, partitioning=None)
+        return [{**dict.fromkeys(missing), **row} for row in table.to_pylist()]
 
 
 def least_value(path: Path, column: str) -> float:
