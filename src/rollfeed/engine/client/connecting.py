@@ -13,9 +13,8 @@ from rollfeed.engine.client.replies import Found, Router
 from rollfeed.errors import EngineUnavailableError
 
 _POLL_SECONDS = 0.2
-_TELLING_SECONDS = 5.0
-_TELLINGS = 4
-"""Where that is less than so many times as long."""
+_TOLD_AFTER_SECONDS = 5.0
+"""Or a quarter of the whole time, where that is less; from then on each time that it has been twice as long."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +61,8 @@ async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
     """Ask until there is an answer, as long as servers may take to start."""
     last = "no answer"
     now = asyncio.get_running_loop().time
-    began_at = told_at = now()
+    began_at = now()
+    tell_at = began_at + min(_TOLD_AFTER_SECONDS, seconds / 4)
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -70,10 +70,11 @@ async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
                     return await ask()
                 except EngineUnavailableError as error:
                     last = str(error)
-                if now() >= told_at + min(_TELLING_SECONDS, seconds / _TELLINGS):
-                    told_at = now()
-                    waited = f"{told_at - began_at:.0f} s of startup_timeout_seconds = {seconds:g}"
-                    _log.info("waiting for a server, %s: %s", waited, last)
+                if (told_at := now()) >= tell_at:
+                    waited = told_at - began_at
+                    tell_at = told_at + waited
+                    limit = f"{waited:.0f} s of startup_timeout_seconds = {seconds:g}"
+                    _log.info("waiting for a server, %s: %s", limit, last)
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise EngineUnavailableError(f"not there within startup_timeout_seconds = {seconds:g}: {last}") from None
