@@ -31,6 +31,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
 ]
 WAIT_MS = 60_000
+EXPECTED = ("ERR_CONNECTION_REFUSED", "422 (Unprocessable Entity)")
+"""What a browser says of a viewer that has ended, and of what the page tells as an error."""
 NEWER = "step => parseInt(document.querySelector('tbody tr').dataset.key) > step + 1"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 800}
 
@@ -80,7 +82,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     yield open_at
     for context in contexts:
         context.close()
-    assert [problem for problem in problems if "ERR_CONNECTION_REFUSED" not in problem] == []  # a viewer has ended
+    assert [problem for problem in problems if not any(each in problem for each in EXPECTED)] == []
 
 
 def test_from_the_curves_to_a_token(make_run, open_page) -> None:
@@ -245,6 +247,31 @@ def test_a_report_needs_no_server(make_run, tmp_path, open_page) -> None:
     page.click("tbody tr >> nth=0")
     expect(page.locator("#response .token").first).to_be_visible()
     assert asked == []
+
+
+def test_a_wrong_condition_is_told_where_it_stands(make_run, open_page) -> None:
+    with served(make_run(num_steps=1)) as address:
+        page = open_page(f"{address}#/samples/run/all?text=rewrd<1")
+        expect(page.locator("[role=alert]")).to_contain_text("no field 'rewrd'; did you mean reward?")
+        page.fill("input[type=search]", "reward>0.1")
+        page.keyboard.press("Enter")
+        expect(page.locator("tbody tr")).to_have_count(3)
+
+
+def test_a_report_tells_of_a_damaged_run_what_is_wrong(make_run, tmp_path, open_page) -> None:
+    (make_run("damaged") / "steps.jsonl").write_text("{")
+    out = tmp_path / "report.html"
+    write_report(find_runs([make_run("whole").parent]), out)
+    page = open_page(f"{out.as_uri()}#/run/damaged")
+    expect(page.locator("[role=alert]")).to_contain_text("steps.jsonl: is damaged")
+
+
+def test_the_scale_of_a_chart_ends_where_numbers_are_too_large_for_it(make_run, open_page) -> None:
+    with served(make_run(num_steps=1)) as address:
+        page = open_page(address)
+        expect(page.locator("h1")).to_be_visible()
+        assert page.evaluate("ticks(0, 60, 4)") == [0, 20, 40, 60]
+        assert page.evaluate("ticks(1e17, 1e17 + 16, 6).length") < 20
 
 
 def test_a_report_finds_wrong_samples_and_texts_as_the_viewer_does(make_run, tmp_path, open_page) -> None:

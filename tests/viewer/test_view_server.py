@@ -198,6 +198,23 @@ async def test_a_training_that_was_copied_here_brings_its_tokenizer(make_run, ti
     assert sample["tokens"][4:6] == ["Z", "["]
 
 
+async def test_code_of_a_model_is_not_run_whatever_the_run_says(make_run, tiny_checkpoint, tmp_path) -> None:
+    model, marker = tmp_path / "model", tmp_path / "was-run"
+    shutil.copytree(tiny_checkpoint, model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}, "tokenizer_class": "Mine"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    (model / "mine.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    async with viewer(make_run(checkpoint=model, model={"trust_remote_code": True})) as ask:
+        assert (await ask("sample", run="run", id="0.0.1.1"))["num_prompt"] == 4
+    assert not marker.exists()
+
+
+async def test_a_chat_template_that_has_gone_hides_no_tokens(make_run) -> None:
+    async with viewer(make_run(model={"chat_template": "gone.jinja", "of_another_version": 1})) as ask:
+        assert (await ask("sample", run="run", id="0.0.1.1"))["has_texts"]
+
+
 async def test_answers_of_an_evaluation_are_samples(tmp_path) -> None:
     async with viewer(write_evaluation(tmp_path / "scores")) as ask:
         rows = (await ask("samples", run="scores", filter="wrong"))["rows"]

@@ -96,8 +96,10 @@ def _load(path: Path) -> TokenTexts:
 
     with RunReader(path) as reader:
         stored = reader.run().settings
-    # Only this section: a run whose other settings are functions, or of another version, has tokens all the same.
-    model = ModelSettings.model_validate(stored.get("model", {}))
+    # No other settings: one that is a function, a file that has gone or of another version hides no tokens, and whoever
+    # made the run may not have code of a model's folder run here.
+    named = {key: value for key, value in stored.get("model", {}).items() if key in ("checkpoint", "tiny")}
+    model = ModelSettings.model_validate(named)
     try:
         return TokenTexts(load_model_tokenizer(model, seed=stored.get("seed", 0)))
     except CheckpointError:

@@ -16,7 +16,7 @@ const TITLES = {
 const MODES = { mask: "mask", logprob: "log-probability", version: "policy version", advantage: "advantage" };
 const ONLY = { "": "all samples", wrong: "wrong", right: "right", kept: "kept", dropped: "dropped", truncated: "cut off", failed: "failed" };
 const ORDERS = { "": "in order", worst: "worst first" };
-const FEW_ROWS = 200;
+const FEW_ROWS = 200, MOST_ROWS = 10_000; // more are given by no viewer
 const KEYS = [["j k ↓ ↑", "next and previous row or sample"], ["Enter", "open the row"], ["Esc ←", "back to where it belongs"],
   ["/", "search"], ["1 2 3 4", "tokens by " + Object.values(MODES).join(", ")], ["t", "dark or light"], ["?", "this list"]];
 const MARKS = { yes: ["✓", "good"], no: ["✗", "bad"] };
@@ -73,7 +73,7 @@ async function ask(path, parameters = {}) {
 function stored(path, { run, id, filter, order }) {
   if (path === "runs") return STORED.runs;
   const found = path === "run" ? STORED.overviews[run] : STORED.stored[run];
-  if (!found) throw new Error(`this file has no run ${run}`);
+  if (!found) throw new Error(STORED.runs.find((each) => each.name === run)?.problem || `this file has no run ${run}`);
   if (path === "run") return found;
   if (path === "sample" && !found.samples[id]) throw new Error("this sample was left out of the file");
   if (path === "sample") return found.samples[id];
@@ -93,11 +93,11 @@ function holds(text, row, sample) {
 
 // ---- charts
 
-function ticks(low, high, count = 4) {
+function ticks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
   const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : +at.toPrecision(12));
+  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6 && found.length <= 2 * count; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : +at.toPrecision(12));
   return found;
 }
 
@@ -122,10 +122,10 @@ function chart(title, lines, key = title) {
   say(null);
   const marker = draw("path", { class: "at", visibility: "hidden" });
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${told.textContent} at last` });
-  for (const tick of ticks(low, high)) {
+  for (const tick of ticks(low, high, 6)) {
     svg.append(draw("path", { class: "grid", d: `M${left} ${y(tick)}H${width - right}` }), draw("text", { x: left - 5, y: y(tick) + 4, "text-anchor": "end" }, number(tick)));
   }
-  for (const tick of first === last ? [first] : ticks(first, last).filter(Number.isInteger)) svg.append(draw("text", { x: x(tick), y: height - 6, "text-anchor": "middle" }, number(tick)));
+  for (const tick of first === last ? [first] : ticks(first, last, 4).filter(Number.isInteger)) svg.append(draw("text", { x: x(tick), y: height - 6, "text-anchor": "middle" }, number(tick)));
   lines.forEach((line, n) => {
     const colour = `var(--c${(line.colour ?? n) % COLOURS})`;
     if (line.low) {
@@ -324,7 +324,7 @@ async function samplesView(name, step, query) {
   const hint = STORED ? "text of question or response" : "text, or conditions: reward<0.2, source=sums, length>100, prompt~text";
   const search = make("input", { type: "search", value: text, placeholder: hint, "aria-label": hint, onchange: () => change("text", search.value) });
   const shown = table([["reward", "number"], ["", ""], ["tokens", "number"], ["group", "number wide"], ["source", "wide cut"], ["question", "long"], ["fate", "cut"]], "samples");
-  const told = make("p", { class: "line soft" }), more = make("button", { onclick: () => load() }, "more");
+  const told = make("p", { class: "line soft" }), more = make("button", { onclick: () => tried(), hidden: "" }, "more");
   const filter = [step === "all" ? "" : `step=${step}`, only, text];
   let num = step === "all" ? FEW_ROWS / 2 : FEW_ROWS * 2;
   const hash = location.hash;
@@ -341,11 +341,12 @@ async function samplesView(name, step, query) {
     }));
     lastList = { run: name, ids: found.rows.map((row) => row.id), hash };
     told.textContent = `${number(found.rows.length)}${found.more ? ", and there are more" : " samples"}${leftOut()}`;
-    more.hidden = !found.more;
+    more.hidden = !found.more || num >= MOST_ROWS;
   };
-  await load();
+  const tried = () => load().catch((error) => told.replaceChildren(make("span", { class: "bad", role: "alert" }, error.message)));
+  await tried();
   const bar = make("div", { class: "bar" }, chooser(ONLY, only, "which", (value) => change("only", value)), chooser(ORDERS, order, "order", (value) => change("order", value)), search);
-  const title = step === "all" ? "samples of all steps" : `step ${step}`;
+  const title = step === "all" ? "all samples" : `step ${step}`;
   return { title: `${name}, ${title}`, trail: [["run", name]], body: [make("h1", {}, title), bar, told, shown.element, more], refresh: step === "all" && (async () => {
     const found = await ask("run", { run: name, version });
     if (version && found.version !== version) await load(1);
