@@ -106,7 +106,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("entropy", "train.loss.clip_high", {"trained": {"train/entropy": 0.02}}),
     ("clipped", "train.optimizer.learning_rate", {"trained": {"train/clipped_high_ratio": 0.4}}),
     ("mismatch", "train.loss.correction", {"trained": {"train/mismatch_kl": 0.2}}),
-    ("far_from_reference", "train.loss.kl_coefficient", {"trained": {"train/reference_kl": 2.0}}),
+    ("far_from_reference", "train.loss.kl_coefficient", {"trained": {"train/reference_kl": 4.0}}),
     ("waste", "rollout.mode", {"metrics": {"rollout/wasted_tokens/requeued": 400.0}}),
     (
         "waste",
@@ -234,3 +234,7 @@ def test_an_accuracy_that_rose_on_one_set_is_not_flat() -> None:
         each["change"]["words"] = {"since": 0, "accuracy": 0.2, "low": 0.1, "high": 0.3}
     assert advice(evaluated=found) == ()
     assert advice(evaluated=evaluations(-0.1, 0.1, num=3)) == ()
+
+
+def test_an_accuracy_of_few_prompts_that_rose_is_not_flat() -> None:
+    assert advice(evaluated=evaluations(-0.15, 0.63)) == ()
