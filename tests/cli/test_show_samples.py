@@ -200,12 +200,13 @@ def test_runs_of_a_folder_are_listed_and_a_damaged_one_says_so(shown, runs) -> N
     ]
 
 
-def test_names_that_are_told_apart_by_their_beginning_are_listed_whole(shown, runs, tmp_path) -> None:
+def test_names_that_are_told_apart_by_their_beginning_are_listed_longer(shown, runs, tmp_path) -> None:
     names = [f"seed={seed},learning_rate=1e-3,divide_by_std=true" for seed in range(2)]
     for name in names:
         shutil.copytree(runs / "first", tmp_path / name)
     lines = shown(tmp_path).splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == names
+    assert [line.split()[:2] for line in lines[1:3]] == [[name, "finished"] for name in names]
+    assert lines[1].endswith("0.500 -> 0.600")
     assert max(map(cell_len, lines)) <= 80
 
 
@@ -275,7 +276,7 @@ def make_evaluation(folder: Path, **changed: Any) -> Path:
     return folder
 
 
-def test_an_evaluation_is_shown_with_its_sets_and_its_wrong_answers(shown, tmp_path) -> None:
+def test_an_evaluation_is_shown_with_its_sets_and_its_wrong_answers(shown, refused, tmp_path) -> None:
     folder = make_evaluation(tmp_path / "eval")
     text = shown(folder)
     assert "sums: 2 prompts x 2 answers\n  accuracy 50.0% (10.0% to 90.0%), reward 0.5000\n" in text
@@ -286,6 +287,7 @@ def test_an_evaluation_is_shown_with_its_sets_and_its_wrong_answers(shown, tmp_p
     assert "1.1, sums, completed, 5 tokens, reward 1, right\n" in whole
     assert "-- answered\nA1\n" in whole
     assert "1.0" not in whole
+    assert "has no answer 1.2" in refused(folder, "--sample", "1.2")
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,8 @@ def _show_evaluation(arguments: argparse.Namespace, folder: Path, within: Sequen
             num, asked = _MOST_ANSWERS, _filter(arguments, f"group={group}")
         found, has_more = find_answers(folder / ANSWERS_FILE, asked, num=num, worst=worst)
         found = [each for each in found if member in (None, each.member)]
+        if member is not None and not found:
+            raise RunDirectoryError(f"{folder}: has no answer {arguments.sample}; --filter 'source=SET' lists them")
         _show_found(arguments, found, has_more, is_whole=member is not None)
         return
     try:

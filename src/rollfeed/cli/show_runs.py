@@ -17,7 +17,7 @@ from rollfeed.types.text import counted
 _KEY_WIDTH = 26
 _LEAST_WIDTH = 11
 _GAP = 2
-_RIGHT_OF_NAMES = 58
+_RIGHT_OF_NAMES = (58, 36, 0)  # with all columns, with status, steps and reward, and with none
 _FIGURES = (
     ("status", "status", ""),
     ("steps", "steps", ","),
@@ -41,9 +41,7 @@ _FIGURES = (
 def print_runs(to: Console, folder: Path, lines: Sequence[Mapping[str, Any]], *, limit: int) -> None:
     """Print a line a run or evaluation; of more than ``limit`` those that changed last."""
     newest = sorted(lines, key=lambda each: each.get("changed") or 0.0)[-limit:]
-    names = {each["name"]: cut_start(each["name"], max(to.width - _RIGHT_OF_NAMES, 12)) for each in lines}
-    if len(set(names.values())) < len(names):  # the columns at the right are left out where names need more room
-        names = {name: cut_start(name, to.width) for name in names}
+    names = _told_apart([each["name"] for each in lines], to.width)
     rows = [
         (
             names[each["name"]],
@@ -61,6 +59,16 @@ def print_runs(to: Console, folder: Path, lines: Sequence[Mapping[str, Any]], *,
             print_line(to, f"{each['name']}: {each['status']}: {told}")
     more = f", the newest {limit} of them shown: --limit {len(lines)}" if len(lines) > limit else ""
     print_line(to, f"{counted(len(lines), 'run')} in {folder}{more}; --compare shows them side by side")
+
+
+def _told_apart(names: Sequence[str], width: int) -> dict[str, str]:
+    """Return names cut to what leaves room for most columns at their right, while no two are the same."""
+    found: dict[str, str] = {}
+    for others in _RIGHT_OF_NAMES:
+        found = {name: cut_start(name, max(width - others, 12)) for name in names}
+        if len(set(found.values())) == len(found):
+            break
+    return found
 
 
 def _change(first: float | None, last: float | None) -> str:
