@@ -121,6 +121,8 @@ def test_so_it_does_for_the_default_model() -> None:
         {"pad_token": "<new>"},
         {"extra_special_tokens": ["<turn>"]},
         {"chat_template": "{{ strftime_now('%Y') }}"},
+        {"chat_template": "{%generation%}x{%endgeneration%}"},
+        {"chat_template": "{%- generation -%}x{%- endgeneration -%}"},
         {"chat_template": [{"name": "default", "template": "x"}]},
     ],
 )

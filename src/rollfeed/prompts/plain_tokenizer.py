@@ -6,6 +6,7 @@ Invariant: it does as transformers does with the same folder, or is not made; wh
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ _KNOWN = {
 }
 """Keys of ``tokenizer_config.json`` that change nothing but what is read here."""
 _OTHER_FILES = ("additional_chat_templates", "chat_template.json", "special_tokens_map.json", "added_tokens.json")
-_BEYOND = ("generation %}", "generation -%}", "strftime_now", "dict(", "documents")
+_BEYOND = re.compile(r"%[-+]?\s*generation\b|strftime_now|dict\(|documents")
 """Marks of templates that ask for more than is offered here."""
 _MAX_VOCABULARY = 100_000
 """From there on transformers looks for a mistake in Mistral's tokenizers, and mends it."""
@@ -111,7 +112,7 @@ def plain_tokenizer(folder: Path, *, chat_template: str | None, load: Callable[[
     text = chat_template or config.get("chat_template")
     if chat_template is None and template_file.exists():
         text = template_file.read_text(encoding="utf-8")
-    if text is not None and (type(text) is not str or any(mark in text for mark in _BEYOND)):
+    if text is not None and (type(text) is not str or _BEYOND.search(text)):
         return None
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
