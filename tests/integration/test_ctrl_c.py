@@ -72,6 +72,8 @@ def test_ctrl_c_leaves_one_line_at_most(
         assert rest == []
         return
     assert rest[-1] == last.format(**places)
+    if not command.startswith("eval"):
+        assert " INFO rollfeed.progress: stopped\n" in (tmp_path / "out" / "run.log").read_text()
     told = [line for line in rest if line.startswith("rollfeed:") or "Traceback" in line or "Error" in line]
     assert told == [rest[-1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -167,6 +168,9 @@ def _storing_failure(directory: RunDirectory) -> Iterator[None]:
         failed = RunFailedError(f"a computation failed: {in_one_line(error)}")
         directory.fail(str(failed))
         raise failed from error
+    except asyncio.CancelledError:
+        progress.info("stopped")
+        raise
     progress.info("finished")
 
 
