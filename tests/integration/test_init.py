@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -67,6 +68,18 @@ def test_a_template_runs_as_it_is(
     assert [other.wait(timeout=60) for other in others] == [0] * len(others)
     (run,) = {path.parent for path in Path("runs").glob("*/journal.sqlite") if path.parent.name != "trained"}
     assert findings_in(run) == []
+
+
+@pytest.mark.soak
+def test_the_training_of_the_first_template_learns_what_it_says(
+    rollfeed: Rollfeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, folder), *named = commands(rollfeed("init", "dataset").out)
+    monkeypatch.chdir(folder)
+    (train,) = (words for program, *words in named if words[0] == "train")
+    assert rollfeed(*train).code == 0
+    lines = (Path("runs") / "trained" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["rollout/reward_mean"] > 0.7
 
 
 def test_the_list_has_a_line_for_each_template(rollfeed: Rollfeed) -> None:

@@ -16,6 +16,7 @@ from rollfeed.config.load import keys_of
 
 _EPILOG = """\
 examples:
+  mkdir -p ~/.local/share/bash-completion/completions
   rollfeed completion bash > ~/.local/share/bash-completion/completions/rollfeed
   rollfeed completion zsh > ~/.rollfeed.zsh; echo 'source ~/.rollfeed.zsh' >> ~/.zshrc      behind its compinit
   rollfeed completion fish > ~/.config/fish/completions/rollfeed.fish
