@@ -20,6 +20,8 @@ PROGRAMS = {
 }
 CASES = [
     (["rollfeed", "sho"], ["show"]),
+    ([".venv/bin/rollfeed", "sho"], ["show"]),
+    ([".venv/bin/rollfeed", "run", "--out", "bin/rollfeed", "sho"], []),
     (["rollfeed", "serve", "fak"], ["fake-sglang"]),
     (["rollfeed", "serve", "engine", "--por"], ["--port"]),
     (["rollfeed", "env", "check", "--al"], ["--all"]),

@@ -127,7 +127,7 @@ def _fish(levels: list[_Level], keys: list[str]) -> Iterator[str]:
 
 
 def _fish_at(pattern: str) -> str:
-    return _in_fish(f"string match -rq '^{pattern}' -- (commandline -opc | string join ' ')")
+    return _in_fish(f"string match -rq '^([^ ]*/)?{pattern}' -- (commandline -opc | string join ' ')")
 
 
 def _in_fish(text: str) -> str:
