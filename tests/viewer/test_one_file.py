@@ -67,8 +67,17 @@ def test_a_file_has_what_there_is_room_for_and_says_the_rest(make_run, tmp_path)
 
 
 def test_a_file_that_cannot_be_written_is_one_line(make_run, tmp_path, capsys) -> None:
-    assert main(["report", str(make_run(num_steps=1)), "--out", str(tmp_path / "gone" / "x.html")]) == 1
-    assert "x.html: cannot be written: No such file or directory; choose another --out" in capsys.readouterr().err
+    run = str(make_run(num_steps=1))
+    assert main(["report", run, "--out", "/dev/full"]) == 1
+    assert "/dev/full: cannot be written: No space left on device; choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("out", "told"), [("gone/x.html", "gone is not a directory"), ("runs", "is a directory")])
+def test_a_file_that_cannot_be_is_told_before_a_run_is_read(make_run, tmp_path, capsys, out, told) -> None:
+    run = make_run(num_steps=1)
+    (run / "steps.jsonl").unlink()
+    assert main(["report", str(run), "--out", str(tmp_path / out)]) == 2
+    assert f"{told}; name a file" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys) -> None:

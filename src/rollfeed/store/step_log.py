@@ -153,11 +153,12 @@ def _read_records(
     records = []
     start = 0
     try:
-        content = path.read_bytes()
-        for entry in entries:
-            if is_asked is None or is_asked(entry.step):
-                records.append(_record(_checked(content[start : entry.record_end], entry)))
-            start = entry.record_end
+        with path.open("rb") as file:
+            for entry in entries:
+                if is_asked is None or is_asked(entry.step):
+                    file.seek(start)
+                    records.append(_record(_checked(file.read(entry.record_end - start), entry)))
+                start = entry.record_end
     except FileNotFoundError:
         raise RunDirectoryError(f"{path}: is missing; restore the run directory from a copy") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
