@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollfeed.errors import RollfeedError
 from rollfeed.store import RunReader
 from rollfeed.viewer.found_runs import is_evaluation, list_line, problem_of
 from rollfeed.viewer.overviews import overview
@@ -92,7 +91,7 @@ def write_report(runs: Mapping[str, Path], path: Path, *, most_bytes: int = MOST
     def told(name: str) -> Iterator[None]:
         try:
             yield
-        except RollfeedError as error:
+        except Exception as error:  # whatever is wrong with one, the others are shown
             if len(runs) == 1:
                 raise
             lines[name] |= {"status": "unreadable", "problem": problem_of(error)}
