@@ -18,10 +18,10 @@ from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange, StepEntry
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, TIMINGS, TRAIN_LOG, step_file
+from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, STEPS, TIMINGS, TRAIN_LOG, step_file
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
-from rollfeed.store.step_log import StepRecord, is_evaluation_record, is_update_record, read_steps
+from rollfeed.store.step_log import StepRecord, is_evaluation_record, is_update_record, read_records_of, read_steps
 from rollfeed.store.tables.parquet import (
     read_batch,
     read_columns,
@@ -263,8 +263,9 @@ class RunReader:
             self._journal.close()
             self._journal = journal
             run = journal.run()  # before the steps, as the last one comes before the end
-            entries = {entry.step: entry for entry in journal.steps()}
-            record = self.step(step) if step in entries else None
+            committed = journal.steps()
+            entries = {entry.step: entry for entry in committed}
+            record = next(iter(read_records_of(self.path / STEPS, committed, lambda each: each == step)), None)
         except RunDirectoryError as error:  # it is just being replaced, or steps are being removed
             return _Look(status=RunStatus.RUNNING, problem=str(error))
         problem = run.cause or f"it is {self.status()}"

@@ -137,7 +137,7 @@ def read_steps(
     entries = journal.steps()
     while True:
         try:
-            return _read_records(directory / STEPS, entries, is_asked)
+            return read_records_of(directory / STEPS, entries, is_asked)
         except RunDirectoryError:
             # Another process may just have gone back to an earlier step.
             before, entries = entries, journal.steps()
@@ -145,9 +145,10 @@ def read_steps(
                 raise
 
 
-def _read_records(
+def read_records_of(
     path: Path, entries: Sequence[StepEntry], is_asked: Callable[[int], bool] | None
 ) -> tuple[StepRecord, ...]:
+    """Return the records of ``entries``, which are all committed steps; otherwise as :func:`read_steps`."""
     if not entries:
         return ()
     records = []
