@@ -110,6 +110,7 @@ def test_defaults_fill_what_a_file_leaves_out(tmp_path: Path) -> None:
             "prompts.environments.0.levl: unknown setting; did you mean level?",
         ),
         ("[rollout]\nnum_rollout = 'three'\n", "rollout.num_rollout = 'three': input should be a valid integer"),
+        ("[tracking]\ntrackers = 'wandb'\n", "tracking.trackers = 'wandb': input should be a list"),
         ("[rollout]\nnum_rollout = 2.0\n", "rollout.num_rollout = 2.0: input should be a valid integer"),
         ("[rollout]\nnum_rollout = true\n", "rollout.num_rollout = True: input should be a valid integer"),
         ("[rollout]\nnum_rollout = 0\n", "rollout.num_rollout = 0: input should be greater than or equal to 1"),

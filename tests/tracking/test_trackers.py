@@ -69,6 +69,15 @@ async def test_values_for_other_programs_are_not_told_and_prints_go_to_the_file(
     assert capsys.readouterr().out == ""
 
 
+def test_a_tracker_that_nothing_would_await_is_refused() -> None:
+    class Awaited(Own):
+        async def log(self, metrics: Any, *, step: int) -> None:  # type: ignore[override]
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r"plugins\.tracker: log of .*Awaited is async, .* use def"):
+        Trackers(TrackingSettings(), reward_key=None, own=Awaited())
+
+
 class Slow(Own):
     """A tracker that takes metrics when it may."""
 

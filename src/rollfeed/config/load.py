@@ -178,7 +178,7 @@ def describe(details: ErrorDetails, root: type[Section]) -> str:
     message = details["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"{key}: {message}" if key else message
-    message = message[0].lower() + message[1:]
+    message = (message[0].lower() + message[1:]).replace("a valid tuple", "a list")
     shown = repr(given) if not isinstance(given, dict | list) else f"a {'table' if isinstance(given, dict) else 'list'}"
     return f"{key} = {shown}: {message}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from rollfeed.base.importing import is_async
 from rollfeed.base.printing import keeping_prints
 from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.config import TrackerName, TrackingSettings
@@ -42,7 +43,7 @@ class Trackers:
     """Those of the settings, and one of the user's; tells them from :meth:`following` on, without waiting.
 
     Raises:
-        ConfigError: If the package of one is not installed.
+        ConfigError: If the package of one is not installed, or the user's own is async.
     """
 
     def __init__(self, settings: TrackingSettings, *, reward_key: str | None, own: Tracker | None = None) -> None:
@@ -50,6 +51,9 @@ class Trackers:
         self._reward_key = reward_key
         self._own = own
         self._threads: list[TrackerThread] = []
+        for method in ("start", "log", "log_samples", "close"):
+            if is_async(getattr(own, method, None)):
+                raise ConfigError(f"{_OWN}: {method} of {name_of(own)} is async, and nothing would await it: use def")
         for name in settings.trackers:
             found = find_spec(name)
             if found is None or found.origin is None:  # a folder of that name, as W&B leaves one
