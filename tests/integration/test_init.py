@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ def test_the_training_of_the_first_template_learns_what_it_says(
     assert rollfeed(*train).code == 0
     lines = (Path("runs") / "trained" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["rollout/reward_mean"] > 0.7
+
+
+def test_a_sentence_with_the_right_number_is_right_in_the_template_of_servers(rollfeed: Rollfeed) -> None:
+    assert rollfeed("init", "servers").code == 0
+    rm_type = tomllib.loads(Path("servers/run.toml").read_text())["reward"]["rm_type"]
+    Path("said.csv").write_text('response,label\n"12 * 12 is 144.",144\n')
+    assert "100.0% correct" in rollfeed("score", "said.csv", "--rm-type", rm_type, "--out", "scored.jsonl").out
 
 
 def test_the_list_has_a_line_for_each_template(rollfeed: Rollfeed) -> None:

@@ -58,7 +58,8 @@ def print_runs(to: Console, folder: Path, lines: Sequence[Mapping[str, Any]], *,
         if told := each.get("problem") or each.get("cause"):
             print_line(to, f"{each['name']}: {each['status']}: {told}")
     more = f", the newest {limit} of them shown: --limit {len(lines)}" if len(lines) > limit else ""
-    print_line(to, f"{counted(len(lines), 'run')} in {folder}{more}; --compare shows them side by side")
+    compared = "; --compare shows them side by side" if len(lines) > 1 else ""
+    print_line(to, f"{counted(len(lines), 'run')} in {folder}{more}{compared}")
 
 
 def _told_apart(names: Sequence[str], width: int) -> dict[str, str]:
