@@ -52,7 +52,9 @@ async def test_an_address_of_version_6_can_be_asked_as_it_is_given() -> None:
 async def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     async with serve_application(application(), host="127.0.0.1", port=0) as address:
         port = int(address.rpartition(":")[2])
-        with pytest.raises(ConfigError, match=f"port = {port}: cannot listen on 127.0.0.1:{port} "):
+        with pytest.raises(
+            ConfigError, match=f"port = {port}: cannot listen on 127.0.0.1:{port} .*; choose another port"
+        ):
             async with serve_application(application(), host="127.0.0.1", port=port):
                 pass
 

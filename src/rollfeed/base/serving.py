@@ -102,7 +102,8 @@ async def decoded_body(body: bytes, *, large_bytes: int) -> Any:
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     """Return the error that says why an address cannot be listened on."""
-    return ConfigError(f"port = {port}: cannot listen on {host}:{port} ({error.strerror or error})")
+    told = f"port = {port}: cannot listen on {host}:{port} ({error.strerror or error})"
+    return ConfigError(f"{told}; choose another port, 0 for a free one")
 
 
 class _Families(Collector):
