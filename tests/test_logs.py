@@ -95,6 +95,20 @@ def test_a_file_that_cannot_be_written_is_told_once_and_ends_nothing(
     assert told == f"{tmp_path / 'run.log'}: cannot be written: Is a directory; the run goes on without it\n"
 
 
+@pytest.mark.parametrize("argument", ["three", ValueError])
+def test_a_record_that_its_caller_got_wrong_is_there_and_the_file_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argument: object
+) -> None:
+    monkeypatch.setattr(progress, "handlers", [])  # the tests' runner has some, which raise
+    with run_log(tmp_path):
+        progress.info("%d rows", argument)
+        progress.info("two")
+    first, second = (tmp_path / "run.log").read_text().splitlines()
+    assert first.endswith("INFO rollfeed.progress: %d rows (its arguments do not fit: TypeError)")
+    assert second.endswith("INFO rollfeed.progress: two")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logs, "RUN_LOG", "full")
     with run_log(Path("/dev")):

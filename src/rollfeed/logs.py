@@ -37,6 +37,18 @@ class EarlyRecords(logging.Handler):
         self.records.append(record)
 
 
+class _Lines(logging.Formatter):
+    """Formats records, also those whose arguments do not fit their text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        try:
+            return super().format(record)
+        except Exception as error:  # of the caller's arguments
+            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            told = {"msg": f"{text} (its arguments do not fit: {type(error).__name__})", "args": None}
+            return super().format(logging.makeLogRecord(record.__dict__ | told))
+
+
 class _RunLogFile(RotatingFileHandler):
     def __init__(self, path: Path) -> None:
         # Opened with the first record, so that a failure is one of writing.
@@ -44,7 +56,7 @@ class _RunLogFile(RotatingFileHandler):
             path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True
         )
         self.setLevel(logging.INFO)
-        self.setFormatter(logging.Formatter(_FORM, _DATE))
+        self.setFormatter(_Lines(_FORM, _DATE))
         self._has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
@@ -93,7 +105,7 @@ def run_log(folder: Path) -> Iterator[None]:
 def log_in_worker(path: Path) -> None:
     """Append to the log of a run what a worker process logs, beside what it prints of that; errors are passed over."""
     file = WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    file.setFormatter(logging.Formatter(_FORM.replace("%(name)s", "%(name)s (worker %(process)d)"), _DATE))
+    file.setFormatter(_Lines(_FORM.replace("%(name)s", "%(name)s (worker %(process)d)"), _DATE))
     file.handleError = lambda record: None  # type: ignore[method-assign]
     root = logging.getLogger()
     for handler in (file,) if root.handlers else (file, _Otherwise()):
