@@ -13,8 +13,8 @@ from rollfeed.engine.client.replies import Found, Router
 from rollfeed.errors import EngineUnavailableError
 
 _POLL_SECONDS = 0.2
-_TOLD_AFTER_SECONDS = 5.0
-"""Or a quarter of the whole time, where that is less; from then on each time that it has been twice as long."""
+_TOLD_AFTER_SECONDS = 1.0, 5.0
+"""Least and most: a quarter of the whole time between them. From then on each time that it has been twice as long."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
     last = "no answer"
     now = asyncio.get_running_loop().time
     began_at = now()
-    tell_at = began_at + min(_TOLD_AFTER_SECONDS, seconds / 4)
+    least, most = _TOLD_AFTER_SECONDS
+    tell_at = began_at + max(least, min(most, seconds / 4))
     try:
         async with asyncio.timeout(seconds):
             while True:
