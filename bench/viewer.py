@@ -1,8 +1,9 @@
 """The page of `rollfeed view` in Chromium: a run of a million samples, and a sample of 32,768 tokens.
 
 Both runs are written by the store. Given are seconds from the change of the address to the page as it is drawn, the
-median of three pages that nothing was asked of before (``open`` with a viewer that has just started), how long the
-browser draws the long sample when it has its answer, and reports of both, with their size and the seconds they take.
+median of three pages that nothing was asked of before (``open`` with a viewer that has just started), what a choice of
+the long sample on an open page takes, how long the browser draws it when it has its answer, and reports of both, with
+their size and the seconds they take. Its tokens are random, of 48,000, so that most are decoded for the first time.
 
 ::
 
@@ -123,6 +124,14 @@ def seconds_to_open(page: Page, address: str, place: str) -> float:
     return time.perf_counter() - started
 
 
+def seconds_to_follow(page: Page, place: str) -> float:
+    """Return what a choice on the open page takes."""
+    started = time.perf_counter()
+    page.evaluate("place => { location.hash = place }", place)
+    page.wait_for_function("place => document.body.dataset.ready?.startsWith(place)", arg=place)
+    return time.perf_counter() - started
+
+
 def median_of(page: Page, address: str, places: Sequence[str]) -> float:
     return round(statistics.median(seconds_to_open(page, address, place) for place in places), 3)
 
@@ -156,6 +165,8 @@ def measure(folder: Path, *, num_steps: int) -> dict[str, Any]:
                 seconds_to_open(page, address, "#/sample/long/0.0.0.0"), 3
             )
             found["sample"] = median_of(page, address, [f"#/sample/long/0.0.{n}.{n}" for n in (1, 2, 3)])
+            followed = [seconds_to_follow(page, f"#/sample/long/0.1.{n}.{MEMBERS + n}") for n in (4, 5, 6)]
+            found["sample, chosen on the page"] = round(statistics.median(followed), 3)
             drawn = [page.evaluate(DRAW, f"0.1.{n}.{MEMBERS + n}") for n in range(3)]
             found["sample, drawn"] = round(statistics.median(drawn), 3)
         browser.close()
