@@ -1,15 +1,17 @@
-"""Work that is waited for: finished although who waits is cancelled, done all at once, or left to a thread."""
+"""Work that is waited for: finished although who waits is cancelled, done all at once, left to a thread, or told of."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_LEAST_TOLD_SECONDS = 1.0
 
 
 async def until_done(task: asyncio.Task[T]) -> T:
@@ -71,3 +73,31 @@ async def call_in_own_thread(function: Callable[[], T], *, name: str) -> tuple[T
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await outcome
+
+
+@asynccontextmanager
+async def telling_of_waiting(
+    tell: Callable[[str], None], *, most_seconds: float, limit_seconds: float, limit: str
+) -> AsyncIterator[None]:
+    """Tell while the block waits: after a quarter of its limit, then each time that it has waited twice as long.
+
+    Args:
+        tell: Called with how long it has waited, of what.
+        most_seconds: Until it tells first, where a quarter of the limit is longer.
+        limit_seconds: How long the block waits at most.
+        limit: The setting that says so.
+    """
+
+    async def keep_telling() -> None:
+        waited = seconds = max(_LEAST_TOLD_SECONDS, min(most_seconds, limit_seconds / 4))
+        while True:
+            await asyncio.sleep(seconds)
+            tell(f"{waited:.0f} s of {limit} = {limit_seconds:g}")
+            seconds, waited = waited, 2 * waited
+
+    telling = asyncio.create_task(keep_telling())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)

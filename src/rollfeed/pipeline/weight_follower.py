@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from rollfeed.base.waiting import telling_of_waiting
 from rollfeed.errors import EngineError
 from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.protocols import CheckpointSource, WeightPublisher
@@ -53,12 +55,8 @@ class WeightFollower:
         """
         needed = step - self._max_lag
         if needed > self._publisher.policy_version:
-            telling = asyncio.create_task(self._tell_of_waiting(step, needed))
-            try:
+            async with self._telling_of_waiting(step, needed):
                 await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
-            finally:
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
         try:
             await self._publish_newest()
         except EngineError:
@@ -78,14 +76,12 @@ class WeightFollower:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def _tell_of_waiting(self, step: int, version: int) -> None:
-        """Say what a step waits for, each time that it has waited twice as long."""
-        waited = seconds = min(_TOLD_AFTER_SECONDS, self._timeout_seconds / 4)
-        while True:
-            await asyncio.sleep(seconds)
-            limit = f"{waited:.0f} s of weights.timeout_seconds = {self._timeout_seconds:g}"
-            _log.info("step %d waits for weights of version %d, %s: is the trainer running?", step, version, limit)
-            seconds, waited = waited, 2 * waited
+    def _telling_of_waiting(self, step: int, version: int) -> AbstractAsyncContextManager[None]:
+        def tell(waited: str) -> None:
+            _log.info("step %d waits for weights of version %d, %s: is the trainer running?", step, version, waited)
+
+        seconds, limit = self._timeout_seconds, "weights.timeout_seconds"
+        return telling_of_waiting(tell, most_seconds=_TOLD_AFTER_SECONDS, limit_seconds=seconds, limit=limit)
 
     async def _follow(self) -> None:
         while True:

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from rollfeed.base.waiting import telling_of_waiting
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.replies import Found, Router
 from rollfeed.errors import EngineUnavailableError
 
 _POLL_SECONDS = 0.2
-_TOLD_AFTER_SECONDS = 1.0, 5.0
-"""Least and most: a quarter of the whole time between them. From then on each time that it has been twice as long."""
+_TOLD_AFTER_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -59,26 +59,22 @@ async def connect(dialect: Dialect) -> Servers:
 
 async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
     """Ask until there is an answer, as long as servers may take to start."""
-    last = "no answer"
-    now = asyncio.get_running_loop().time
-    began_at = now()
-    least, most = _TOLD_AFTER_SECONDS
-    tell_at = began_at + max(least, min(most, seconds / 4))
+    last, limit = "no answer", "startup_timeout_seconds"
+
+    def tell(waited: str) -> None:
+        _log.info("waiting for a server, %s: %s", waited, last)
+
+    telling = telling_of_waiting(tell, most_seconds=_TOLD_AFTER_SECONDS, limit_seconds=seconds, limit=limit)
     try:
-        async with asyncio.timeout(seconds):
+        async with telling, asyncio.timeout(seconds):
             while True:
                 try:
                     return await ask()
                 except EngineUnavailableError as error:
                     last = str(error)
-                if (told_at := now()) >= tell_at:
-                    waited = told_at - began_at
-                    tell_at = told_at + waited
-                    limit = f"{waited:.0f} s of startup_timeout_seconds = {seconds:g}"
-                    _log.info("waiting for a server, %s: %s", limit, last)
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        raise EngineUnavailableError(f"not there within startup_timeout_seconds = {seconds:g}: {last}") from None
+        raise EngineUnavailableError(f"not there within {limit} = {seconds:g}: {last}") from None
 
 
 async def _list_workers(router: Router, *, setting: str) -> Sequence[str]:
