@@ -49,6 +49,15 @@ def test_a_file_may_have_the_name_of_an_installed_module_or_none_at_all(folder: 
     assert pickle.loads(pickle.dumps(score)) is score
 
 
+def test_modules_of_one_name_in_several_folders_are_several(tmp_path: Path) -> None:
+    for name, value in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same_named_module.py").write_text(f"def score_{name}(): return {value}\n")
+    for _ in range(2):
+        assert load("same_named_module:score_one", tmp_path / "one")() == 1
+        assert load("same_named_module:score_two", tmp_path / "two")() == 2
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -79,7 +79,8 @@ def _import(place: str, folders: Sequence[Path]) -> ModuleType:
     added = [str(folder) for folder in ([file.parent] if file else folders) if str(folder) not in sys.path]
     sys.path[:0] = added
     try:
-        return importlib.import_module(place) if file is None else _import_file(file)
+        source = file or _shadowed(place, folders)
+        return importlib.import_module(place) if source is None else _import_file(source)
     except ModuleNotFoundError as error:
         if file is None and error.name is not None and f"{place}.".startswith(f"{error.name}."):
             where = ", ".join(str(folder) for folder in folders) or "the installed packages"
@@ -89,6 +90,15 @@ def _import(place: str, folders: Sequence[Path]) -> ModuleType:
         raise PluginError(f"importing it failed: {type(error).__name__}: {error}") from error
     finally:
         sys.path[:] = [entry for entry in sys.path if entry not in added]
+
+
+def _shadowed(place: str, folders: Sequence[Path]) -> Path | None:
+    """Return the file in the folders that a module means, where one of its name was imported from elsewhere."""
+    imported = sys.modules.get(place)
+    if imported is None or place in sys.stdlib_module_names or not getattr(imported, "__file__", None):
+        return None
+    files = [file.resolve() for folder in folders if (file := folder / f"{place}.py").is_file()]
+    return files[0] if files and Path(imported.__file__ or "").resolve() != files[0] else None
 
 
 def _find_file(place: str, folders: Sequence[Path]) -> Path:
