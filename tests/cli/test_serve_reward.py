@@ -23,7 +23,7 @@ def test_server_answers_until_it_is_told_to_end(leaves_no_process: None, number:
         with urllib.request.urlopen(request, timeout=60) as reply:
             assert json.load(reply)["reward"] == 1.0
         process.send_signal(number)
-        assert process.wait(timeout=10) == code
+        assert process.wait(timeout=60) == code
         assert process.stderr.read() == ""
 
 

@@ -217,7 +217,7 @@ async def test_requests_behind_a_close_are_answered() -> None:
     await thread.close()
     for request in requests:
         with pytest.raises(EngineUnavailableError):
-            request.reply.result(timeout=10)
+            request.reply.result(timeout=60)
 
 
 TORCH_SAYS = RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: not enough memory\nframe #0: x")

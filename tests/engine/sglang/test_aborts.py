@@ -139,7 +139,7 @@ async def test_r18_nothing_arrives_after_the_drain_though_one_server_refuses(eng
         await asyncio.sleep(random.uniform(0.0, 0.1))
         fakes.kill(random.randrange(3))
         gate.close()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             pending = tasks
             while pending:
                 await gate.abort_all()
@@ -165,8 +165,8 @@ async def test_a_server_that_does_not_confirm_ends_no_abort(scripted: Any, engin
 
         servers[1].answers["/abort_request"] = refuse
         await engine.abort()
-        done, pending = await asyncio.wait(tasks, timeout=0.5)
-        assert (len(done), len(pending)) == (30 - left, left)
+        await until(lambda: sum(task.done() for task in tasks) >= 30 - left)
+        assert sum(not task.done() for task in tasks) == left
         assert engine.metrics()["failed_aborts"] == 1
         del servers[1].answers["/abort_request"]
         await engine.abort()

@@ -102,10 +102,10 @@ async def test_a_server_that_hangs_costs_the_deadline_and_is_counted(engine_at: 
 
 
 async def test_the_deadline_begins_with_a_requests_turn(engine_at: EngineAt) -> None:
-    script = [{"output_ids": [1, 2, 3, 4], "finish_reason": "length", "delay_seconds": 0.2}] * 6
+    script = [{"output_ids": [1, 2, 3, 4], "finish_reason": "length", "delay_seconds": 0.6}] * 6
     async with (
         serve_fake_sglang(mode="scripted", script=script) as fakes,
-        engine_at(fakes.address, concurrency=1, request_timeout_seconds=1.0) as engine,
+        engine_at(fakes.address, concurrency=1, request_timeout_seconds=3.0) as engine,
     ):
         check_whole(await asyncio.gather(*ask(engine, 6)))
         assert engine.metrics()["timed_out_requests"] == 0

@@ -99,7 +99,7 @@ async def test_servers_that_a_killed_publisher_has_left_behind_come_back_with_th
 async def test_a_late_server_is_waited_for_within_bounds_and_rebuilt(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
-    async with scripted(3) as servers, engine_at(*servers, late_update_seconds=0.2) as engine:
+    async with scripted(3) as servers, engine_at(*servers, late_update_seconds=1.5) as engine:
         late, go_on = servers[2], asyncio.Event()
 
         async def half(request: web.Request) -> web.Response:
@@ -121,11 +121,11 @@ async def test_a_late_server_is_waited_for_within_bounds_and_rebuilt(
 async def test_a_server_that_hangs_while_it_is_rebuilt_holds_up_no_newer_version(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
-    async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.2) as engine:
+    async with scripted(2) as servers, engine_at(*servers, late_update_seconds=1.5) as engine:
         servers[1].update_gate = asyncio.Event()
         await engine.apply(tensors(1))
         await until(lambda: len(servers[1].bodies(UPDATE)) == 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await engine.apply(tensors(2))
         assert await versions_answered(engine) == {2}
         servers[1].update_gate.set()
@@ -152,7 +152,7 @@ class Prepared(WeightUpdate):
 async def test_a_server_that_came_back_meanwhile_and_does_not_prepare_holds_up_no_others(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
-    async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.2, probes_until_dead=1) as engine:
+    async with scripted(2) as servers, engine_at(*servers, late_update_seconds=1.5, probes_until_dead=1) as engine:
         await engine.apply(tensors(1))
         await servers[1].kill()
         await until(lambda: engine.metrics()["live_workers"] == 1)
@@ -165,7 +165,7 @@ async def test_a_server_that_came_back_meanwhile_and_does_not_prepare_holds_up_n
         await servers[1].start()
         await until(lambda: engine.metrics()["live_workers"] == 2)
         go_on.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await updating
         assert (engine.policy_version, engine.metrics()["live_workers"]) == (2, 1)
         assert engine.metrics()["weights_bytes"] == 3
@@ -191,7 +191,7 @@ async def test_a_server_that_keeps_its_cache_of_older_weights_is_out_where_all_t
 
 async def test_the_last_server_is_as_late_as_four_times_the_others(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.001) as engine:
-        servers[0].answers[UPDATE], servers[1].answers[UPDATE] = _taken(servers[0], 0.3), _taken(servers[1], 0.7)
+        servers[0].answers[UPDATE], servers[1].answers[UPDATE] = _taken(servers[0], 1.0), _taken(servers[1], 2.0)
         await engine.apply(tensors(2))
         assert engine.metrics()["live_workers"] == 2
 
@@ -275,13 +275,13 @@ async def test_tokens_decoded_on_keys_and_values_of_older_weights_are_counted(
 ) -> None:
     model = {"num_slots": 4, "median_length": 60.0, "max_length": 60, "sigma_between": 0.0, "sigma_within": 0.0}
     async with (
-        serve_fake_sglang(mode="time-model", time_model=model, speed=2.0) as fakes,
+        serve_fake_sglang(mode="time-model", time_model=model, speed=0.2) as fakes,
         engine_at(fakes.address, weight_update=mode) as engine,
     ):
         params = SamplingParams(max_new_tokens=60)
         task = asyncio.create_task(engine.generate(PROMPT, params, request_id="r"))
         await fakes.wait_until(lambda stats: stats["requests"].get("/generate", 0) == 1)
-        await asyncio.sleep(0.08)
+        await asyncio.sleep(0.3)
         await engine.apply(tensors(1))
         completion = await task
         assert {span.policy_version for span in completion.version_spans} == {0, 1}

@@ -183,11 +183,11 @@ async def test_such_a_name_in_a_reply_names_the_server_too(scripted: Any, engine
 async def test_a_pause_takes_no_server_out(engine_at: EngineAt) -> None:
     async with (
         serve_fake_sglang() as fakes,
-        engine_at(fakes.address, probe_interval_seconds=0.02, probe_timeout_seconds=0.02) as engine,
+        engine_at(fakes.address, probe_interval_seconds=0.02, probe_timeout_seconds=0.5) as engine,
     ):
         await fakes.wait_until(lambda stats: stats["requests"]["/health"] > 2)
         await engine.pause()
-        await asyncio.sleep(0.3)  # as long as twice the probes that would take it out
+        await asyncio.sleep(3.0)  # as long as twice the probes that would take it out
         assert engine.metrics()["dead_workers"] == 0
         await engine.resume()
         completion = await engine.generate(PROMPT, SamplingParams(max_new_tokens=2), request_id="r")

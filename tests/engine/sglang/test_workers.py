@@ -53,7 +53,7 @@ async def test_r31_all_samples_finish_when_one_of_three_servers_dies(engine_at: 
 async def test_a_server_that_hangs_is_taken_out_and_its_requests_go_elsewhere(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
-    async with scripted(2) as servers, engine_at(*servers, probe_timeout_seconds=0.1) as engine:
+    async with scripted(2) as servers, engine_at(*servers, probe_timeout_seconds=0.5) as engine:
         first, second = servers
         first.generate = second.generate = first.hold
         tasks = [asyncio.create_task(engine.generate(PROMPT, PARAMS, request_id=f"r{i}")) for i in range(30)]
