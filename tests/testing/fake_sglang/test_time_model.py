@@ -185,6 +185,48 @@ def test_cached_prompts_cost_one_token_until_the_flush() -> None:
     assert [job.cached_tokens for _, job in engine.ended] == [0, 499, 0]
 
 
+def test_a_turn_finds_the_turns_before_it() -> None:
+    engine = Engine(prefill_us_per_token=1000.0, prefix_cache=True)
+    first = engine.ask(prompt=range(100), tokens=50)
+    engine.clock.run_until_idle()
+    start = engine.clock.now()
+    second = engine.ask(prompt=[*range(100), *ids_of(first), 7, 8, 9], tokens=1)
+    engine.clock.run_until_idle()
+    assert second.cached_tokens == 150
+    assert engine.clock.now() - start == pytest.approx(0.003 + 0.00805)
+
+
+def test_what_a_flush_has_outdated_is_not_held_when_it_ends() -> None:
+    engine = Engine(prefix_cache=True)
+    first = engine.ask(prompt=range(100), tokens=50)
+    engine.clock.advance(0.1)
+    engine.model.flush()
+    engine.clock.run_until_idle()
+    turns = [engine.ask(prompt=[*range(100), *ids_of(first), 7], tokens=1) for _ in range(2)]
+    engine.clock.run_until_idle()
+    assert [job.cached_tokens for job in turns] == [0, 150]
+
+
+def test_prefixes_are_held_in_the_room_that_running_requests_leave() -> None:
+    engine = Engine(num_slots=4, kv_budget_tokens=450, prefix_cache=True, page_tokens=10)
+    asked = []
+    for start in (0, 1000, 0, 2000, 1000, 0):
+        asked.append(engine.ask(prompt=range(start, start + 200), tokens=1))
+        engine.clock.run_until_idle()
+    assert [job.cached_tokens for job in asked] == [0, 0, 199, 0, 40, 40]
+
+
+def test_requests_that_share_a_prompt_take_its_room_once() -> None:
+    engine = Engine(num_slots=8, kv_budget_tokens=1000, prefix_cache=True)
+    jobs = [engine.ask(prompt=range(300), tokens=50) for _ in range(8)]
+    engine.clock.advance(0.2)
+    assert engine.model.usage().num_running == 8
+    assert engine.model.usage().num_used_tokens < 300 + 8 * 50
+    engine.clock.run_until_idle()
+    assert kinds(jobs) == ["length"] * 8
+    assert engine.model.usage().num_used_tokens == 0
+
+
 def test_large_batches_can_be_slow() -> None:
     settings = TimeModelSettings(num_slots=1024, fast_batch_size=256, slow_factor=4.0)
     assert settings.step_seconds(257) == pytest.approx(4 * (0.008 + 257 * 0.00005))

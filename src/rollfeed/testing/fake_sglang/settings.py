@@ -251,7 +251,10 @@ class TimeModelSettings(_Settings, frozen=True):
     prefill_us_per_token: _NotNegative = 20.0
     """Of tokens that are not cached; all decoding waits meanwhile."""
     prefix_cache: bool = False
-    """Whether a prompt that was computed since the last flush costs nothing."""
+    """Whether prompts cost nothing as far as they begin like what was computed since the last flush, prompts and
+    responses; those used last are held in what running requests leave of ``kv_budget_tokens``."""
+    page_tokens: _Some = 1
+    """Prefixes are held in pages of so many tokens."""
     kv_budget_tokens: Annotated[int, Meta(ge=2)] = 1 << 40
     """Tokens of prompts and responses that fit in at once; running requests are put back when they outgrow it."""
     median_length: Annotated[float, Meta(ge=1.0)] = 2000.0

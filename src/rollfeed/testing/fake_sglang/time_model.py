@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from rollfeed.testing.fake_sglang.clock import Clock, Timer
 from rollfeed.testing.fake_sglang.settings import TimeModelSettings
 from rollfeed.testing.fake_sglang.tokens import END_ID, Output, Response, find_response, token_pool
 from rollfeed.testing.fake_sglang.wire import FakeJob
+from rollfeed.testing.prefix_cache import PrefixCache
 
 _ROUNDING = 1e-6
 """Of a step: a timer for its end may come this much early."""
@@ -36,6 +38,7 @@ _OUT_OF_MEMORY = {
 
 
 _NORMAL = NormalDist()
+_NO_PAGES = np.zeros(0, np.uint64)
 
 
 def draw_length(settings: TimeModelSettings, prompt_ids: NDArray[np.int32], sample_key: str | int) -> int:
@@ -91,7 +94,13 @@ class _SlotRow:
     """Tokens of the response, or of the pool, before this job's."""
     target: int
     """Tokens to make."""
+    pages: NDArray[np.uint64]
+    """Of its prompt in the prefix cache; empty without one."""
     made: int = 0
+    shared_tokens: int = 0
+    """Those that the prefix cache holds for it, while it runs."""
+    num_flushes: int = 0
+    """Before its prompt was computed."""
 
     @property
     def held_tokens(self) -> int:
@@ -112,7 +121,8 @@ class TimeModel:
         self._running: list[_SlotRow] = []
         self._waiting: deque[_SlotRow] = deque()
         self._ended: list[Callable[[], None]] = []
-        self._used_tokens = 0
+        self._own_tokens = 0
+        """Of running requests, those that the prefix cache does not hold."""
         self._generated_tokens = 0
         self._busy_slot_seconds = 0.0
         self._boundary = clock.now()
@@ -120,7 +130,7 @@ class TimeModel:
         self._is_paused = False
         self._is_telling = False
         self._timer: Timer | None = None
-        self._cached: set[bytes] = set()
+        self._cache = PrefixCache(settings.page_tokens)
 
     def submit(self, job: FakeJob) -> None:
         row = self._row(job)
@@ -162,7 +172,7 @@ class TimeModel:
         self._settle()
 
     def flush(self) -> None:
-        self._cached.clear()
+        self._cache.clear()
 
     def progress(self) -> Sequence[tuple[FakeJob, int]]:
         self._advance()
@@ -186,13 +196,20 @@ class TimeModel:
             busy_slot_seconds=self._busy_slot_seconds,
         )
 
+    @property
+    def _used_tokens(self) -> int:
+        """Tokens of running requests, each that they share counted once."""
+        return self._own_tokens + self._cache.num_used_tokens
+
     def _row(self, job: FakeJob) -> _SlotRow:
         prompt_ids = job.prompt_ids()
+        pages = self._cache.keys_of(prompt_ids) if self._settings.prefix_cache else _NO_PAGES
         if job.ignore_eos:
-            return _SlotRow(job, None, draw_length(self._settings, prompt_ids, job.sample_key), job.max_new_tokens)
+            offset = draw_length(self._settings, prompt_ids, job.sample_key)
+            return _SlotRow(job, None, offset, job.max_new_tokens, pages)
         found = find_response(prompt_ids)
         response, offset = found or (Response.of(draw_length(self._settings, prompt_ids, job.sample_key)), 0)
-        return _SlotRow(job, response, offset, min(response.length - offset, job.max_new_tokens))
+        return _SlotRow(job, response, offset, min(response.length - offset, job.max_new_tokens), pages)
 
     def _advance(self) -> None:
         """Do all steps that have ended by now."""
@@ -220,8 +237,7 @@ class TimeModel:
                 self._end(row, _OUT_OF_MEMORY)
                 continue
             self._running.append(row)
-            self._used_tokens += row.held_tokens
-            seconds = self._prefill_seconds(row)
+            seconds = self._enter(row) * self._settings.prefill_us_per_token / 1e6
             self._boundary += seconds
             self._busy_slot_seconds += seconds * len(self._running)
 
@@ -230,17 +246,34 @@ class TimeModel:
             return False
         if not self._running:
             return True
-        needed = self._waiting[0].held_tokens + _RESERVE_STEPS * (len(self._running) + 1)
+        first = self._waiting[0]
+        needed = first.held_tokens - self._cache.num_in_use(first.pages) + _RESERVE_STEPS * (len(self._running) + 1)
         return self._used_tokens + needed <= self._settings.kv_budget_tokens
 
-    def _prefill_seconds(self, row: _SlotRow) -> float:
-        num_tokens = row.held_tokens
-        if self._settings.prefix_cache and row.made == 0:
-            if row.job.prompt in self._cached:
-                row.job.cached_tokens = row.job.prompt_tokens - 1
-                num_tokens = 1
-            self._cached.add(row.job.prompt)
-        return num_tokens * self._settings.prefill_us_per_token / 1e6
+    def _enter(self, row: _SlotRow) -> int:
+        """Take the room of a request, and return how many of its tokens are to be computed."""
+        num_cached = min(self._cache.num_held(row.pages), row.job.prompt_tokens - 1)
+        if row.made == 0:
+            row.job.cached_tokens = num_cached
+        self._cache.use(row.pages)
+        row.num_flushes = self._cache.num_clears
+        row.shared_tokens = len(row.pages) * self._cache.page_tokens
+        self._own_tokens += row.held_tokens - row.shared_tokens
+        self._cache.shrink_to(self._settings.kv_budget_tokens - self._own_tokens)
+        return row.held_tokens - num_cached
+
+    def _leave(self, row: _SlotRow) -> None:
+        """Give a request's room back."""
+        self._own_tokens -= row.held_tokens - row.shared_tokens
+        self._cache.leave(row.pages)
+
+    def _keep_prefix(self, row: _SlotRow) -> None:
+        """Hold what a request has made behind its prompt, unless the cache was flushed since."""
+        if not self._settings.prefix_cache or row.num_flushes < self._cache.num_clears:
+            return
+        made = np.array(msgspec.json.decode(b"[" + b"".join(row.output().ids) + b"]", type=list[int]), np.int32)
+        self._cache.hold(self._cache.keys_of(np.concatenate([row.job.prompt_ids(), made])))
+        self._cache.shrink_to(self._settings.kv_budget_tokens - self._own_tokens)
 
     def _steps_to_event(self) -> int:
         """Return after how many steps something changes, at least 1."""
@@ -262,7 +295,8 @@ class TimeModel:
             self._retract()
             num_steps = 1
         self._boundary += num_steps * step_seconds
-        self._used_tokens += num_steps * len(self._running)
+        self._own_tokens += num_steps * len(self._running)
+        self._cache.shrink_to(self._settings.kv_budget_tokens - self._own_tokens)
         self._generated_tokens += num_steps * len(self._running)
         self._busy_slot_seconds += num_steps * step_seconds * len(self._running)
         ended: list[_SlotRow] = []
@@ -280,7 +314,7 @@ class TimeModel:
     def _retract(self) -> None:
         """Put the newest request back; it is computed again when there is room."""
         row = self._running.pop()
-        self._used_tokens -= row.held_tokens
+        self._leave(row)
         row.job.num_retractions += 1
         self._waiting.appendleft(row)
 
@@ -288,7 +322,10 @@ class TimeModel:
         if not rows:
             return
         left = set(rows)
-        self._used_tokens -= sum(row.held_tokens for row in self._running if row in left)
+        for row in self._running:
+            if row in left:
+                self._leave(row)
+                self._keep_prefix(row)
         self._running = [row for row in self._running if row not in left]
         self._waiting = deque(row for row in self._waiting if row not in left)
 
