@@ -39,11 +39,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int
     """Since the start."""
     cache_hit_rate: float = 0.0
+    num_retracted: int = 0
+    """Requests put back lately for want of room."""
     busy_slot_seconds: float = 0.0
     """Of engine time, all slots together, in which a slot held a request; only a time model counts them."""
 
-    def load(self) -> dict[str, Any]:
-        """Return an entry of ``/v1/loads``."""
+    def load(self, include: str | None = "core") -> dict[str, Any]:
+        """Return an entry of ``/v1/loads``; ``include`` names its sections, None takes all."""
+        sections = set() if include is None else {each.strip() for each in include.split(",")}
+        has_queues = include is None or not sections.isdisjoint(("all", "queues"))
+        queues = {"waiting": self.num_waiting, "grammar": 0, "paused": 0, "retracted": self.num_retracted}
         return {
             "dp_rank": 0,
             "num_running_reqs": self.num_running,
@@ -57,6 +62,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             "gen_throughput": self.tokens_per_second,
             "cache_hit_rate": self.cache_hit_rate,
             "utilization": self.num_running / self.max_running,
+            **({"queues": {**queues, "prealloc_ready": 0}} if has_queues else {}),
         }
 
     def old_load(self) -> list[dict[str, Any]]:

@@ -83,6 +83,8 @@ class FakeVLLM:
         self.scores_prompts = True
         """Whether ``prompt_logprobs`` are returned where they are asked for."""
         self.gauges: tuple[int, int] | None = None
+        self.memory: list[tuple[str, float]] = []
+        """Further metrics by name, one an engine."""
         """How many requests run and wait, by ``/metrics``; None for a server without it."""
         self.address = ""
 
@@ -103,8 +105,9 @@ class FakeVLLM:
         if request.path == "/health":
             return web.Response()
         if request.path == "/metrics" and self.gauges is not None:
-            names = zip(("running", "waiting"), self.gauges, strict=True)
-            return web.Response(text="".join(f'vllm:num_requests_{n}{{engine="0"}} {v}.0\n' for n, v in names))
+            names = zip(("num_requests_running", "num_requests_waiting"), self.gauges, strict=True)
+            told = [*names, *self.memory]
+            return web.Response(text="".join(f'vllm:{n}{{engine="0",model_name="m"}} {float(v)}\n' for n, v in told))
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": self.models})
         if self.has_dev_routes:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from rollfeed.engine.client.replies import ServerLoad
 from rollfeed.types import FinishKind, TensorUpdate
 
 PROMPT = np.array([112, 113, 114], np.int32)
@@ -122,3 +123,19 @@ async def test_the_number_of_requests_is_found_from_what_servers_say_of_their_lo
         server.release.set()
         await asyncio.gather(*tasks)
         await until(lambda: engine.metrics()["concurrency_limit"] < 64)
+
+
+async def test_what_a_server_says_of_its_memory_is_read(vllm: Any, engine_at: Any) -> None:
+    async with vllm() as server, engine_at(server) as engine:
+        dialect: Any = engine._dialect
+        server.gauges = (8, 2)
+        assert await dialect.load(server.address) == ServerLoad(8, 2)
+        server.memory = [("gpu_cache_usage_perc", 0.25)]
+        assert (await dialect.load(server.address)).kv_use == 0.25
+        server.memory = [("kv_cache_usage_perc", 0.5), ("kv_cache_usage_perc", 9e-1), ("num_preemptions_total", 7)]
+        first = await dialect.load(server.address)
+        assert (first.kv_use, first.num_preempted) == (0.9, 7)
+        server.memory[2] = ("num_preemptions_total", 10)
+        assert (await dialect.load(server.address)).num_preempted == 3
+        server.memory[2] = ("num_preemptions_total", 1)  # started again
+        assert (await dialect.load(server.address)).num_preempted == 0

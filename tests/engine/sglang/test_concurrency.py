@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
 
-from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window
+from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window, room_at
 from rollfeed.engine.client.flights import Flight, FlightAbortedError
+from rollfeed.engine.client.replies import ServerLoad
 from rollfeed.types import SamplingParams
 
 
@@ -162,3 +164,20 @@ async def test_throughput_counts_requests_that_began_after_the_limit_changed() -
     for _ in range(8):
         throughput.note(began=later, ended=later + 1.0, num_tokens=100)
     assert throughput.take(64) == 64 * 100.0
+
+
+@pytest.mark.parametrize(
+    ("load", "room"),
+    [
+        (ServerLoad(64, 0), math.inf),
+        (ServerLoad(64, 0, kv_use=0.2), math.inf),  # too little to tell how much more fits
+        (ServerLoad(64, 0, kv_use=0.45), 128.0),
+        (ServerLoad(64, 0, kv_use=1.0), 57.6),
+        (ServerLoad(48, 16), 51.0),
+        (ServerLoad(48, 16, kv_use=1.0), 51.0),
+        (ServerLoad(128, 0, kv_use=1.0), 57.6),  # half of those that run are somebody else's
+        (ServerLoad(0, 64, kv_use=1.0), 1.0),
+    ],
+)
+def test_a_server_has_room_for_what_runs_and_what_its_memory_holds(load: ServerLoad, room: float) -> None:
+    assert room_at(load, 64) == pytest.approx(room)

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from rollfeed.engine.client import ServerEngine
+from rollfeed.engine.client.replies import ServerLoad
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import EngineLoad, FinishKind, SamplingParams, TensorUpdate
@@ -191,7 +192,14 @@ async def _not_found(_request: Any) -> Any:
 
 @pytest.mark.parametrize(
     "content",
-    [{}, {"loads": []}, {"loads": [3]}, {"loads": [{"num_running_reqs": None}]}, {"loads": [{"gen_throughput": "x"}]}],
+    [
+        {},
+        {"loads": []},
+        {"loads": [3]},
+        {"loads": [{"num_running_reqs": None}]},
+        {"loads": [{"gen_throughput": "x"}]},
+        {"loads": [{"queues": 3}]},
+    ],
 )
 async def test_a_load_that_makes_no_sense_is_as_good_as_none(scripted: Any, engine_at: EngineAt, content: Any) -> None:
     async with scripted() as (server,), engine_at(server) as engine:
@@ -201,6 +209,46 @@ async def test_a_load_that_makes_no_sense_is_as_good_as_none(scripted: Any, engi
 
         server.answers["/v1/loads"] = answer
         assert await engine.load() == EngineLoad(running=0, waiting=0)
+
+
+async def test_the_fullest_rank_of_a_server_counts(scripted: Any, engine_at: EngineAt) -> None:
+    ranks = [
+        {"num_running_reqs": 3, "num_waiting_reqs": 1, "token_usage": 0.5, "queues": {"retracted": 2}},
+        {"num_running_reqs": 4, "num_waiting_reqs": 0, "token_usage": 0.75, "gen_throughput": 5.0},
+    ]
+    async with scripted() as (server,), engine_at(server) as engine:
+
+        async def answer(request: web.Request) -> Any:
+            assert request.query["include"] == "core,queues"
+            return web.json_response({"loads": ranks})
+
+        server.answers["/v1/loads"] = answer
+        dialect: Any = engine._dialect
+        expected = ServerLoad(running=7, waiting=1, tokens_per_second=None, kv_use=0.75, num_preempted=2)
+        assert await dialect.load(server.address) == expected
+
+
+async def test_a_server_that_says_it_is_full_gets_no_request_while_another_has_room(
+    scripted: Any, engine_at: EngineAt, until: Any
+) -> None:
+    async with scripted(2) as (full, other), engine_at(full, other) as engine:
+
+        async def answer(_request: web.Request) -> Any:
+            return web.json_response({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 9, "token_usage": 1.0}]})
+
+        full.answers["/v1/loads"] = answer
+        worker = engine._pool.workers[0]
+        await until(lambda: worker.load is not None)
+        full.generate = other.generate = other.hold
+        prompts = [np.arange(4, dtype=np.int32) + 7 * index for index in range(12)]
+        params = SamplingParams(max_new_tokens=4)
+        tasks = [
+            asyncio.create_task(engine.generate(each, params, request_id=f"r{i}")) for i, each in enumerate(prompts)
+        ]
+        await until(lambda: full.running + other.running == 12)
+        assert full.running == 1  # what makes progress is left to it
+        await engine.abort()
+        await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize("version", [None, [], "latest"])

@@ -241,8 +241,22 @@ def test_an_outgrown_budget_puts_the_newest_back_and_computes_it_again() -> None
     assert [job for _, job in engine.ended] == [old, new]
     assert (old.num_retractions, new.num_retractions) == (0, 1)
     assert (old.output.num_tokens, new.output.num_tokens) == (300, 200)
+    assert engine.model.usage().num_retracted == 0  # long ago
     # Both made 150 together before the budget was full; then `old` alone, then `new` again with its prefill.
     assert engine.times()[0] == pytest.approx(0.2 + 150 * 0.0081 + 150 * 0.00805, rel=0.01)
+
+
+def test_what_was_put_back_is_told_of_for_a_while() -> None:
+    engine = Engine(num_slots=4, kv_budget_tokens=500, **FREE_PREFILL)
+    for _ in range(2):
+        engine.ask(prompt=range(100), tokens=300)
+    engine.clock.advance(0.0081 * 160)
+    usage = engine.model.usage()
+    assert (usage.num_running, usage.num_waiting, usage.num_retracted) == (1, 1, 1)
+    assert usage.load("core,queues")["queues"]["retracted"] == 1
+    assert "queues" not in usage.load("core")
+    engine.clock.advance(0.0081 * 60)
+    assert engine.model.usage().num_retracted == 0
 
 
 def test_what_can_never_fit_is_ended_and_the_next_one_goes_on() -> None:

@@ -11,10 +11,12 @@ and what was once measured is believed less with every further measurement of th
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from typing import NamedTuple
 
 from rollfeed.engine.client.flights import Flight
+from rollfeed.engine.client.replies import ServerLoad
 
 _START_A_WORKER = 64
 _FEW_REQUESTS = 8
@@ -36,6 +38,27 @@ _FIRST_HOLD, _LONGEST_HOLD = 60, 240
 """Windows at the best limit before a neighbour is tried; twice as many after each that is not better."""
 _SOONER = 4
 """Part of the hold after a trial that may have failed by chance."""
+
+
+_FULL_KV_USE = 0.9
+"""Share of the places for keys and values to fill; running requests grow into the rest until the next look."""
+_FEW_KV_USE = 0.3
+"""Below it the share says little of what further requests will hold."""
+
+
+def room_at(load: ServerLoad, num_flights: int) -> float:
+    """Return how many flights a server takes that has so many: all that run there, and what the free memory holds.
+
+    Others may use the server, too: of what is too much, each client takes its part away. Infinite where nothing bounds
+    it.
+    """
+    share = math.inf
+    if load.waiting > 0:
+        # The few above what runs keep a freed place from staying empty.
+        share = (load.running + max(1, load.running // 16)) / (load.running + load.waiting)
+    if load.kv_use is not None and load.kv_use > _FEW_KV_USE:
+        share = min(share, _FULL_KV_USE / load.kv_use)
+    return math.inf if math.isinf(share) else max(1.0, num_flights * share)
 
 
 class Window(NamedTuple):

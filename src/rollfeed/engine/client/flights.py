@@ -6,12 +6,13 @@ Invariant: a flight that is aborted leaves whatever it waits for at once, and bo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.engine.client.replies import IncomingReply, Reply
+from rollfeed.engine.client.replies import IncomingReply, Reply, ServerLoad
 from rollfeed.types import FinishReason, SamplingParams
 
 
@@ -151,6 +152,15 @@ class Worker:
         self.flights: set[Flight] = set()
         self.suspected = asyncio.Event()
         """Set to have it probed now."""
+        self.load: ServerLoad | None = None
+        """By its last word."""
+        self.room = math.inf
+        """Flights that it takes without making one wait or putting one back, by that word."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes a further flight so."""
+        return len(self.flights) < self.room
 
 
 class Turnstile:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window
+from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window, room_at
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Worker
-from rollfeed.engine.client.replies import Router, ServerLoad
+from rollfeed.engine.client.replies import Router
 from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import ServerPool
 from rollfeed.engine.http import TryFailedError
@@ -20,6 +21,8 @@ from rollfeed.errors import EngineError, EngineProtocolError
 _log = logging.getLogger(__name__)
 
 _MEASURING_SECONDS = 1.0
+_LOOKS_PER_SECOND = 200
+"""At the loads of servers: a thousand are looked at every five seconds."""
 _PATIENT_SECONDS = 4.0
 """After which long responses are not waited for, and what the servers say of their last steps must do."""
 _PATIENT_WINDOWS = 4
@@ -45,8 +48,8 @@ class Monitor:
             self._spawn(worker.address, self._watch(worker))
         if self._router is not None:
             self._spawn("router", self._follow_router(self._router))
-        if limit is not None:
-            self._spawn("load", self._steer(limit, permits, throughput))
+        if limit is not None or len(self._pool.workers) > 1:
+            self._spawn("load", self._watch_loads(limit, permits, throughput))
 
     async def close(self) -> None:
         """End all tasks; an error that should not have happened in one of them is raised."""
@@ -134,33 +137,42 @@ class Monitor:
                     self._pool.forget(known[address])
                     self._tasks.pop(address).cancel()
 
-    async def _steer(self, limit: AdaptiveLimit, permits: Permits, throughput: Throughput) -> None:
+    async def _watch_loads(self, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput) -> None:
         while True:
-            await asyncio.sleep(_MEASURING_SECONDS)
-            in_flight = len(self._pool.flights)
-            loads = await asyncio.gather(*(self._load(worker) for worker in self._pool.live))
-            rates = [load.tokens_per_second for load in loads if load is not None]
-            told = [rate for rate in rates if rate is not None]
-            rate, num_requests = throughput.take(in_flight), throughput.num_requests
-            if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == len(loads) > 0:
-                rate, num_requests = sum(told), in_flight // _PATIENT_WINDOWS
-            if rate is None:
-                continue  # the window goes on until enough requests have come back
-            limit.set_num_workers(len(self._pool.live))
-            limit.observe(
-                Window(
-                    tokens_per_second=rate,
-                    num_requests=num_requests,
-                    running=sum(load.running for load in loads if load is not None),
-                    waiting=sum(load.waiting for load in loads if load is not None),
-                    in_flight=in_flight,
-                )
-            )
-            throughput.restart(changed=limit.limit != permits.limit)
-            permits.set_limit(limit.limit)
+            live = self._pool.live
+            await asyncio.sleep(max(_MEASURING_SECONDS, len(live) / _LOOKS_PER_SECOND))
+            if self._weights.is_resting or self._weights.is_holding:
+                continue  # what a paused server says of its load is what was so at the pause
+            await asyncio.gather(*(self._look_at(worker) for worker in live))
+            if limit is not None:
+                self._steer(limit, permits, throughput)
 
-    async def _load(self, worker: Worker) -> ServerLoad | None:
+    def _steer(self, limit: AdaptiveLimit, permits: Permits, throughput: Throughput) -> None:
+        in_flight, live = len(self._pool.flights), self._pool.live
+        loads = [worker.load for worker in live]
+        rates = [load.tokens_per_second for load in loads if load is not None]
+        told = [rate for rate in rates if rate is not None]
+        rate, num_requests = throughput.take(in_flight), throughput.num_requests
+        if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == len(loads) > 0:
+            rate, num_requests = sum(told), in_flight // _PATIENT_WINDOWS
+        if rate is None:
+            return  # the window goes on until enough requests have come back
+        limit.set_num_workers(len(live))
+        limit.observe(
+            Window(
+                tokens_per_second=rate,
+                num_requests=num_requests,
+                running=sum(load.running for load in loads if load is not None),
+                waiting=sum(load.waiting for load in loads if load is not None),
+                in_flight=in_flight,
+            )
+        )
+        throughput.restart(changed=limit.limit != permits.limit)
+        permits.set_limit(limit.limit)
+
+    async def _look_at(self, worker: Worker) -> None:
         try:
-            return await self._dialect.load(worker.address)
+            worker.load = await self._dialect.load(worker.address)
         except EngineError:
-            return None  # its probes find out what is the matter
+            worker.load = None  # its probes find out what is the matter
+        worker.room = math.inf if worker.load is None else room_at(worker.load, len(worker.flights))

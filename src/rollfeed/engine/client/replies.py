@@ -114,6 +114,10 @@ class ServerLoad(NamedTuple):
     waiting: int
     tokens_per_second: float | None = None
     """None where the server does not say."""
+    kv_use: float | None = None
+    """Share of the places for keys and values that running requests hold; None where the server does not say."""
+    num_preempted: int = 0
+    """Requests that it has put back lately for want of places, to be computed again."""
 
 
 class Router(Protocol):

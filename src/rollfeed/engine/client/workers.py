@@ -94,6 +94,7 @@ class ServerPool:
         live = self.live
         others = [worker for worker in live if worker is not flight.avoided]
         candidates = others or live
+        candidates = [worker for worker in candidates if worker.has_room] or candidates
         least = min(candidates, key=lambda worker: len(worker.flights))
         if len(candidates) == 1:
             return least

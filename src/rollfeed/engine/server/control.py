@@ -157,11 +157,10 @@ class ControlHandlers:
             }
         )
 
-    async def loads(self, _request: web.Request) -> web.Response:
+    async def loads(self, request: web.Request) -> web.Response:
         """Return how busy the engine is."""
-        return await json_reply(
-            {"timestamp": datetime.now(UTC).isoformat(), "version": _VERSION, "loads": [self._service.usage().load()]}
-        )
+        load = self._service.usage().load(request.query.get("include"))
+        return await json_reply({"timestamp": datetime.now(UTC).isoformat(), "version": _VERSION, "loads": [load]})
 
     async def get_load(self, _request: web.Request) -> web.Response:
         """Return how busy the engine is, in the older form."""

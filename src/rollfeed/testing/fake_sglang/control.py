@@ -96,10 +96,10 @@ class ControlRoutes:
             "/server_info": self._server_info,
             "/get_server_info": self._server_info,
             "/v1/models": self._models,
-            "/v1/loads": self._loads,
             "/get_load": lambda: self._backend.usage().old_load(),
         }
         routes |= {("GET", path): partial(_tell, content) for path, content in told.items()}
+        routes["GET", "/v1/loads"] = self._loads
         if self._is_new:
             routes["POST", "/begin_weight_update"] = partial(self._session, opens=True)
             routes["POST", "/end_weight_update"] = partial(self._session, opens=False)
@@ -287,11 +287,11 @@ class ControlRoutes:
             "fake": fake,
         }
 
-    def _loads(self) -> dict[str, Any]:
+    def _loads(self, exchange: Exchange) -> None:
         timestamp = datetime.now(UTC).isoformat()
         machine = {"accelerator": "none", "num_accelerators": 1} if self._is_new else {}
-        loads = [self._load_at_pause or self._load()]
-        return {"timestamp": timestamp, "version": self._settings.release, **machine, "loads": loads}
+        loads = [self._load_at_pause or self._load(exchange.request.query("include"))]
+        exchange.respond_json({"timestamp": timestamp, "version": self._settings.release, **machine, "loads": loads})
 
     def _metrics(self, exchange: Exchange) -> None:
         usage = self._backend.usage()
@@ -326,7 +326,7 @@ class ControlRoutes:
         )
         return {**described, **(new if self._is_new else {})}
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self, include: str | None = None) -> dict[str, Any]:
         usage = self._backend.usage()
         new = {
             "timestamp": time.time(),
@@ -336,7 +336,7 @@ class ControlRoutes:
             "total_prefill_busy_us": 0,
             "decode_moments": [0.0] * 6,
         }
-        return {**(new if self._is_new else {}), **usage.load()}
+        return {**(new if self._is_new else {}), **usage.load(include)}
 
 
 def _tell(content: Callable[[], Any], exchange: Exchange) -> None:

@@ -29,6 +29,8 @@ _ROUNDING = 1e-6
 """Of a step: a timer for its end may come this much early."""
 _RESERVE_STEPS = 32
 """A request is let in when the budget has room for so many further steps of all."""
+_REPORTED_STEPS = 40
+"""What was put back is told of for so many steps, as SGLang does (``decode_log_interval``)."""
 _OUT_OF_MEMORY = {
     "type": "abort",
     "message": "Out of memory: the request alone exceeds the token budget.",
@@ -131,6 +133,8 @@ class TimeModel:
         self._is_telling = False
         self._timer: Timer | None = None
         self._cache = PrefixCache(settings.page_tokens)
+        self._retracted: deque[float] = deque()
+        """When requests were put back lately."""
 
     def submit(self, job: FakeJob) -> None:
         row = self._row(job)
@@ -184,6 +188,9 @@ class TimeModel:
         self._settle()
         num_running = len(self._running)
         is_busy = num_running > 0 and not self._is_paused
+        since = self._clock.now() - _REPORTED_STEPS * self._settings.step_seconds(num_running)
+        while self._retracted and self._retracted[0] < since:
+            self._retracted.popleft()
         return Usage(
             num_running=num_running,
             num_waiting=len(self._waiting),
@@ -194,6 +201,7 @@ class TimeModel:
             tokens_per_second=num_running / self._settings.step_seconds(num_running) if is_busy else 0.0,
             generated_tokens=self._generated_tokens,
             busy_slot_seconds=self._busy_slot_seconds,
+            num_retracted=len(self._retracted),
         )
 
     @property
@@ -316,6 +324,7 @@ class TimeModel:
         row = self._running.pop()
         self._leave(row)
         row.job.num_retractions += 1
+        self._retracted.append(self._boundary)
         self._waiting.appendleft(row)
 
     def _remove(self, rows: list[_SlotRow]) -> None:

@@ -136,18 +136,23 @@ class SGLang:
         return version_told_by(address, model.get("weight_version", "default"))
 
     async def load(self, address: str) -> ServerLoad | None:
-        reply = await self._http.control("GET", f"{address}/v1/loads?include=core")
+        reply = await self._http.control("GET", f"{address}/v1/loads?include=core,queues")
         loads = reply.json().get("loads") if reply.status == 200 else None
         if not isinstance(loads, list) or not loads or not all(isinstance(each, dict) for each in loads):
             return None
         rates = [each.get("gen_throughput") for each in loads]
+        # A rank whose memory is full puts requests back, whatever room the others have.
+        uses = [each["token_usage"] for each in loads if each.get("token_usage") is not None]
         try:
             return ServerLoad(
                 running=sum(int(each.get("num_running_reqs", 0)) for each in loads),
                 waiting=sum(int(each.get("num_waiting_reqs", 0)) for each in loads),
                 tokens_per_second=None if None in rates else float(sum(rates)),
+                kv_use=float(max(uses)) if uses else None,
+                # Of its latest stretch of decoding steps; requests that end say how often they were put back.
+                num_preempted=sum(int((each.get("queues") or {}).get("retracted", 0)) for each in loads),
             )
-        except (TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError):
             return None
 
     async def score(self, address: str, texts: Sequence[NDArray[Any]], *, policy_version: int) -> NDArray[float64]:

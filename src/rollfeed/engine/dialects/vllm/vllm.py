@@ -32,7 +32,12 @@ from rollfeed.protocols import Command, ServerUpdate
 from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
-_GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
+_METRIC = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|gpu_cache_usage_perc|num_preemptions_total)"
+    r"(?:\{[^}]*\})? ([0-9.e+-]+)$",
+    re.MULTILINE,
+)
+"""One line an engine of the server; ``gpu_cache_usage_perc`` is the name in versions before 0.11."""
 
 
 class VLLM:
@@ -57,6 +62,7 @@ class VLLM:
         self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
         self.is_exact = settings.purpose is Purpose.TRAINING
         self._servers: dict[str, Server] = {}
+        self._num_preemptions: dict[str, float] = {}
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -113,11 +119,20 @@ class VLLM:
         reply = await self._http.control("GET", f"{address}/metrics")
         if reply.status != 200:
             return None
-        told = {"running": 0.0, "waiting": 0.0}
-        found = _GAUGE.findall(reply.content.decode(errors="replace"))
-        for name, value in found:
-            told[name] += float(value)
-        return ServerLoad(int(told["running"]), int(told["waiting"])) if found else None
+        told: dict[str, list[float]] = {}
+        for name, value in _METRIC.findall(reply.content.decode(errors="replace")):
+            told.setdefault(name, []).append(float(value))
+        if not told:
+            return None
+        uses = told.get("kv_cache_usage_perc") or told.get("gpu_cache_usage_perc")
+        total = sum(told.get("num_preemptions_total", ()))
+        before, self._num_preemptions[address] = self._num_preemptions.get(address, total), total
+        return ServerLoad(
+            running=int(sum(told.get("num_requests_running", ()))),
+            waiting=int(sum(told.get("num_requests_waiting", ()))),
+            kv_use=max(uses) if uses else None,
+            num_preempted=max(0, int(total - before)),  # the count begins anew with the server
+        )
 
     async def score(
         self, address: str, texts: Sequence[NDArray[Any]], *, policy_version: int
