@@ -24,6 +24,7 @@ LAYERS = [
     "chat_apis",
     "config",
     "<part>",
+    "router",
     "compat",
     "app",
     "viewer",

@@ -1,0 +1,1 @@
+"""One address for many servers, which knows policy versions."""
