@@ -37,7 +37,7 @@ _COMMANDS = {
     "replay": "reward, filter and cut the answers of a run again, with other settings",
     "score": "grade the responses of a file, a run or an evaluation",
     "graders": "list the graders, with an example of each",
-    "serve": "serve a model, a gateway for agents, a fake of a model, graders, or weights for a server, over HTTP",
+    "serve": "serve a model, a router, a gateway for agents, a fake of a model, graders, or weights, over HTTP",
     "completion": "print a script by which a shell completes commands",
     "bench": "measure speed as ratios to a reference, in one run",
 }

@@ -1,1 +1,1 @@
-"""One address for many servers, which knows policy versions."""
+"""One address for many servers, which knows policy versions, groups, sessions and aborts."""

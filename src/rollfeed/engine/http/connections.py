@@ -63,6 +63,7 @@ class Connections:
         *,
         most_bytes: int = LARGEST_BODY_BYTES,
         events: Callable[[bytes], None] | None = None,
+        pieces: Callable[[bytes], None] | None = None,
     ) -> HttpReply:
         """Send a request and return the reply, whatever its status.
 
@@ -74,6 +75,7 @@ class Connections:
             most_bytes: That the body of the reply may have.
             events: Called with the data of each event, where the reply is a stream of them; what it raises is raised
                 here.
+            pieces: In its place: called with the bytes of such a stream, as they come.
 
         Raises:
             NotConnectedError: If no connection can be made.
@@ -88,7 +90,7 @@ class Connections:
                     self._make_room()
                     connection = await self._connect(address)
                 head = self._target(address).head(method, path, len(body))
-                reply = await connection.ask(head + body, Incoming(most_bytes=most_bytes, events=events))
+                reply = await connection.ask(head + body, Incoming(most_bytes=most_bytes, events=events, pieces=pieces))
             except BaseException:
                 if connection is not None:
                     connection.abort()

@@ -34,7 +34,13 @@ class HttpReply(NamedTuple):
 class Incoming:
     """A reply that is being received: what the parser tells of it."""
 
-    def __init__(self, *, most_bytes: int, events: Callable[[bytes], None] | None) -> None:
+    def __init__(
+        self,
+        *,
+        most_bytes: int,
+        events: Callable[[bytes], None] | None,
+        pieces: Callable[[bytes], None] | None = None,
+    ) -> None:
         self.is_whole = False
         self.keeps_open = False
         self.error: Exception | None = None
@@ -47,8 +53,9 @@ class Incoming:
         """Whether the last event of a stream has come."""
         self.content: bytes | bytearray = b""
         self._most_bytes = most_bytes
-        self._events = events
-        self._splitter: _EventSplitter | None = None
+        self._splitter = _EventSplitter(events) if events is not None else None
+        self._pieces = pieces
+        self._is_stream = False
         self._status = 0
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
@@ -105,9 +112,9 @@ class Incoming:
         Raises:
             BrokenConnectionError: If a stream ended before its last event.
         """
-        if self._splitter is None:
+        if not self._is_stream:
             return HttpReply(self._status, self._headers, self.content)
-        if not self.has_ended:
+        if self._splitter is not None and not self.has_ended:
             raise BrokenConnectionError("the stream ended before its last event")
         return HttpReply(self._status, self._headers, None)
 
@@ -127,8 +134,9 @@ class Incoming:
         size = int(self._headers.get("content-length", 0))
         if size > self._most_bytes:
             raise ValueError(f"a body of {size} bytes, where {self._most_bytes} are the most")
-        if self._events is not None and status == 200 and "event-stream" in self._headers.get("content-type", ""):
-            self._splitter = _EventSplitter()
+        is_taken = self._splitter is not None or self._pieces is not None
+        if is_taken and status == 200 and "event-stream" in self._headers.get("content-type", ""):
+            self._is_stream = True
         elif size > _SMALL_BYTES:
             self.size = size
         elif not size:
@@ -138,12 +146,14 @@ class Incoming:
         self._num_bytes += len(piece)
         if self._num_bytes > self._most_bytes:
             raise ValueError(f"a body of more than {self._most_bytes} bytes, which are the most")
-        if self._splitter is None:
+        if not self._is_stream:
             self.content += piece
             return
-        assert self._events is not None
         try:
-            self.has_ended = self._splitter.feed(piece, self._events) or self.has_ended
+            if self._splitter is not None:
+                self.has_ended = self._splitter.feed(piece) or self.has_ended
+            elif self._pieces is not None:
+                self._pieces(piece)
         except Exception as error:
             self.error = error
             raise
@@ -161,11 +171,12 @@ class Incoming:
 class _EventSplitter:
     """Finds the ``data:`` of events in pieces of any size."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
         self._rest = bytearray()
         self._searched = 0
 
-    def feed(self, piece: bytes, take: Callable[[bytes], None]) -> bool:
+    def feed(self, piece: bytes) -> bool:
         """Hand on what each line that is now complete carries; return whether the last one has come."""
         self._rest += piece
         start, has_ended = 0, False
@@ -176,7 +187,7 @@ class _EventSplitter:
                 content = line[5:].strip()
                 has_ended = content == _LAST_EVENT
                 if not has_ended:
-                    take(content)
+                    self._take(content)
         del self._rest[:start]
         self._searched = len(self._rest)
         return has_ended

@@ -1,0 +1,226 @@
+"""Weights of a fleet change as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from tests.router.routing_fakes import Routed, routed
+
+from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
+
+LONG = ScriptedReply(output_ids=[3, 1, 2], delay_seconds=1000.0, num_tokens_when_aborted=2)
+DISK = "/update_weights_from_disk"
+
+
+async def versions(fakes: Fakes) -> list[str]:
+    return [(await fakes.stats(number))["weight_version"] for number in range(len(fakes.addresses))]
+
+
+def states(router: Routed, fakes: Fakes) -> Sequence[str]:
+    return [router.fleet.members[address].state.value for address in fakes.addresses]
+
+
+async def test_all_workers_load_a_folder_and_the_next_reply_has_its_version() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=3) as fakes, routed(fakes.addresses) as router:
+        told = await router.post(DISK, model_path="/w/7", weight_version="7")
+        assert (told.status, told.json["success"]) == (200, True)
+        assert await versions(fakes) == ["7"] * 3
+        assert (await router.generate()).json["meta_info"]["weight_version"] == "7"
+        assert (await router.get("/workers")).json["policy_version"] == 7
+        # Without a name it is the next one.
+        assert (await router.post(DISK, model_path="/w/8")).status == 200
+        assert await versions(fakes) == ["8"] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ({}, 400, "model_path is missing"),
+        ({"model_path": "/w", "weight_version": "4"}, 409, "versions never go down"),
+        ({"model_path": "/w", "weight_version": "2026-01-01"}, 400, "no policy version"),
+    ],
+)
+async def test_what_cannot_be_the_next_version_is_refused_and_reaches_nobody(
+    body: dict[str, str], status: int, told: str
+) -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, routed(fakes.addresses) as router:
+        await router.post(DISK, model_path="/w/5", weight_version="5")
+        refused = await router.post(DISK, **body)
+        assert refused.status == status
+        assert told in refused.text
+        assert await versions(fakes) == ["5", "5"]
+        assert (await router.generate()).status == 200
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_when_one_worker_fails_all_go_back_to_the_old_version(status: int) -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=3) as fakes, routed(fakes.addresses) as router:
+        await router.post(DISK, model_path="/w/1", weight_version="1")
+        await fakes.add_fault("status", status=status, path=DISK, times=1, worker=1, message="no such folder")
+        failed = await router.post(DISK, model_path="/w/2", weight_version="2")
+        assert failed.status == 503
+        assert "version 1 stays" in failed.text
+        assert "no such folder" in failed.text
+        assert await versions(fakes) == ["1"] * 3
+        assert states(router, fakes) == ["ready"] * 3
+        assert (await router.generate()).json["meta_info"]["weight_version"] == "1"
+        assert (await router.post(DISK, model_path="/w/2", weight_version="2")).status == 200
+
+
+async def test_a_worker_that_cannot_go_back_is_out_until_it_has_loaded_what_is_served() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=3) as fakes, routed(fakes.addresses) as router:
+        await router.post(DISK, model_path="/w/1", weight_version="1")
+        # The second worker fails; the first one has the new weights, and cannot load anything for a while.
+        await fakes.add_fault("status", status=400, path=DISK, times=1, worker=1)
+        await fakes.add_fault("status", status=500, path=DISK, skip=1, worker=0)
+        assert (await router.post(DISK, model_path="/w/2", weight_version="2")).status == 503
+        assert states(router, fakes)[0] == "out"
+        for _ in range(6):
+            reply = await router.generate()
+            assert reply.json["meta_info"]["weight_version"] == "1"
+            assert reply.headers["X-Worker"] != fakes.addresses[0]
+        await fakes.clear_faults()
+        await router.until(lambda: states(router, fakes) == ["ready"] * 3)
+        assert await versions(fakes) == ["1"] * 3
+
+
+async def test_a_worker_that_has_died_has_no_say() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=3) as fakes, routed(fakes.addresses) as router:
+        fakes.kill(1)
+        told = await router.post(DISK, model_path="/w/1", weight_version="1")
+        assert (told.status, states(router, fakes)) == (200, ["ready", "down", "ready"])
+        await fakes.servers[1].restart()
+        # It comes back with its first weights, and is given the current ones before it has requests.
+        await router.until(lambda: states(router, fakes) == ["ready"] * 3)
+        assert await versions(fakes) == ["1"] * 3
+
+
+async def test_running_requests_end_before_weights_change_and_later_ones_wait() -> None:
+    async with (
+        serve_fake_sglang(mode="scripted", script=[LONG], num_workers=2) as fakes,
+        routed(fakes.addresses) as router,
+    ):
+        running = asyncio.create_task(router.generate(rid="running"))
+        await router.until(lambda: any(member.num_requests for member in router.fleet))
+        owner = next(n for n, each in enumerate(fakes.addresses) if router.fleet.members[each].num_requests)
+        await fakes.wait_until(lambda stats: stats["num_running"] == 1, worker=owner)
+        update = asyncio.create_task(router.post(DISK, model_path="/w/1", weight_version="1"))
+        await router.until(lambda: router.fleet.closed_by is not None)
+        later = asyncio.create_task(router.generate())
+        await router.until(lambda: router.fleet.num_waiting == 1)
+        assert await versions(fakes) == ["default"] * 2
+        await router.post("/abort_request", rid="running")
+        assert (await running).json["meta_info"]["weight_version"] == "default"
+        assert (await update).status == 200
+        assert (await later).json["meta_info"]["weight_version"] == "1"
+
+
+async def test_an_update_that_may_abort_does_and_one_that_may_not_gives_up() -> None:
+    async with (
+        serve_fake_sglang(mode="scripted", script=[LONG]) as fakes,
+        routed(fakes.addresses, update_seconds=0.1) as router,
+    ):
+        running = asyncio.create_task(router.generate())
+        await fakes.wait_until(lambda stats: stats["num_running"] == 1)
+        refused = await router.post(DISK, model_path="/w/1", weight_version="1")
+        assert refused.status == 503
+        assert "abort_all_requests: true" in refused.text
+        assert await versions(fakes) == ["default"]
+    async with serve_fake_sglang(mode="scripted", script=[LONG]) as fakes, routed(fakes.addresses) as router:
+        running = asyncio.create_task(router.generate())
+        await fakes.wait_until(lambda stats: stats["num_running"] == 1)
+        assert (await router.post(DISK, model_path="/w/1", weight_version="1", abort_all_requests=True)).status == 200
+        assert (await running).json["output_ids"] == [3, 1]
+
+
+async def test_a_worker_that_joins_with_old_weights_is_given_the_current_ones() -> None:
+    async with (
+        serve_fake_sglang(mode="zero", num_workers=2) as fakes,
+        serve_fake_sglang(mode="zero") as others,
+        routed(fakes.addresses) as router,
+    ):
+        await router.post(DISK, model_path="/w/3", weight_version="3")
+        for path in ("/workers", f"/add_worker?url={others.address}"):
+            joined = await router.post(path, **({} if "?" in path else {"url": others.address}))
+            assert joined.status in (200, 202)
+            await router.until(lambda: router.fleet.members[others.address].is_at(3))
+            assert await versions(others) == ["3"]
+        assert (await router.ask("POST", f"/remove_worker?url={others.address}")).status == 200
+        assert others.address not in await router.workers()
+
+
+async def test_a_worker_whose_weights_are_old_is_kept_out_where_no_folder_is_known() -> None:
+    async with (
+        serve_fake_sglang(mode="zero") as new,
+        serve_fake_sglang(mode="zero") as old,
+    ):
+        async with routed(new.addresses) as before:
+            await before.post("/update_weight_version", new_version="4")
+        async with routed([*new.addresses, *old.addresses]) as router:
+            await router.until(lambda: "folder is not known" in router.fleet.members[old.address].reason)
+            assert (await router.workers())[old.address]["is_healthy"] is False
+            for _ in range(4):
+                assert (await router.generate()).json["meta_info"]["weight_version"] == "4"
+
+
+async def test_a_session_of_tensors_is_one_update() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, routed(fakes.addresses) as router:
+        assert (await router.post("/begin_weight_update")).status == 200
+        asked = asyncio.create_task(router.generate())
+        await router.until(lambda: router.fleet.num_waiting == 1)
+        bucket = {"serialized_named_tensors": ["gAU="], "weight_version": "6"}
+        for _ in range(2):
+            assert (await router.post("/update_weights_from_tensor", **bucket)).status == 200
+        assert router.fleet.num_waiting == 1
+        assert (await router.post("/end_weight_update")).status == 200
+        assert (await asked).json["meta_info"]["weight_version"] == "6"
+        assert (await router.post(DISK, model_path="/w/5", weight_version="5")).status == 409
+
+
+async def test_tensors_that_one_worker_does_not_take_leave_it_out_and_the_new_version_stands() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=3) as fakes, routed(fakes.addresses) as router:
+        await router.post("/begin_weight_update")
+        await fakes.add_fault("status", status=500, path="/update_weights_from_tensor", worker=2)
+        told = await router.post("/update_weights_from_tensor", serialized_named_tensors=["gAU="], weight_version="1")
+        assert told.status == 503
+        assert (await router.post("/end_weight_update")).status == 200
+        assert states(router, fakes) == ["ready", "ready", "out"]
+        for _ in range(4):
+            assert (await router.generate()).json["meta_info"]["weight_version"] == "1"
+
+
+async def test_an_update_that_nobody_finishes_takes_its_workers_out() -> None:
+    async with (
+        serve_fake_sglang(mode="zero") as fakes,
+        routed(fakes.addresses, update_seconds=0.1, wait_seconds=0.5) as router,
+    ):
+        await router.post("/begin_weight_update")
+        await router.until(lambda: states(router, fakes) == ["out"])
+        refused = await router.generate()
+        assert refused.status == 503
+        assert "not finished within 0.1 s" in refused.text
+
+
+async def test_weights_that_somebody_publishes_past_the_router_are_seen_and_older_ones_get_nothing() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, routed(fakes.addresses) as router:
+        fakes.servers[1].set_version("9")
+        await router.until(lambda: router.fleet.policy_version == 9)
+        for _ in range(4):
+            assert (await router.generate()).json["meta_info"]["weight_version"] == "9"
+        await router.until(lambda: states(router, fakes)[0] == "behind")
+        fakes.servers[0].set_version("9")
+        await router.until(lambda: states(router, fakes) == ["ready", "ready"])
+
+
+async def test_a_reply_of_older_weights_is_seen_by_nobody() -> None:
+    async with (
+        serve_fake_sglang(mode="zero", num_workers=2) as fakes,
+        routed(fakes.addresses, probe_seconds=3600.0) as router,
+    ):
+        await router.post(DISK, model_path="/w/2", weight_version="2")
+        # As one that was started again between two probes.
+        fakes.servers[0].set_version("1")
+        for _ in range(6):
+            assert (await router.generate()).json["meta_info"]["weight_version"] == "2"
