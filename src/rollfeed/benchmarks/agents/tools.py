@@ -63,12 +63,12 @@ class AgentsWorkload(ScheduleWorkload):
         is_turn = np.arange(self.max_turns) < num_turns
         sigma = math.hypot(self.sigma_between, self.sigma_within)
         lengths = np.clip(self.median_length * np.exp(random.normal(0.0, sigma, shape)), 1, self.max_length) * is_turn
-        waits = _wait(self, random.normal(size=shape)) * (is_turn & (np.arange(self.max_turns) > 0))
+        waits = wait_seconds(self, random.normal(size=shape)) * (is_turn & (np.arange(self.max_turns) > 0))
         busy = lengths.sum(-1) * self.time_model.step_seconds(self.num_slots)
         return float((busy + waits.sum(-1)).max(axis=1).mean() / busy.mean())
 
 
-def _wait(workload: AgentsWorkload, normal: NDArray[np.float64]) -> NDArray[np.float64]:
+def wait_seconds(workload: AgentsWorkload, normal: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return seconds of tools, capped lognormal."""
     return workload.median_wait_seconds * np.minimum(np.exp(workload.sigma_wait * normal), _LONGEST_WAIT)
 
@@ -76,7 +76,7 @@ def _wait(workload: AgentsWorkload, normal: NDArray[np.float64]) -> NDArray[np.f
 async def _with_tool(request: RolloutRequest, *, services: Services, workload: AgentsWorkload) -> Sequence[Sample]:
     random = np.random.default_rng(derive_seed("agents", workload.seed, request.rollout_id))
     num_turns = int(random.integers(1, workload.max_turns + 1))
-    waits = _wait(workload, random.normal(size=num_turns)).tolist()
+    waits = wait_seconds(workload, random.normal(size=num_turns)).tolist()
     told = np.full(workload.told_tokens, ord("t"), np.int32)
     episode = Episode(request, services)
     last = await episode.sample()
@@ -91,4 +91,4 @@ async def _with_tool(request: RolloutRequest, *, services: Services, workload: A
 
 def mean_wait_seconds(workload: AgentsWorkload) -> float:
     """Return the expected seconds of one call of the tool."""
-    return float(_wait(workload, np.random.default_rng(workload.seed).normal(size=1 << 16)).mean())
+    return float(wait_seconds(workload, np.random.default_rng(workload.seed).normal(size=1 << 16)).mean())
