@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
@@ -25,6 +26,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     order = {folder: place for place, folder in enumerate(SLOW)}
     items.sort(key=lambda item: order.get(item.path.relative_to(tests).parts[0], len(SLOW)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a file of tests has imported from users' folders: the next one may have others of these names."""
+    tests = Path(__file__).parent
+    folders = (tests, tests.parent / "examples", tmp_path_factory.getbasetemp())
+    before = set(sys.modules)
+    yield
+    for name in sys.modules.keys() - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and not name.startswith("tests.") and any(Path(file).is_relative_to(folder) for folder in folders):
+            del sys.modules[name]
+    if (registry := sys.modules.get("rollfeed.environments.registry")) is not None:
+        registry.named_by_path.clear()
 
 
 @pytest.fixture(scope="session")

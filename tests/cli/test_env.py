@@ -88,7 +88,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = [f"my/{name} = {value}" for name, value in BAD.items()] + ["my/good = puzzles:Good"]
     (about / "entry_points.txt").write_text("\n".join(["[rollfeed.environments]", *points]) + "\n")
     monkeypatch.syspath_prepend(tmp_path)
-    named_by_path.clear()  # by tests before in this process
 
 
 PUZZLES = """
