@@ -33,7 +33,7 @@ class TextAligner:
         # Alone, a token may lose its space.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).tolist()
         self._anchor_size = len(tokenizer.decode(self._anchor, skip_special_tokens=False))
-        self._pieces: dict[tuple[int, bool], str] = {}
+        self._pieces: dict[bool, dict[int, str]] = {False: {}, True: {}}
 
     def prompt(self, text: str, *, is_first: bool) -> TokenRun:
         """Return the tokens of a text; the first ones of a whole text have what the tokenizer puts before it."""
@@ -135,10 +135,10 @@ class TextAligner:
         return widths[:num_aligned], place
 
     def _piece(self, token_id: int, *, skip_special_tokens: bool) -> str:
-        key = (token_id, skip_special_tokens)
-        piece = self._pieces.get(key)
+        pieces = self._pieces[skip_special_tokens]
+        piece = pieces.get(token_id)
         if piece is None:
-            piece = self._pieces[key] = self._decoded([token_id], skip_special_tokens=skip_special_tokens)
+            piece = pieces[token_id] = self._decoded([token_id], skip_special_tokens=skip_special_tokens)
         return piece
 
     def _decoded(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

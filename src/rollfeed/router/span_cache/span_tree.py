@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rollfeed.router.span_cache.token_runs import ASKED, ENDED, PROMPT, TokenRun, common_bytes
 
-_NODE_BYTES = 448
+_NODE_BYTES = 480
 """That a node takes besides the bytes of its run."""
 _FEW_CHILDREN = 8
 """That are looked at one by one."""
