@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from rollfeed.store.codec import encode
 from rollfeed.store.journal import StepEntry
 from rollfeed.store.json_text import to_json
 from rollfeed.store.layout import STATES
 from rollfeed.store.states import StateFiles
-from rollfeed.types import RunState
+from rollfeed.testing import group_of, make_prompt, sample_of
+from rollfeed.types import Rollout, RunState
 
 
 @pytest.fixture
@@ -73,3 +76,32 @@ def test_any_text_comes_back(states: StateFiles, text: str) -> None:
     state = state_of(0, text=text, nested=nested, cut="x" * 4096, numbers={"1": text})
     expected = json.loads(to_json(state.source, "it"))
     assert states.read(entry_of(0, states.write(0, state))).source == expected
+
+
+def test_members_of_groups_in_flight_are_written_once_each(states: StateFiles, tmp_path: Path) -> None:
+    samples = [sample_of(range(50), Random(member).sample(range(1_000_000), 5_000), reward=1.0) for member in range(3)]
+    whole = group_of(samples, prompt=make_prompt())
+    sizes = []
+    for num_answered in range(4):
+        have = tuple(
+            each if member < num_answered else Rollout(rollout_id=each.rollout_id, samples=())
+            for member, each in enumerate(whole.rollouts)
+        )
+        group = replace(whole, rollouts=have if num_answered else ())
+        state = replace(state_of(num_answered), in_flight=(group,))
+        written = states.write(num_answered, state)
+        sizes.append(written[0])
+        read = StateFiles(tmp_path).read(entry_of(num_answered, written))
+        assert encode(read) == encode(state)
+    first, *others = sizes
+    assert first < 2_000
+    assert max(others) < 1.1 * min(others)
+
+
+def test_a_member_that_changes_is_written_again(states: StateFiles, tmp_path: Path) -> None:
+    group = group_of([sample_of([1], [2, 3], reward=1.0), sample_of([1], [4], reward=0.0)], prompt=make_prompt())
+    changed = replace(group, rollouts=(replace(group.rollouts[0], seconds=7.0), group.rollouts[1]))
+    for step, each in enumerate((group, group, changed)):
+        state = replace(state_of(step), in_flight=(each,), surplus=(replace(each, group_index=9),))
+        written = states.write(step, state)
+        assert encode(StateFiles(tmp_path).read(entry_of(step, written))) == encode(state)

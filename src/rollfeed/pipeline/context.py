@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,6 +30,8 @@ class InFlight:
         self.groups: dict[int, RunningGroup] = {}
         """By index, in the order in which they were submitted."""
         self._changed = asyncio.Event()
+        self._ended: set[int] = set()
+        """Groups whose end :meth:`changed` has not told."""
 
     def start(self, running: RunningGroup, work: Callable[[], Awaitable[Group]]) -> None:
         """Begin to work on a group; where that is cancelled, the result is what there is by then."""
@@ -43,7 +45,7 @@ class InFlight:
 
         group_index = running.group.group_index
         running.task = asyncio.create_task(work_on(), name=f"group {group_index}")
-        running.task.add_done_callback(self._ring)
+        running.task.add_done_callback(partial(self._end, group_index))
         self.groups[group_index] = running
 
     def pending(self) -> set[asyncio.Task[Group]]:
@@ -54,15 +56,24 @@ class InFlight:
         """Wake who waits in :meth:`changed`."""
         self._changed.set()
 
-    async def changed(self) -> None:
-        """Return when a group has ended, or :meth:`ring` was called, since the last call."""
+    async def changed(self) -> Collection[int]:
+        """Return when a group has ended, or :meth:`ring` was called, since the last call; return which have."""
         await self._changed.wait()
         self._changed.clear()
+        ended, self._ended = self._ended, set()
+        return ended
 
-    def _ring(self, task: asyncio.Task[Group]) -> None:
+    def take(self, group_index: int) -> None:
+        """Have a group no longer, if it is here."""
+        self.groups.pop(group_index, None)
+        self._ended.discard(group_index)
+
+    def _end(self, group_index: int, task: asyncio.Task[Group]) -> None:
         # Several groups may end with an error, and only the first one is read: none is left to asyncio to complain of.
         if not task.cancelled():
             task.exception()
+        if group_index in self.groups:
+            self._ended.add(group_index)
         self._changed.set()
 
 
@@ -107,8 +118,8 @@ class StepContext:
         self.is_wanted = True
         self.in_flight.ring()
 
-    async def changed(self) -> None:
-        await self.in_flight.changed()
+    async def changed(self) -> Collection[int]:
+        return await self.in_flight.changed()
 
     async def draw(self, count: int) -> list[Group]:
         if self._is_exhausted:
@@ -183,7 +194,7 @@ class StepContext:
         """Have no longer in flight or waiting in the step what has an ending now."""
         for group in groups:
             self._drawn.pop(group.group_index, None)
-            self.in_flight.groups.pop(group.group_index, None)
+            self.in_flight.take(group.group_index)
 
     def book(self, ending: Ending) -> None:
         """Book where a group went; what its rollouts did in their turns is forgotten unless it is resumed."""

@@ -45,6 +45,9 @@ class _Progress:
     """Groups that became too old and are answered again."""
     pending: dict[int, RunningGroup] = field(default_factory=dict)
     """Submitted and not yet decided, in submission order."""
+    ended: set[int] = field(default_factory=set)
+    """Groups, pending or not, that are known to have ended and were not looked at since: of thousands that are pending
+    at a time only a few have."""
     versions: dict[int, int | None] = field(default_factory=dict)
     """The oldest trained version of groups that are ready, by index, as far as it was asked for: finding it reads every
     mask, and it is asked for at every turn."""
@@ -118,6 +121,7 @@ class Scheduler:
             RunFailedError: If too many prompts have been drawn before.
         """
         step = _Progress(context, ready=list(context.surplus), pending=dict(context.running))
+        step.ended = {group_index for group_index, running in step.pending.items() if running.task.done()}
         while not self._is_complete(step):
             for count in self._due_draws(step):
                 groups = await context.draw(count)
@@ -195,13 +199,14 @@ class Scheduler:
     async def _settle_next(self, step: _Progress) -> None:
         """Decide all groups that may be decided; if there is none, wait for one or for another change."""
         if not (due := self._due(step)):
-            await step.context.changed()
+            step.ended.update(await step.context.changed())
             due = self._due(step)
         self._settle(step, due)
 
     def _due(self, step: _Progress) -> list[int]:
         if not self.settings.deterministic:
-            return [group_index for group_index, running in step.pending.items() if running.task.done()]
+            ended, step.ended = step.ended, set()
+            return sorted(each for each in ended if each in step.pending and step.pending[each].task.done())
         first = next(iter(step.pending.items()), None)
         return [first[0]] if first is not None and first[1].task.done() else []
 

@@ -55,9 +55,9 @@ class StalenessClock:
             running: Versions of the groups in flight.
             policy_version: The engine's.
         """
-        left = sorted([*finished, *running])
+        left, oldest = sorted([*finished, *running]), min(running, default=None)
         for number, version in enumerate(left, start=1):
             num_batches = version + self.max_staleness - policy_version
-            if number > max(0, num_batches) * self.groups_per_batch and any(each <= version for each in running):
+            if number > max(0, num_batches) * self.groups_per_batch and oldest is not None and oldest <= version:
                 return True
         return False

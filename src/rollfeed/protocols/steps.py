@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rollfeed.types import BatchCut, ByAge, Ending, FilterDecision, Group, Rollout, SampleStatus
+
+
+_KEPT = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.ABORTED)
 
 
 class BatchFilter(Protocol):
@@ -76,7 +79,7 @@ class RunningGroup:
         """Return the group with what can be kept of its members: finished rollouts, and aborted ones to be resumed."""
         kept = tuple(
             rollout
-            if rollout.has_finished or rollout.status is SampleStatus.ABORTED
+            if not rollout.samples or rollout.status in _KEPT
             else Rollout(rollout_id=rollout.rollout_id, samples=())
             for rollout in self.rollouts
         )
@@ -110,8 +113,11 @@ class RolloutContext(Protocol):
     def is_wanted(self) -> bool:
         """Whether somebody waits for the batch; in ``async`` mode a step begins before that."""
 
-    async def changed(self) -> None:
-        """Return when a group in flight has ended or the batch has become wanted, since the last call."""
+    async def changed(self) -> Collection[int]:
+        """Return when a group in flight has ended or the batch has become wanted, since the last call.
+
+        What is returned are the indices of those that have ended since then and are still in flight.
+        """
 
     async def draw(self, count: int) -> Sequence[Group]:
         """Take prompts: requeued ones first, then new ones; fewer only when the source has ended.

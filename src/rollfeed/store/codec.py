@@ -19,7 +19,7 @@ import numpy as np
 
 from rollfeed.errors import RunDirectoryError, RunFailedError
 from rollfeed.store.json_text import of_record, to_json
-from rollfeed.types import Correct, Group, LedgerCounts, RunState
+from rollfeed.types import Correct, Group, LedgerCounts, Rollout, RunState
 from rollfeed.types.fields import (
     Convert,
     Kind,
@@ -37,11 +37,11 @@ from rollfeed.types.text import well_formed
 VERSION = 4
 """Raised when the layout changes; a further field at the end of a record is no change."""
 _READABLE = (3, VERSION)
-_KINDS: dict[type, str] = {Group: "group", RunState: "state"}
+_KINDS: dict[type, str] = {Group: "group", Rollout: "rollout", RunState: "state"}
 _OTHER_KINDS = {"draw": "group"}
 """What a group was called that waits to be answered."""
 
-_Record = TypeVar("_Record", Group, RunState)
+_Record = TypeVar("_Record", Group, Rollout, RunState)
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -60,7 +60,7 @@ class _Form(NamedTuple):
     unpack: Convert
 
 
-def encode(record: Group | RunState) -> bytes:
+def encode(record: Group | Rollout | RunState) -> bytes:
     """Return a record as bytes; partial and unscored samples included.
 
     Raises:
