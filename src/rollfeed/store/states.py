@@ -13,7 +13,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,8 +71,86 @@ class _Index(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def pieces(self) -> list[_Piece]:
-        others = [each.piece for each in (*self.texts, *self.members)]
-        return [*self.requeued, *self.surplus, *self.in_flight, *others]
+        texts, members = (text.piece for text in self.texts), (member.piece for member in self.members)
+        return [*self.requeued, *self.surplus, *self.in_flight, *texts, *members]
+
+
+@dataclass(slots=True)
+class _Named:
+    """The pieces of a state, and what they are pieces of, so that what stays is neither encoded nor digested again."""
+
+    pieces: dict[bytes, _Piece] = field(default_factory=dict)
+    """By digest."""
+    texts: dict[str, _Piece] = field(default_factory=dict)
+    """Of the source's state."""
+    records: dict[int, tuple[Group | Rollout, _Piece]] = field(default_factory=dict)
+    """Surplus and members, by identity: none is ever changed. Not requeued groups, which may be on the disk."""
+    empty: dict[int, tuple[Group, _Piece]] = field(default_factory=dict)
+    """Groups in flight without what their members have, by index."""
+
+
+class _Writing:
+    """A state file that is being written, given what the state before names."""
+
+    def __init__(self, step: int, file: IO[bytes], before: _Named) -> None:
+        self.named = _Named()
+        self._step = step
+        self._file = file
+        self._before = before
+
+    def index_of(self, state: RunState) -> bytes:
+        """Write all that no earlier file has, and return the index."""
+        found: dict[tuple[str | int, ...], str] = {}
+        source = _without_long_texts(state.source, (), found.__setitem__)
+        return msgspec.msgpack.encode(
+            _Index(
+                state=encode(replace(state, source=source, requeued=(), surplus=(), in_flight=())),
+                requeued=[self._piece(encode(group)) for group in state.requeued],
+                surplus=[self._piece_of_record(group) for group in state.surplus],
+                in_flight=[self._piece_of_empty(group) for group in state.in_flight],
+                texts=[_Text(list(path), self._piece_of_text(text)) for path, text in found.items()],
+                members=[
+                    _Member(place, member, self._piece_of_record(rollout))
+                    for place, group in enumerate(state.in_flight)
+                    for member, rollout in enumerate(group.rollouts)
+                    if _has_something(rollout)
+                ],
+            )
+        )
+
+    def _piece(self, encoded: bytes) -> _Piece:
+        digest = _digest(encoded)
+        piece = self.named.pieces.get(digest) or self._earlier(self._before.pieces.get(digest))
+        if piece is None:
+            stored = _ZSTD.compress(encoded, asbytes=True)
+            piece = _Piece(self._step, self._file.tell(), len(stored), len(encoded), digest)
+            self._file.write(stored)
+        self.named.pieces[digest] = piece
+        return piece
+
+    def _piece_of_text(self, text: str) -> _Piece:
+        piece = self._earlier(self._before.texts.get(text)) or self._piece(to_json(text, "a text").encode())
+        self.named.texts[text] = self.named.pieces[piece.digest] = piece
+        return piece
+
+    def _piece_of_record(self, record: Group | Rollout) -> _Piece:
+        _, known = self._before.records.get(id(record), (None, None))
+        piece = self._earlier(known) or self._piece(encode(record))
+        self.named.records[id(record)], self.named.pieces[piece.digest] = (record, piece), piece
+        return piece
+
+    def _piece_of_empty(self, group: Group) -> _Piece:
+        empty, known = self._before.empty.get(group.group_index, (None, None))
+        piece = self._earlier(known)
+        if empty is None or piece is None or not _is_alike(empty, group):
+            empty = _emptied(group)
+            piece = self._piece(encode(empty))
+        self.named.empty[group.group_index], self.named.pieces[piece.digest] = (empty, piece), piece
+        return piece
+
+    def _earlier(self, piece: _Piece | None) -> _Piece | None:
+        """Return a piece of an earlier step's file; none of this one's, which may have been written before in vain."""
+        return piece if piece is not None and piece.step < self._step else None
 
 
 class StateFiles:
@@ -80,14 +158,8 @@ class StateFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[bytes, _Piece] = {}
-        """What the newest state names, by digest."""
-        self._texts: dict[str, _Piece] = {}
-        """Its long texts, so that one which stays is not encoded and digested each time."""
-        self._records: dict[int, tuple[Group | Rollout, _Piece]] = {}
-        """Its surplus and members likewise, by identity: none is ever changed. Requeued groups may be on the disk."""
-        self._empty: dict[int, tuple[Group, _Piece]] = {}
-        """Its groups in flight without what their members have, by index."""
+        self._named = _Named()
+        """What the newest state names."""
 
     def write(self, step: int, state: RunState) -> tuple[int, int]:
         """Put the state that a step leaves on disk; it counts when its journal entry is there.
@@ -99,71 +171,18 @@ class StateFiles:
             RunFailedError: If a label, metadata or message is not JSON.
             OSError: If the disk refuses.
         """
-        known = {digest: piece for digest, piece in self._known.items() if piece.step < step}
-        named: dict[bytes, _Piece] = {}
-        texts: dict[str, _Piece] = {}
-        records: dict[int, tuple[Group | Rollout, _Piece]] = {}
-        empty: dict[int, tuple[Group, _Piece]] = {}
-        written = (0, 0)
+        named, written = self._named, (0, 0)
 
         def write(file: IO[bytes]) -> None:
-            nonlocal written
-
-            def piece_of(encoded: bytes) -> _Piece:
-                digest = _digest(encoded)
-                piece = named.get(digest) or known.get(digest)
-                if piece is None:
-                    stored = _ZSTD.compress(encoded, asbytes=True)
-                    piece = _Piece(step, file.tell(), len(stored), len(encoded), digest)
-                    file.write(stored)
-                named[digest] = piece
-                return piece
-
-            def piece_of_text(text: str) -> _Piece:
-                piece = self._texts.get(text)
-                if piece is None or piece.step >= step:
-                    piece = piece_of(to_json(text, "a text").encode())
-                texts[text] = named[piece.digest] = piece
-                return piece
-
-            def piece_of_record(record: Group | Rollout) -> _Piece:
-                _, piece = self._records.get(id(record), (None, None))
-                if piece is None or piece.step >= step:
-                    piece = piece_of(encode(record))
-                records[id(record)], named[piece.digest] = (record, piece), piece
-                return piece
-
-            def piece_of_empty(group: Group) -> _Piece:
-                before, piece = self._empty.get(group.group_index, (None, None))
-                if before is None or piece is None or piece.step >= step or not _is_alike(before, group):
-                    before = _emptied(group)
-                    piece = piece_of(encode(before))
-                empty[group.group_index], named[piece.digest] = (before, piece), piece
-                return piece
-
-            found: dict[tuple[str | int, ...], str] = {}
-            source = _without_long_texts(state.source, (), found.__setitem__)
-            index = msgspec.msgpack.encode(
-                _Index(
-                    state=encode(replace(state, source=source, requeued=(), surplus=(), in_flight=())),
-                    requeued=[piece_of(encode(group)) for group in state.requeued],
-                    surplus=[piece_of_record(group) for group in state.surplus],
-                    in_flight=[piece_of_empty(group) for group in state.in_flight],
-                    texts=[_Text(list(path), piece_of_text(text)) for path, text in found.items()],
-                    members=[
-                        _Member(place, member, piece_of_record(rollout))
-                        for place, group in enumerate(state.in_flight)
-                        for member, rollout in enumerate(group.rollouts)
-                        if _has_something(rollout)
-                    ],
-                )
-            )
+            nonlocal named, written
+            writing = _Writing(step, file, self._named)
+            index = writing.index_of(state)
             file.write(index)
             file.write(len(index).to_bytes(_TRAILER_BYTES, "little"))
-            written = file.tell(), zlib.crc32(index)
+            named, written = writing.named, (file.tell(), zlib.crc32(index))
 
         replace_file(step_file(self._directory, STATES, step), write)
-        self._known, self._texts, self._records, self._empty = named, texts, records, empty
+        self._named = named
         return written
 
     def read(self, entry: StepEntry) -> RunState:
@@ -188,8 +207,7 @@ class StateFiles:
                 place[text.path[-1]] = json.loads(self._read_piece(text.piece))
         except (OSError, ValueError, IndexError, MemoryError, msgspec.MsgspecError) as error:
             raise _unreadable(path, error) from error
-        self._known, self._texts = {piece.digest: piece for piece in index.pieces}, {}
-        self._records, self._empty = {}, {}
+        self._named = _Named({piece.digest: piece for piece in index.pieces})
         return state
 
     def _read_groups(self, pieces: Sequence[_Piece]) -> tuple[Group, ...]:
