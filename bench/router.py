@@ -40,6 +40,19 @@ from rollfeed.testing.fake_sglang import Fakes, start_fake_sglang
 START_SECONDS = 60.0
 SMALL = SessionsWorkload(num_sessions=120, num_engines=4, num_slots=2, arrival_seconds=6.0, kv_budget_tokens=150_000)
 """The share of the replayed conversations that is sent through routers in real time."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "memory for a third": {"kv_budget_tokens": 200_000},
+    "as many turns for all": {"turns_skew": 0.0},
+    "slots to spare": {"num_engines": 12, "num_slots": 16},
+}
+"""Besides the sizes of memory that goals are for: where choices matter less, or help less."""
+CONTROL: dict[str, dict[str, Any]] = {
+    "/abort_request": {"rid": "", "abort_all": True},
+    "/pause_generation": {"mode": "abort"},
+    "/continue_generation": {},
+    "/flush_cache": {},
+    "/update_weights_from_disk": {"model_path": "/nowhere", "weight_version": "3"},
+}
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -244,6 +257,21 @@ async def _burst(
     return seconds
 
 
+async def reached_by_control(route: Route) -> dict[str, str]:
+    """Return how many of two servers are told of what concerns all of them, or one whose request it is."""
+    told = {}
+    async with (
+        start_fake_sglang(mode="time-model", num_workers=2) as fakes,
+        Router(route, fakes.addresses) as router,
+        _client() as session,
+    ):
+        for path, body in CONTROL.items():
+            async with session.post(f"{router.address}{path}", json=body) as response:
+                counts = [(await fakes.stats(number))["requests"].get(path, 0) for number in (0, 1)]
+                told[path] = f"{response.status}, {sum(count > 0 for count in counts)} of 2 servers"
+    return told
+
+
 def _client() -> aiohttp.ClientSession:
     timeout = aiohttp.ClientTimeout(total=600.0)
     connector = aiohttp.TCPConnector(limit=0)
@@ -260,11 +288,17 @@ def measure_routers(arguments: argparse.Namespace) -> dict[str, Any]:
     for route in [] if arguments.no_replay else routes:
         replayed[route.name] = asyncio.run(replay_through(route, arguments))
         print(f"{route.name}: {replayed[route.name]}", file=sys.stderr, flush=True)
+    control = {route.name: asyncio.run(reached_by_control(route)) for route in routes if route.command is not None}
     added = asyncio.run(added_latency(routes, arguments))
     for name, figures in added.items():
         print(f"{name}: {figures}", file=sys.stderr, flush=True)
     workload = asdict(replace(SMALL, num_sessions=arguments.sessions, seed=arguments.seed))
-    return {"workload": workload, "speed": arguments.speed, "replayed": replayed, "added": added}
+    return {"workload": workload, "speed": arguments.speed, "replayed": replayed, "added": added, "control": control}
+
+
+def progress(line: str) -> None:
+    """Say how far it is."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -277,6 +311,7 @@ def main() -> None:
     replaying.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     replaying.add_argument("--turns-skew", type=float, default=SessionsWorkload().turns_skew)
     replaying.add_argument("--engines", type=int, default=SessionsWorkload().num_engines)
+    replaying.add_argument("--no-others", dest="others", action="store_false", help="leave the other workloads out")
     replaying.add_argument("--slots", type=int, default=SessionsWorkload().num_slots)
     routing = actions.add_parser("routers", help="routers, in real time")
     routing.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
@@ -300,7 +335,14 @@ def main() -> None:
             num_slots=arguments.slots,
         )
         options = {"cache_tokens": arguments.cache_tokens, "seeds": arguments.seeds}
-        figures = bench_replay(workload, **options, progress=lambda line: print(line, file=sys.stderr, flush=True))
+        figures = bench_replay(workload, **options, progress=progress)
+        others = {name: replace(workload, **changes) for name, changes in OTHERS.items() if arguments.others}
+        figures["others"] = {
+            name: bench_replay(
+                other, cache_tokens=[other.kv_budget_tokens], seeds=arguments.seeds[:1], progress=progress
+            )
+            for name, other in others.items()
+        }
     else:
         figures = measure_routers(arguments)
     figures |= {"command": " ".join(["python", *sys.argv]), "machine": machine()}

@@ -96,7 +96,9 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(
     assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
     assert not is_listening(first.port)
     num_steps = first.num_steps()
-    second = Job(tmp_path, settings_file("[engine.sglang]\nstartup_timeout_seconds = 300\n", num_rollout=num_steps + 1), server)
+    second = Job(
+        tmp_path, settings_file("[engine.sglang]\nstartup_timeout_seconds = 300\n", num_rollout=num_steps + 1), server
+    )
     try:
         assert second.wait() == 0
     finally:
