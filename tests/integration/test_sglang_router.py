@@ -7,28 +7,31 @@ import json
 import os
 import socket
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.routed_processes import (
+    Worker,
+    ask,
+    environment,
+    generate,
+    healthy_workers,
+    num_ended,
+    num_running,
+    until,
+)
 from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
 
-import rollfeed
 from rollfeed.app.inside_slime import slime_process
 from rollfeed.compat.slime_rollout import generate_rollout
 from rollfeed.testing.fake_sglang import start_fake_sglang
 
 OWN_ENVIRONMENT = Path(__file__).parents[2] / ".venv-router"
-DEADLINE_SECONDS = 60.0
-POLL_SECONDS = 0.05
-NOWHERE = "http://127.0.0.1:9"
-"""A proxy that nobody runs, so that nothing leaves this machine."""
 
 
 def router_python() -> str:
@@ -41,84 +44,10 @@ def router_python() -> str:
     return str(OWN_ENVIRONMENT / "bin" / "python")
 
 
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
-    return {**kept, **proxies, "NO_PROXY": "127.0.0.1", "PYTHONPATH": str(Path(rollfeed.__file__).parents[1])}
-
-
-def ask(address: str, path: str, body: Any = None) -> str:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=DEADLINE_SECONDS) as response:
-        text: str = response.read().decode()
-    return text
-
-
-def generate(address: str, **body: Any) -> Any:
-    return json.loads(ask(address, "/generate", {"return_logprob": True, **body}))
-
-
 def events(text: str) -> list[Any]:
     *pieces, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(piece.removeprefix("data: ")) for piece in pieces]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        with contextlib.suppress(OSError):  # not listening yet
-            if condition():
-                return
-        assert time.monotonic() < deadline, "nothing came of it"
-        time.sleep(POLL_SECONDS)
-
-
-def healthy_workers(router: str) -> set[str]:
-    return {worker["url"] for worker in json.loads(ask(router, "/workers"))["workers"] if worker["is_healthy"]}
-
-
-def num_ended(worker: str) -> int:
-    """How many requests a worker has answered."""
-    lines = ask(worker, "/metrics").splitlines()
-    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("rollfeed_engine_requests_total{"))
-
-
-def num_running(worker: str) -> int:
-    return int(json.loads(ask(worker, "/v1/loads"))["loads"][0]["num_running_reqs"])
-
-
-class Worker:
-    """A server of the embedded engine in a process of its own, on a port that it found free."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        options = ["--model", str(checkpoint), "--port", "0", "--threads", "1", "--num-slots", "8"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollfeed", "serve", "engine", *options],
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def address(self) -> str:
-        """Where it listens; waits until it does."""
-        assert self.process.stderr is not None
-        before = ""  # what it says of the machine
-        for line in self.process.stderr:
-            if line.startswith("serving tiny at http://127.0.0.1:"):
-                return line.split()[-1]
-            before += line
-        raise AssertionError(before)
-
-    def end(self) -> str:
-        """End it and return what it has logged since it listened."""
-        self.process.terminate()
-        try:
-            return self.process.communicate(timeout=DEADLINE_SECONDS)[1]
-        finally:
-            self.process.kill()
 
 
 @contextlib.contextmanager

@@ -95,6 +95,25 @@ async def test_what_one_worker_fails_to_do_another_does(kind: str, policy: str, 
         assert (await counted(fakes, "/generate"))[1] == 4
 
 
+@pytest.mark.parametrize("dies", [True, False])
+async def test_requests_at_a_worker_that_is_lost_end_elsewhere(dies: bool) -> None:
+    async with (
+        serve_fake_sglang(mode="scripted", num_workers=2) as fakes,
+        routed(fakes.addresses, policy="round_robin", probe_timeout_seconds=0.05) as router,
+    ):
+        await fakes.extend_script(*[LONG] * 3, worker=0)
+        asked = [asyncio.create_task(router.generate(num_tokens=7)) for _ in range(6)]
+        await router.until(lambda: at(router, fakes.addresses[0]) == 3 and at(router, fakes.addresses[1]) == 0)
+        if dies:
+            fakes.kill(0)
+        else:  # it takes requests and answers nothing any more
+            await fakes.add_fault("hang", path="*", worker=0)
+        assert [len(ids_of(await each)) for each in asked] == [7] * 6
+        await router.until(lambda: router.fleet.members[fakes.addresses[0]].state.value == "down")
+        health = await router.get("/health")
+        assert (health.status, len(router.fleet.ready)) == (200, 1)
+
+
 async def test_when_all_are_full_the_client_is_told_to_come_again() -> None:
     async with (
         serve_fake_sglang(mode="scripted", script=[LONG]) as fakes,

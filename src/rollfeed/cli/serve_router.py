@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers, add_path
 from rollfeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollfeed.config.api_key import ApiKey
+    from rollfeed.router.router_settings import RouterSettings
+    from rollfeed.router.span_cache import SpanCache
 
 _DEFAULT_PORT = 30080
 _NUMBERS: dict[str, tuple[int | float, str]] = {
@@ -50,38 +56,58 @@ def register(actions: Parsers) -> None:
         help="how a server is chosen (default prefix: by what it has computed and what it has to do)",
     )
     add_numbers(parser, _NUMBERS)
+    parser.add_argument(
+        "--span-cache",
+        metavar="TOKENS",
+        type=int,
+        help="keep sampled tokens, so that texts of /generate that have them get the same ones, with --tokenizer",
+    )
+    add_path(parser, "--tokenizer", "FOLDER", "of the policy, for --span-cache")
     parser.add_argument("--api-key-env", metavar="NAME", help="variable with the key that servers and clients have")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError if an option is wrong, or the port is taken."""
-    if not 0 <= arguments.port <= 65535:
-        raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
-    return asyncio.run(_serve(arguments))
-
-
-async def _serve(arguments: argparse.Namespace) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.base.sglang_wire import RequestError
     from rollfeed.config.api_key import ApiKey
     from rollfeed.router.fleet_control import checked_worker
-    from rollfeed.router.router_service import serve_router
     from rollfeed.router.router_settings import RouterSettings, RoutingPolicy
 
-    told = exit_codes.ToldToEnd()
+    if not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
     fields = {name.removeprefix("--").replace("-", "_") for name in _NUMBERS}
-    settings = RouterSettings(
-        policy=RoutingPolicy(arguments.policy), **{name: getattr(arguments, name) for name in fields}
-    )
+    numbers = {name: getattr(arguments, name) for name in fields}
+    settings = RouterSettings(policy=RoutingPolicy(arguments.policy), **numbers)
     try:
         workers = [checked_worker(url) for url in arguments.workers]
     except RequestError as error:
         raise ConfigError(str(error)) from None
     key = ApiKey.read(arguments.api_key_env, setting="--api-key-env")
-    async with serve_router(workers, settings, host=arguments.host, port=arguments.port, api_key=key) as (
-        address,
-        service,
-    ):
+    return asyncio.run(_serve(arguments, workers, settings, key, _span_cache(arguments)))
+
+
+def _span_cache(arguments: argparse.Namespace) -> SpanCache | None:
+    if (arguments.span_cache is None) is not (arguments.tokenizer is None):
+        raise ConfigError("--span-cache and --tokenizer: give both, or neither")
+    if arguments.span_cache is None:
+        return None
+    if arguments.span_cache < 1:
+        raise ConfigError(f"--span-cache {arguments.span_cache}: must be at least 1")
+    from rollfeed.prompts.tokenizer import load_tokenizer
+    from rollfeed.router.span_cache import SpanCache
+
+    return SpanCache(load_tokenizer(arguments.tokenizer), num_tokens=arguments.span_cache)
+
+
+async def _serve(
+    arguments: argparse.Namespace, workers: list[str], settings: RouterSettings, key: ApiKey, spans: SpanCache | None
+) -> int:
+    from rollfeed.router.router_service import serve_router
+
+    told = exit_codes.ToldToEnd()
+    serving = serve_router(workers, settings, host=arguments.host, port=arguments.port, api_key=key, spans=spans)
+    async with serving as (address, service):
         logger.info("routing to %d workers at %s", len(service.fleet.ready), address)
         for member in service.fleet:
             if member.reason:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 
-from rollfeed.base.sglang_wire import ABORTED, error_content
+from rollfeed.base.sglang_wire import ABORTED, RequestError, error_content
 from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.engine.http import BrokenConnectionError, Connections, NotConnectedError
+from rollfeed.engine.http.incoming import HttpReply
 from rollfeed.engine.server.wire import json_reply
 from rollfeed.errors import EngineError
 from rollfeed.router.fleet import Fleet, TransferAbortedError
 from rollfeed.router.members import Member, Transfer
-from rollfeed.router.request_fields import RequestFields, read_fields
+from rollfeed.router.request_fields import read_fields
 from rollfeed.router.router_settings import RoutingPolicy
 from rollfeed.router.worker_kinds import WorkerAsker
 
@@ -31,6 +33,7 @@ _ABORT_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Pauses before an abort is sent again, as it may have overtaken its request."""
 _BACKOFF_SECONDS = 0.1
 _CLIENT_ENDED, _BAD_GATEWAY, _TOO_LATE = 499, 502, 504
+_DONE = b"data: [DONE]\n\n"
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
@@ -40,8 +43,8 @@ class KeepsSpans(Protocol):
     def rewrite(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body that is forwarded in place of one."""
 
-    def keep(self, body: dict[str, Any], reply: dict[str, Any], *, policy_version: int) -> None:
-        """Remember what a worker has answered to a body that was forwarded."""
+    def keep(self, body: dict[str, Any], reply: dict[str, Any] | list[dict[str, Any]], *, policy_version: int) -> None:
+        """Remember what a worker has answered to a body that was forwarded, and make of it what its client wants."""
 
 
 class FailedTry(NamedTuple):
@@ -71,14 +74,11 @@ class Forwarder:
         body, given = await request.read(), None
         if self._spans is not None and request.path == "/generate":
             given = await self._rewritten(body)
-            body = msgspec.json.encode(given)
+            body = msgspec.json.encode(dict(given))
         fields = read_fields(body, request.headers, with_prompt=self._with_prompt)
-        transfer = Transfer(request.path, fields)
+        transfer = Transfer(request.path, fields, given)
         try:
-            response = await self._tries(request, body, transfer)
-            if given is not None and response.status == 200 and isinstance(response, web.Response):
-                self._keep(given, response, transfer)
-            return response
+            return await self._tries(request, body, transfer)
         except TransferAbortedError:
             return await self._aborted(transfer)
         finally:
@@ -134,15 +134,17 @@ class Forwarder:
     ) -> web.StreamResponse | FailedTry:
         """Return a response, or a failure that the client has seen nothing of."""
         stream = _ToClient(request) if transfer.fields.stream else None
-        # What a server of the worker's kind does not read changes nothing there.
         path = request.path_qs
         try:
             async with asyncio.timeout_at(deadline) as transfer.scope:
                 if stream is None:
                     reply = await self._connections.request(request.method, member.address, path, body)
                 else:
-                    sent = self._connections.request(request.method, member.address, path, body, pieces=stream.put)
-                    reply = await stream.send(sent, is_good=lambda piece: self._is_current(member, transfer, piece))
+                    taking: dict[str, Any] = {"pieces": stream.put}
+                    if transfer.given is not None:
+                        taking = {"events": partial(self._take_event, transfer, stream)}
+                    sent = self._connections.request(request.method, member.address, path, body, **taking)
+                    reply = await stream.send(sent, is_good=partial(self._is_current, member, transfer))
         except TimeoutError:
             self._spawn(self._forget(member, transfer.fields.rids))
             if not transfer.is_interrupted:
@@ -157,7 +159,7 @@ class Forwarder:
                 self._spawn(self._forget(member, transfer.fields.rids))
             return await self._ended(stream, _BAD_GATEWAY, f"{member.address}: {error}")
         if stream is not None and stream.response is not None:
-            return await stream.end()
+            return await stream.end(_DONE if transfer.given is not None else b"")
         return self._whole(member, transfer, reply.status, reply.headers, reply.content or b"")
 
     def _whole(
@@ -177,6 +179,8 @@ class Forwarder:
         if status == 200 and not self._is_current(member, transfer, content):
             told_as = f"{member.address} has sampled with older weights than version {transfer.policy_version}"
             return FailedTry(_BAD_GATEWAY, msgspec.json.encode(error_content(told_as)), headers)
+        if transfer.given is not None and status == 200:
+            content = self._kept(transfer, content)
         return web.Response(body=content, status=status, headers=headers)
 
     def _is_current(self, member: Member, transfer: Transfer, content: bytes | bytearray) -> bool:
@@ -216,17 +220,23 @@ class Forwarder:
 
     async def _rewritten(self, body: bytes) -> dict[str, Any]:
         assert self._spans is not None
-        read_fields(body, {}, with_prompt=False)  # refuses what is no JSON
-        given = msgspec.json.decode(body, type=dict[str, Any])
-        return self._spans.rewrite(given)
+        try:
+            given = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError(f"the body is no JSON object: {error}") from None
+        return await asyncio.to_thread(self._spans.rewrite, given)
 
-    def _keep(self, given: dict[str, Any], response: web.Response, transfer: Transfer) -> None:
+    def _kept(self, transfer: Transfer, content: bytes | bytearray) -> bytes:
+        """Have the cache keep what a reply says, and return what its client gets of it."""
         assert self._spans is not None
-        content = response.body
-        if isinstance(content, bytes | bytearray) and not _CROSSING.search(content):
-            reply = msgspec.json.decode(content)
-            if isinstance(reply, dict):
-                self._spans.keep(given, reply, policy_version=transfer.policy_version)
+        assert transfer.given is not None
+        reply = msgspec.json.decode(content)
+        if isinstance(reply, dict | list):
+            self._spans.keep(transfer.given, reply, policy_version=transfer.policy_version)
+        return msgspec.json.encode(reply)
+
+    def _take_event(self, transfer: Transfer, stream: _ToClient, content: bytes) -> None:
+        stream.put(b"data: " + self._kept(transfer, content) + b"\n\n")
 
     async def _aborted(self, transfer: Transfer) -> web.Response:
         """Return what an engine answers when it ends a request that it has not begun."""
@@ -281,7 +291,7 @@ class _ToClient:
         self._pieces.append(piece)
         self._arrived.set()
 
-    async def send(self, sent: Coroutine[Any, Any, Any], *, is_good: Any) -> Any:
+    async def send(self, sent: Coroutine[Any, Any, HttpReply], *, is_good: Callable[[bytes], bool]) -> HttpReply:
         """Pass pieces on until the reply has ended, and return it; raises BrokenConnectionError for a bad one."""
         task = asyncio.create_task(sent)
         task.add_done_callback(lambda _: self._arrived.set())
@@ -329,6 +339,3 @@ def _aborted_reply(rid: str, transfer: Transfer, version: str) -> dict[str, Any]
         "output_token_logprobs": [],
     }
     return {"text": "", "output_ids": [], "meta_info": told}
-
-
-__all__ = ["Forwarder", "KeepsSpans", "RequestFields"]

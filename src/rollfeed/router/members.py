@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from enum import StrEnum
+from typing import Any
 
 from rollfeed.router.request_fields import RequestFields
 from rollfeed.router.worker_kinds import WorkerKind
@@ -82,6 +83,7 @@ class Transfer:
     __slots__ = (
         "avoided",
         "fields",
+        "given",
         "is_aborted",
         "is_interrupted",
         "member",
@@ -91,9 +93,11 @@ class Transfer:
         "waiter",
     )
 
-    def __init__(self, path: str, fields: RequestFields) -> None:
+    def __init__(self, path: str, fields: RequestFields, given: dict[str, Any] | None = None) -> None:
         self.path = path
         self.fields = fields
+        self.given = given
+        """The body, where a cache of spans has to see it."""
         self.member: Member | None = None
         """Where it is; None while it waits."""
         self.policy_version = 0

@@ -98,7 +98,10 @@ class Watcher:
         if kind is None:
             member.reason = problem
             return
-        if member.state is MemberState.READY and await self._asker.is_paused(member.address, kind):
+        seconds = self._settings.probe_timeout_seconds
+        if member.state is MemberState.READY and await self._asker.is_paused(
+            member.address, kind, timeout_seconds=seconds
+        ):
             return
         member.num_failed_probes += 1
         if member.num_failed_probes >= self._settings.probes_until_down:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -97,12 +98,13 @@ class WorkerAsker:
         if reply.status != 200 and reply.status not in ABSENT:
             raise EngineUnavailableError(f"{address}/health: {reply.error}")
 
-    async def is_paused(self, address: str, kind: WorkerKind) -> bool:
+    async def is_paused(self, address: str, kind: WorkerKind, *, timeout_seconds: float) -> bool:
         """Whether it says that it is held, as by a publisher of weights; such a server may answer no probe."""
         paths = ("/server_info", "/get_server_info") if kind is WorkerKind.SGLANG else ("/is_paused",)
         try:
-            return (await self._first_json(address, *paths)).get("is_paused") is True
-        except EngineError:
+            async with asyncio.timeout(timeout_seconds):
+                return (await self._first_json(address, *paths)).get("is_paused") is True
+        except (EngineError, TimeoutError):
             return False
 
     async def weights(self, address: str, kind: WorkerKind) -> ToldWeights:
