@@ -162,6 +162,7 @@ def build_engine(
             tokenizer=model.tokenizer,
             vocab_size=vocab_size_of(model.checkpoint),
             transport=_transport(model, servers, dialect, folders=as_paths(folders)),
+            puts_back=not deterministic,
         )
     return _embedded_engine(model, settings, deterministic=deterministic)
 

@@ -6,11 +6,21 @@ import asyncio
 import math
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window, room_at
+from rollfeed.engine.client.concurrency import (
+    AdaptiveLimit,
+    Permits,
+    Throughput,
+    Window,
+    memory_room,
+    room_at,
+    too_many,
+)
 from rollfeed.engine.client.flights import Flight, FlightAbortedError
 from rollfeed.engine.client.replies import ServerLoad
 from rollfeed.types import SamplingParams
@@ -171,13 +181,66 @@ async def test_throughput_counts_requests_that_began_after_the_limit_changed() -
     [
         (ServerLoad(64, 0), math.inf),
         (ServerLoad(64, 0, kv_use=0.2), math.inf),  # too little to tell how much more fits
-        (ServerLoad(64, 0, kv_use=0.45), 128.0),
-        (ServerLoad(64, 0, kv_use=1.0), 57.6),
+        (ServerLoad(64, 0, kv_use=0.5), 121.6),
+        (ServerLoad(64, 0, kv_use=1.0), 60.8),
         (ServerLoad(48, 16), 51.0),
-        (ServerLoad(48, 16, kv_use=1.0), 51.0),
-        (ServerLoad(128, 0, kv_use=1.0), 57.6),  # half of those that run are somebody else's
+        (ServerLoad(48, 16, kv_use=1.0), 45.6),
+        (ServerLoad(128, 0, kv_use=1.0), 60.8),  # half of those that run are somebody else's
         (ServerLoad(0, 64, kv_use=1.0), 1.0),
     ],
 )
 def test_a_server_has_room_for_what_runs_and_what_its_memory_holds(load: ServerLoad, room: float) -> None:
     assert room_at(load, 64) == pytest.approx(room)
+
+
+def test_the_memory_of_servers_is_counted_together() -> None:
+    one, idle = ServerLoad(60, 4, kv_use=1.0), ServerLoad(0, 0, kv_use=0.0)
+    assert memory_room([one], 64) == pytest.approx(60 * 0.95)
+    assert memory_room([one, idle], 64) == pytest.approx(2 * 60 * 0.95)  # the idle one holds as much
+    assert memory_room([one, ServerLoad(60, 0)], 124) == math.inf  # one does not say
+
+
+def flights_at(*num_tokens: int) -> list[Flight]:
+    made = [flight() for _ in num_tokens]
+    for number, (each, known) in enumerate(zip(made, num_tokens, strict=True)):
+        each.number, each.answer = number, cast(Any, SimpleNamespace(num_tokens=known))
+    return made
+
+
+def test_the_youngest_leave_a_server_that_computes_again_what_does_not_fit() -> None:
+    thrashing = ServerLoad(6, 4, kv_use=0.95, num_preempted=3)
+    flights = flights_at(50, 3, 40, 30, 0, 20, 10, 60, 70, 0)
+    assert [each.number for each in too_many(thrashing, flights, now=0.0)] == [9, 4, 1, 6, 5]
+    flights[4].is_put_back = True  # it is leaving already
+    assert 4 not in {each.number for each in too_many(thrashing, flights, now=0.0)}
+    for calm in (thrashing._replace(num_preempted=0), thrashing._replace(waiting=0, running=10)):
+        assert not too_many(calm, flights, now=0.0)
+    assert not too_many(ServerLoad(1, 0, kv_use=1.0, num_preempted=1), flights_at(5), now=0.0)  # it makes progress
+
+
+def test_what_is_not_streamed_is_younger_the_later_it_was_sent() -> None:
+    flights = flights_at(0, 0, 0)
+    for each, sent in zip(flights, (3.0, 1.0, 2.0), strict=True):
+        each.sent = sent
+    load = ServerLoad(1, 2, tokens_per_second=50.0, kv_use=0.95, num_preempted=1)
+    assert [each.number for each in too_many(load, flights, now=4.0)] == [0, 2]
+
+
+async def test_turns_of_older_conversations_come_first() -> None:
+    permits, order = Permits(1), list[str]()
+    await permits.acquire(flight())
+
+    async def take(name: str, session: str | None) -> None:
+        waiting = flight()
+        waiting.number = permits.number(session)
+        await permits.acquire(waiting)
+        order.append(name)
+        permits.release()
+
+    assert (permits.number("a"), permits.number("b")) < (permits.number(None), permits.number("a1"))
+    names = {"new": None, "b, second turn": "b", "a, second turn": "a", "newer": None, "a1, second turn": "a1"}
+    tasks = [asyncio.create_task(take(name, session)) for name, session in names.items()]
+    await asyncio.sleep(0)
+    permits.release()
+    await asyncio.gather(*tasks)
+    assert order == ["a, second turn", "b, second turn", "a1, second turn", "new", "newer"]

@@ -11,8 +11,11 @@ and what was once measured is believed less with every further measurement of th
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rollfeed.engine.client.flights import Flight
@@ -40,8 +43,11 @@ _SOONER = 4
 """Part of the hold after a trial that may have failed by chance."""
 
 
-_FULL_KV_USE = 0.9
-"""Share of the places for keys and values to fill; running requests grow into the rest until the next look."""
+_FULL_KV_USE = 0.95
+"""Share of the places for keys and values to fill."""
+_TOO_MANY, _RELIEVED = 1.15, 0.95
+"""Times the flights that fit: what a server that puts requests back is relieved from, and to."""
+_MOST_SESSIONS = 100_000
 _FEW_KV_USE = 0.3
 """Below it the share says little of what further requests will hold."""
 
@@ -52,13 +58,41 @@ def room_at(load: ServerLoad, num_flights: int) -> float:
     Others may use the server, too: of what is too much, each client takes its part away. Infinite where nothing bounds
     it.
     """
-    share = math.inf
+    room = memory_room([load], num_flights)
     if load.waiting > 0:
         # The few above what runs keep a freed place from staying empty.
-        share = (load.running + max(1, load.running // 16)) / (load.running + load.waiting)
-    if load.kv_use is not None and load.kv_use > _FEW_KV_USE:
-        share = min(share, _FULL_KV_USE / load.kv_use)
-    return math.inf if math.isinf(share) else max(1.0, num_flights * share)
+        running = load.running + max(1, load.running // 16)
+        room = min(room, num_flights * running / (load.running + load.waiting))
+    return max(1.0, room)
+
+
+def memory_room(loads: Sequence[ServerLoad], num_flights: int) -> float:
+    """Return how many flights fit into the memory of servers that have so many; infinite where that is not known."""
+    uses = [load.kv_use for load in loads if load.kv_use is not None]
+    running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+    if not running or not uses or len(uses) < len(loads) or sum(uses) < _FEW_KV_USE * len(uses):
+        return math.inf
+    fitting = running * _FULL_KV_USE * len(uses) / sum(uses)
+    return num_flights * fitting / (running + waiting)
+
+
+def too_many(load: ServerLoad, flights: Collection[Flight], *, now: float) -> Sequence[Flight]:
+    """Return which flights are to leave a server that puts requests back: those with the fewest tokens.
+
+    They are so many that those which stay have room to grow; none while few are too many, and never the last one. What
+    a server does not stream is taken to have come as fast as it says of all together.
+    """
+    room = memory_room([load], len(flights))
+    if not load.num_preempted or not load.waiting or len(flights) < _TOO_MANY * room:
+        return []
+    rate = (load.tokens_per_second or 0.0) / max(1, load.running)
+
+    def num_tokens(flight: Flight) -> tuple[float, int]:
+        known = flight.num_tokens
+        return (known if known > flight.num_sampled else known + rate * (now - flight.sent)), -flight.number
+
+    youngest = sorted((flight for flight in flights if not flight.is_put_back), key=num_tokens)
+    return youngest[: len(flights) - max(1, int(room * _RELIEVED))]
 
 
 class Window(NamedTuple):
@@ -234,25 +268,43 @@ class AdaptiveLimit:
 
 
 class Permits:
-    """Lets a changing number of flights through at once, in the order in which they came."""
+    """Lets a changing number of flights through at once, those of the oldest conversations first.
+
+    So a turn of a conversation that has begun comes before the first turns of others, whose prefixes no server has, and
+    what was put back comes before what has not begun.
+    """
 
     def __init__(self, limit: int) -> None:
         self.num_taken = 0
         self.limit = limit
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+        self._sessions: OrderedDict[str, int] = OrderedDict()
+        """Numbers of the conversations that were asked for last."""
 
     def set_limit(self, limit: int) -> None:
         """Change the number; what is above it is not called back."""
         self.limit = limit
         self._admit()
 
+    def number(self, session: str | None) -> int:
+        """Return the place of a new flight: that of the first one of its conversation."""
+        number = next(self._numbers)
+        if session is None:
+            return number
+        number = self._sessions.pop(session, number)
+        self._sessions[session] = number
+        if len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return number
+
     async def acquire(self, flight: Flight) -> None:
         """Take a permit, for :meth:`release`; raises as :meth:`Flight.wait`."""
-        if self.num_taken < self.limit and not self._waiters:
+        if self.num_taken < self.limit:
             self.num_taken += 1
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        heapq.heappush(self._waiters, (flight.number, next(self._numbers), waiter))
         try:
             await flight.wait(waiter)
         except BaseException:
@@ -266,8 +318,8 @@ class Permits:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiters and (self.num_taken < self.limit or self._waiters[0].done()):
-            waiter = self._waiters.popleft()
+        while self._waiters and (self.num_taken < self.limit or self._waiters[0][2].done()):
+            waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():
                 self.num_taken += 1
                 waiter.set_result(None)

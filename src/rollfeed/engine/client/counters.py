@@ -18,6 +18,8 @@ class Counters:
     """Tries that went on from the tokens known after a worker was lost or had stopped a request unasked."""
     resumed_requests: int = 0
     """Tries that went on from tokens which an earlier one had sampled."""
+    put_back_requests: int = 0
+    """Times that a request was taken from a full server with what it had, to go on when there is room."""
     connection_failures: int = 0
     """Tries that ended without a whole HTTP reply."""
     server_errors: int = 0

@@ -43,6 +43,8 @@ class Dialect(Protocol):
     """Whether a server ends a request when its connection closes, and has to be told otherwise."""
     repeats_ids: bool
     """Whether a reply has the id of its request, as it was sent."""
+    keeps_partial: bool
+    """Whether a request that is ended early comes back with what it has sampled."""
     keeps_cache: bool
     """Whether what runs goes on after an update with keys and values of older weights."""
     is_alone: bool

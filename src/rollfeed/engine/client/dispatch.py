@@ -15,6 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from rollfeed.completions import check_finish, check_tokens
+from rollfeed.engine.client.concurrency import Permits
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile, Worker
@@ -56,6 +57,7 @@ class DispatchParts(NamedTuple):
     """Called with whoever has answered from older weights."""
     refused: Callable[[], None]
     """Called when an engine says that there are too many requests."""
+    permits: Permits
     context_length: int
     vocab_size: int
 
@@ -76,15 +78,34 @@ class Dispatcher:
         """End the decoding thread."""
         self.decoding.shutdown(wait=False)
 
-    async def answer(self, flight: Flight) -> None:
+    async def answer(self, flight: Flight, *, timeout_seconds: float) -> None:
         """Fill ``flight.parts`` until the last one ends the response.
 
         Raises:
             FlightAbortedError: If it was aborted between two tries; ``flight.parts`` is what it has.
+            TimeoutError: If that takes longer, without its waits for a turn.
             EngineUnavailableError: If every try failed.
             EngineProtocolError: If a try can never succeed.
         """
+        permits, loop = self._parts.permits, asyncio.get_running_loop()
         while True:
+            flight.is_put_back = False
+            await permits.acquire(flight)
+            began = loop.time()
+            try:
+                # Its waits for a turn end with the deadlines of those before.
+                async with asyncio.timeout(timeout_seconds - flight.served_seconds):
+                    await self._serve(flight)
+            finally:
+                permits.release()
+                flight.served_seconds += loop.time() - began
+            if not flight.is_put_back:
+                return
+            self._parts.counters.put_back_requests += 1
+
+    async def _serve(self, flight: Flight) -> None:
+        """Send a flight until it has been answered or is put back."""
+        while not flight.is_put_back:
             worker = await self._next_worker(flight)
             if flight.parts:
                 self._parts.counters.resumed_requests += 1
@@ -98,6 +119,9 @@ class Dispatcher:
                 raise
             flight.keep(reply)
             if reply.finish_reason.kind is not FinishKind.ABORT or flight.aborted or flight.remaining_tokens <= 0:
+                flight.is_put_back = False
+                return
+            if flight.is_put_back:
                 return
             # Nobody here asked for the abort: the rest of the response is still wanted.
             self._parts.counters.redispatched_requests += 1
@@ -125,6 +149,7 @@ class Dispatcher:
         # A server aborts every request whose id begins with the one it is told: no id may begin with another.
         flight.rid = f"{flight.request_id}.{self._suffix}{next(self._numbers):08x}"
         flight.worker, flight.policy_version = worker, parts.weights.current_version
+        flight.sent = asyncio.get_running_loop().time()
         request = parts.dialect.request(flight, worker)
         flight.answer = request.answer
         worker.flights.add(flight)

@@ -57,11 +57,13 @@ class ServerEngine(Engine):
         tokenizer: Tokenizer,
         vocab_size: int = LARGEST_VOCABULARY,
         transport: WeightTransport | None = None,
+        puts_back: bool = True,
     ) -> None:
         """Make an engine; nothing is connected before it is entered.
 
         ``context_length`` is that of prompt and response together; ``vocab_size`` the ids of the model, as far as that
-        is known. The tokenizer makes the text of responses, which is never a server's.
+        is known. The tokenizer makes the text of responses, which is never a server's. With ``puts_back`` the youngest
+        requests of a server that cannot hold all leave it, and go on from their tokens when there is room.
         """
         self.precision = "unknown"
         self.max_running_requests = dialect.settings.most_concurrency
@@ -76,6 +78,7 @@ class ServerEngine(Engine):
         self._flights: set[Flight] = set()
         self._has_none = asyncio.Event()
         self._throughput = Throughput()
+        self._puts_back = puts_back and dialect.keeps_partial
         self._takes_images = False
         self._is_open = False
 
@@ -149,20 +152,13 @@ class ServerEngine(Engine):
         self.counters.requests += 1
         prompt_ids = np.asarray(token_ids, np.int32)
         flight = Flight(request_id=request_id, prompt_ids=prompt_ids, params=params, images=images)
+        flight.number = self._permits.number(None)
         started = asyncio.get_running_loop().time()
-        queued = 0.0
         self._flights.add(flight)
         self._has_none.clear()
         try:
             if flight.remaining_tokens > 0:
-                await self._permits.acquire(flight)
-                queued = asyncio.get_running_loop().time() - started
-                try:
-                    # From here on, as the wait for a permit ends with the deadlines of those before.
-                    async with asyncio.timeout(self._settings.request_timeout_seconds):
-                        await self._dispatcher.answer(flight)
-                finally:
-                    self._permits.release()
+                await self._dispatcher.answer(flight, timeout_seconds=self._settings.request_timeout_seconds)
         except FlightAbortedError:
             flight.finish = FinishReason(FinishKind.ABORT)
         except TimeoutError:
@@ -175,10 +171,10 @@ class ServerEngine(Engine):
             if not self._flights:
                 self._has_none.set()
             now = asyncio.get_running_loop().time()
-            self._throughput.note(began=started + queued, ended=now, num_tokens=flight.num_sampled)
+            self._throughput.note(began=now - flight.served_seconds, ended=now, num_tokens=flight.num_sampled)
         if flight.aborted:
             self._check_open()
-        return await self._completion(flight, queued, started)
+        return await self._completion(flight, now - started - flight.served_seconds, started)
 
     async def abort(self, request_id: str | None = None) -> None:
         """Abort one request where it is, or with None everything that the servers work on."""
@@ -271,10 +267,7 @@ class ServerEngine(Engine):
             **self.weights.costs.metrics(),
             #: engine/stale_cache_share: of the tokens so far, those decoded on keys and values of older weights
             "stale_cache_share": self.counters.stale_cache_tokens / max(1, self.counters.sampled_tokens),
-            #: engine/live_workers: servers that may have requests
-            "live_workers": float(len(self._pool.live)),
-            #: engine/requests_in_flight: requests at the servers
-            "requests_in_flight": float(len(flights)),
+            **self._pool.metrics(),
             #: engine/tokens_in_flight: tokens of these so far, where servers stream them
             "tokens_in_flight": float(sum(flight.answer.num_tokens for flight in flights if flight.answer)),
             #: engine/concurrency_limit: requests that may be at the servers
@@ -373,6 +366,7 @@ class ServerEngine(Engine):
                 weights=self.weights,
                 distrust=monitor.distrust,
                 refused=refused,
+                permits=self._permits,
                 context_length=self.context_length,
                 vocab_size=self.vocab_size,
             ),
@@ -380,7 +374,8 @@ class ServerEngine(Engine):
         )
         stack.callback(self._dispatcher.close)
         stack.push_async_callback(self._leave)
-        monitor.start(limit=limit, permits=self._permits, throughput=self._throughput)
+        orphans = self._orphans if self._puts_back else None
+        monitor.start(limit=limit, permits=self._permits, throughput=self._throughput, orphans=orphans)
         stack.push_async_callback(monitor.close)
 
     async def _leave(self) -> None:

@@ -37,6 +37,14 @@ class Flight:
         self.finish: FinishReason | None = None
         """Of the last try."""
         self.aborted = False
+        self.is_put_back = False
+        """Whether it is to wait for its turn again when its present try has ended."""
+        self.number = 0
+        """Place among those that wait for their turn; the least comes first."""
+        self.served_seconds = 0.0
+        """Without its waits for a turn, up to the end of the last one."""
+        self.sent = 0.0
+        """When its present try was sent, by the event loop's time."""
         self.worker: Worker | None = None
         """Where it is now, if that is known."""
         self.policy_version = 0
@@ -57,6 +65,11 @@ class Flight:
     def num_sampled(self) -> int:
         """Response tokens so far."""
         return sum(len(part.token_ids) for part in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens so far, as far as is known of the present try."""
+        return self.num_sampled + (self.answer.num_tokens if self.answer is not None else 0)
 
     @property
     def input_ids(self) -> NDArray[np.int32]:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput, Window, room_at
+from rollfeed.engine.client.concurrency import (
+    AdaptiveLimit,
+    Permits,
+    Throughput,
+    Window,
+    memory_room,
+    room_at,
+    too_many,
+)
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Worker
-from rollfeed.engine.client.replies import Router
+from rollfeed.engine.client.replies import Router, ServerLoad
 from rollfeed.engine.client.weights import ServerWeights
-from rollfeed.engine.client.workers import ServerPool
+from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError
 
@@ -23,6 +31,8 @@ _log = logging.getLogger(__name__)
 _MEASURING_SECONDS = 1.0
 _LOOKS_PER_SECOND = 200
 """At the loads of servers: a thousand are looked at every five seconds."""
+_MEMORY_WAITS = 0.8
+"""Share of a server's memory in use, from which on requests that wait there wait for memory and not for a place."""
 _PATIENT_SECONDS = 4.0
 """After which long responses are not waited for, and what the servers say of their last steps must do."""
 _PATIENT_WINDOWS = 4
@@ -42,14 +52,16 @@ class Monitor:
         self._settings = dialect.settings
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, *, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput) -> None:
-        """Begin; ``limit`` is steered when there is one."""
+    def start(
+        self, *, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput, orphans: Orphans | None = None
+    ) -> None:
+        """Begin; ``limit`` is steered when there is one, and requests are put back when there are ``orphans``."""
         for worker in self._pool.workers:
             self._spawn(worker.address, self._watch(worker))
         if self._router is not None:
             self._spawn("router", self._follow_router(self._router))
         if limit is not None or len(self._pool.workers) > 1:
-            self._spawn("load", self._watch_loads(limit, permits, throughput))
+            self._spawn("load", self._watch_loads(limit, permits, throughput, orphans))
 
     async def close(self) -> None:
         """End all tasks; an error that should not have happened in one of them is raised."""
@@ -137,38 +149,61 @@ class Monitor:
                     self._pool.forget(known[address])
                     self._tasks.pop(address).cancel()
 
-    async def _watch_loads(self, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput) -> None:
+    async def _watch_loads(
+        self, limit: AdaptiveLimit | None, permits: Permits, throughput: Throughput, orphans: Orphans | None
+    ) -> None:
         while True:
             live = self._pool.live
             await asyncio.sleep(max(_MEASURING_SECONDS, len(live) / _LOOKS_PER_SECOND))
             if self._weights.is_resting or self._weights.is_holding:
                 continue  # what a paused server says of its load is what was so at the pause
             await asyncio.gather(*(self._look_at(worker) for worker in live))
-            if limit is not None:
-                self._steer(limit, permits, throughput)
+            if limit is None:
+                continue
+            self._steer(limit, permits, throughput)
+            if orphans is not None and self._router is None:
+                await asyncio.gather(*(self._relieve(worker, orphans) for worker in live if worker.flights))
 
     def _steer(self, limit: AdaptiveLimit, permits: Permits, throughput: Throughput) -> None:
         in_flight, live = len(self._pool.flights), self._pool.live
-        loads = [worker.load for worker in live]
-        rates = [load.tokens_per_second for load in loads if load is not None]
-        told = [rate for rate in rates if rate is not None]
+        loads = [worker.load for worker in live if worker.load is not None]
+        room = memory_room(loads, in_flight) if len(loads) == len(live) else math.inf
+        self._learn(limit, throughput, loads, in_flight)
+        permits.set_limit(int(max(len(live), min(limit.limit, room))))
+
+    def _learn(self, limit: AdaptiveLimit, throughput: Throughput, loads: Sequence[ServerLoad], in_flight: int) -> None:
+        num_live, before = len(self._pool.live), limit.limit
+        told = [load.tokens_per_second for load in loads if load.tokens_per_second is not None]
         rate, num_requests = throughput.take(in_flight), throughput.num_requests
-        if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == len(loads) > 0:
+        if rate is None and throughput.seconds_waited >= _PATIENT_SECONDS and len(told) == num_live > 0:
             rate, num_requests = sum(told), in_flight // _PATIENT_WINDOWS
         if rate is None:
             return  # the window goes on until enough requests have come back
-        limit.set_num_workers(len(live))
+        limit.set_num_workers(num_live)
         limit.observe(
             Window(
                 tokens_per_second=rate,
                 num_requests=num_requests,
-                running=sum(load.running for load in loads if load is not None),
-                waiting=sum(load.waiting for load in loads if load is not None),
+                running=sum(load.running for load in loads),
+                # What waits for memory is bounded by what the servers say of that.
+                waiting=sum(load.waiting for load in loads if (load.kv_use or 0.0) < _MEMORY_WAITS),
                 in_flight=in_flight,
             )
         )
-        throughput.restart(changed=limit.limit != permits.limit)
-        permits.set_limit(limit.limit)
+        throughput.restart(changed=limit.limit != before)
+
+    async def _relieve(self, worker: Worker, orphans: Orphans) -> None:
+        """Take the youngest flights from a server that computes over and over again what does not fit there."""
+        if worker.load is None:
+            return
+        now = asyncio.get_running_loop().time()
+        put_back = too_many(worker.load, worker.flights, now=now)
+        for flight in put_back:
+            flight.is_put_back = True
+            if self._dialect.aborts_by_closing:
+                flight.interrupt()
+        if not self._dialect.aborts_by_closing:
+            await asyncio.gather(*(orphans.tell([worker], flight.rid) for flight in put_back))
 
     async def _look_at(self, worker: Worker) -> None:
         try:

@@ -103,6 +103,23 @@ class ServerPool:
         home = max(candidates, key=lambda worker: crc32(worker.address.encode(), crc32(key)))
         return home if len(home.flights) <= len(least.flights) + _AFFINITY_SLACK else least
 
+    def metrics(self) -> Mapping[str, float]:
+        """Return what is so now."""
+        live = self.live
+        loads = [worker.load for worker in live if worker.load is not None]
+        return {
+            #: engine/live_workers: servers that may have requests
+            "live_workers": float(len(live)),
+            #: engine/requests_in_flight: requests at the servers
+            "requests_in_flight": float(len(self.flights)),
+            #: engine/requests_waiting: requests that wait at the live servers by their last word, others' too
+            "requests_waiting": float(sum(load.waiting for load in loads)),
+            #: engine/kv_use: share of the memory for keys and values in use, of the fullest live server
+            "kv_use": max((load.kv_use or 0.0 for load in loads), default=0.0),
+            #: engine/preempting_workers: live servers that have lately put requests back for want of memory
+            "preempting_workers": float(sum(load.num_preempted > 0 for load in loads)),
+        }
+
     def owners(self, worker: Worker | None) -> Sequence[Worker]:
         """Return who may be working on what was sent to ``worker``: behind a router, anyone."""
         return self.live if worker is None or worker is self._gateway else (worker,)

@@ -133,6 +133,10 @@ class TimeModel:
         self._is_telling = False
         self._timer: Timer | None = None
         self._cache = PrefixCache(settings.page_tokens)
+        self.num_retractions = 0
+        """Requests put back, all together."""
+        self.prefill_seconds = 0.0
+        """For which all decoding waited, all together."""
         self._retracted: deque[float] = deque()
         """When requests were put back lately."""
 
@@ -247,6 +251,7 @@ class TimeModel:
             self._running.append(row)
             seconds = self._enter(row) * self._settings.prefill_us_per_token / 1e6
             self._boundary += seconds
+            self.prefill_seconds += seconds
             self._busy_slot_seconds += seconds * len(self._running)
 
     def _can_admit(self) -> bool:
@@ -324,6 +329,7 @@ class TimeModel:
         row = self._running.pop()
         self._leave(row)
         row.job.num_retractions += 1
+        self.num_retractions += 1
         self._retracted.append(self._boundary)
         self._waiting.appendleft(row)
 

@@ -70,6 +70,7 @@ class SGLang:
     untied_head = False
     aborts_by_closing = False
     repeats_ids = True
+    keeps_partial = True
     is_alone = False
 
     def __init__(self, settings: SGLangSettings, *, with_text: bool = False) -> None:
