@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollfeed.completions import Limits, check_completion, check_sample
+from rollfeed.completions import Limits, check_completion, check_sample, share_mask
 from rollfeed.errors import EngineProtocolError
 from rollfeed.protocols import RolloutRequest
+from rollfeed.testing import sample_of
 from rollfeed.types import (
     Completion,
     CompletionTimings,
@@ -176,3 +177,19 @@ def test_a_sample_that_is_another_or_cannot_be_trained_on_is_refused(changes: di
     with pytest.raises(EngineProtocolError) as caught:
         check_sample(sample(**changes), REQUEST, limits=LIMITS)
     assert said in str(caught.value)
+
+
+def test_masks_of_ones_are_one_array_that_nobody_can_write_to() -> None:
+    first, second = share_mask(sample_of([1], [2, 3, 4])), share_mask(sample_of([1], [5]))
+    assert first.loss_mask.tolist() == [1.0, 1.0, 1.0]
+    assert first.loss_mask.base is second.loss_mask.base is not None
+    with pytest.raises(ValueError, match="read-only"):
+        first.loss_mask[0] = 0.0
+    assert share_mask(first) is first
+
+
+def test_other_masks_stay_as_they_are() -> None:
+    partly = sample_of([1], [2, 3], loss_mask=np.array([1.0, 0.5], np.float32))
+    assert share_mask(partly) is partly
+    empty = share_mask(sample_of([1], []))
+    assert empty.loss_mask.shape == (0,)

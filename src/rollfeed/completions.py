@@ -7,7 +7,7 @@ Axes: P prompt tokens, R response tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ _LARGEST_LOGPROB = 1e-3
 _LOWEST_LOGPROB = -1000.0
 """float32 has no probability below the exponential of -104, so that nothing is sampled there."""
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_ONES = np.ones(1 << 15, np.float32)
+_ONES.setflags(write=False)
 _CONTEXT_SLACK = 8
 """Tokens that an engine may leave free at the end of its context."""
 
@@ -164,3 +166,11 @@ def freeze(sample: Sample) -> Sample:
     for array in (sample.token_ids, sample.loss_mask, sample.logprobs):
         array.setflags(write=False)
     return sample
+
+
+def share_mask(sample: Sample) -> Sample:
+    """Return a sample whose loss mask is that of others where all of it is 1: a third of what a sample takes."""
+    length = sample.response_length
+    if length > len(_ONES) or sample.loss_mask.base is _ONES or not (sample.loss_mask == 1.0).all():
+        return sample
+    return replace(sample, loss_mask=_ONES[:length])

@@ -215,6 +215,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._answer = asyncio.get_running_loop().create_future()
         self._incoming = incoming
         self._transport.write(request)
+        del request  # its reply may take minutes, and thousands wait
         try:
             return await self._answer
         finally:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rollfeed.completions import check_sample, freeze
+from rollfeed.completions import check_sample, freeze, share_mask
 from rollfeed.config import GroupFailurePolicy, RolloutMode, RolloutSettings
 from rollfeed.errors import EngineProtocolError
 from rollfeed.faults import blaming, complaint, describe
@@ -242,7 +242,7 @@ class GroupRunner:
         if self._settings.mask_offpolicy_in_partial_rollout:
             samples = [sample.without_versions_before(version) for sample in samples]
         if self._plan.sample_hook is None or any(sample.status is SampleStatus.ABORTED for sample in samples):
-            return tuple(samples)
+            return tuple(map(share_mask, samples))
         with blaming(_SAMPLE_HOOK, self._plan.sample_hook):
             given = [self._plan.sample_hook(sample, request.prompt) for sample in samples]
             hooked = tuple([await each if isinstance(each, Awaitable) else each for each in given])
@@ -251,7 +251,7 @@ class GroupRunner:
                 told = f"returned {sample!r:.80}; return the sample to use"
                 raise complaint(_SAMPLE_HOOK, self._plan.sample_hook, told)
             self._check(sample, request, setting=_SAMPLE_HOOK, function=self._plan.sample_hook)
-        return hooked
+        return tuple(map(share_mask, hooked))
 
     def _check(self, sample: Sample, request: RolloutRequest, *, setting: str, function: object) -> None:
         limits, turns = self._gate.limits, self.journal.turns(request)
