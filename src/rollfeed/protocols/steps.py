@@ -9,7 +9,6 @@ from typing import Protocol
 
 from rollfeed.types import BatchCut, ByAge, Ending, FilterDecision, Group, Rollout, SampleStatus
 
-
 _KEPT = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.ABORTED)
 
 
