@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rollfeed import app
 from rollfeed.benchmarks.machine import machine
-from rollfeed.cli import bench_lines, exit_codes
+from rollfeed.cli import bench_fleet, bench_lines, exit_codes
 from rollfeed.cli.arguments import Parsers, add_actions, add_command, add_flags, add_numbers, add_path
 from rollfeed.engine import DEFAULT_MODEL, gguf_file_of
 from rollfeed.errors import ConfigError
@@ -379,6 +379,7 @@ _BENCHES = {
         numbers={"--seconds": (1.0, "for each level", 0.01), "--draws": (2000, "from the mixture", 100)},
         add_others=_add_environments_options,
     ),
+    "fleet": _Bench(bench_fleet.measure, bench_fleet.lines, *bench_fleet.TOLD, bench_fleet.NUMBERS),
     "train": _Bench(
         _bench_train,
         bench_lines.train,

@@ -1,0 +1,1 @@
+"""``rollfeed bench fleet``: the driver of more servers than this machine has, with simulated servers and real parts."""
