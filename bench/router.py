@@ -69,7 +69,7 @@ def peer_routes(name: str, python: str) -> Iterator[Route]:
     modules = {"sglang-router": "sglang_router.launch_router", "smg": "smg.launch_router"}
     policies = {
         "sglang-router": [["cache_aware"], ["manual", "--assignment-mode", "min_load"]],
-        "smg": [["cache_aware"], ["consistent_hashing"]],
+        "smg": [["cache_aware"], ["manual", "--assignment-mode", "min_load"], ["consistent_hashing"]],
         "vllm-router": [["cache_aware"], ["consistent_hash"]],
     }
     start = [python, "-m", modules[name]] if name in modules else [Path(python).with_name(name)]
@@ -77,7 +77,8 @@ def peer_routes(name: str, python: str) -> Iterator[Route]:
 
         def command(port: int, servers: Sequence[str], policy: Sequence[str] = policy) -> Sequence[str | Path]:
             of_port = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-            return [*start, *of_port, "--log-level", "error", "--policy", *policy, "--worker-urls", *servers]
+            named = ["--routing-key-headers", "X-SMG-Routing-Key"] if name == "smg" else []
+            return [*start, *of_port, "--log-level", "error", "--policy", *policy, *named, "--worker-urls", *servers]
 
         yield Route(f"{name} {policy[0]}", command)
 

@@ -63,15 +63,18 @@ class PrefixCache:
         for key in keys.tolist():
             self._num_users[key] = self._num_users.get(key, 0) + 1
 
-    def leave(self, keys: NDArray[np.uint64]) -> None:
-        """End a use; the sequence stays held until its room is needed."""
+    def leave(self, keys: NDArray[np.uint64], *, is_held_again: bool = False) -> None:
+        """End a use; the sequence stays held until its room is needed.
+
+        ``is_held_again`` says that a sequence which begins so is held next, which does the same.
+        """
         for key in keys.tolist():
             left = self._num_users[key] - 1
             if left:
                 self._num_users[key] = left
             else:
                 del self._num_users[key]
-        if len(keys) and int(keys[0]) in self._stamps:
+        if not is_held_again and len(keys) and int(keys[0]) in self._stamps:
             self.hold(keys)
 
     def hold(self, keys: NDArray[np.uint64]) -> None:

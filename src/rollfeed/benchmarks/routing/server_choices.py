@@ -56,6 +56,19 @@ class LeastLoaded(_Forgetful):
         return min(servers, key=lambda server: server.num_requests).address
 
 
+class StickyLeastLoaded(_Forgetful):
+    """Takes the server with the fewest requests for a conversation's first turn, and stays there."""
+
+    def __init__(self) -> None:
+        self._homes: dict[str, str] = {}
+
+    def choose(
+        self, servers: Sequence[ServerLoadView], prompt_ids: NDArray[np.int32], *, session: str, group: str
+    ) -> str:
+        least = min(servers, key=lambda server: server.num_requests).address
+        return self._homes.setdefault(session, least)
+
+
 class ConsistentHashing(_Forgetful):
     """Takes the server that a conversation's name falls to on a ring, whatever the load."""
 
@@ -89,6 +102,7 @@ class PrefixAndLoad:
 POLICIES: dict[str, Callable[[], ReplayPolicy]] = {
     "ours": PrefixAndLoad,
     "consistent_hashing": ConsistentHashing,
+    "sticky_least_loaded": StickyLeastLoaded,
     "least_loaded": LeastLoaded,
     "round_robin": RoundRobin,
 }

@@ -275,14 +275,12 @@ class TimeModel:
         self._cache.shrink_to(self._settings.kv_budget_tokens - self._own_tokens)
         return row.held_tokens - num_cached
 
-    def _leave(self, row: _SlotRow) -> None:
-        """Give a request's room back."""
+    def _leave(self, row: _SlotRow, *, has_ended: bool = False) -> None:
+        """Give a request's room back, and hold what it has made unless the cache was flushed since."""
         self._own_tokens -= row.held_tokens - row.shared_tokens
-        self._cache.leave(row.pages)
-
-    def _keep_prefix(self, row: _SlotRow) -> None:
-        """Hold what a request has made behind its prompt, unless the cache was flushed since."""
-        if not self._settings.prefix_cache or row.num_flushes < self._cache.num_clears:
+        is_held = has_ended and self._settings.prefix_cache and row.num_flushes == self._cache.num_clears
+        self._cache.leave(row.pages, is_held_again=is_held)
+        if not is_held:
             return
         made = np.array(msgspec.json.decode(b"[" + b"".join(row.output().ids) + b"]", type=list[int]), np.int32)
         self._cache.hold(self._cache.keys_of(np.concatenate([row.job.prompt_ids(), made])))
@@ -339,8 +337,7 @@ class TimeModel:
         left = set(rows)
         for row in self._running:
             if row in left:
-                self._leave(row)
-                self._keep_prefix(row)
+                self._leave(row, has_ended=True)
         self._running = [row for row in self._running if row not in left]
         self._waiting = deque(row for row in self._waiting if row not in left)
 
