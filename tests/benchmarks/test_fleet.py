@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rollfeed.benchmarks.fleet.fleet_loop import FleetLoop, StandstillError
 from rollfeed.benchmarks.fleet.fleet_workload import FleetWorkload
-from rollfeed.benchmarks.fleet.virtual_loop import StandstillError, VirtualLoop
 from rollfeed.cli import exit_codes
 from rollfeed.cli.main import main
 
@@ -18,7 +18,7 @@ HOUR = 3_600.0
 
 
 def run_virtually(work: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=FleetLoop) as runner:
         return runner.run(work)
 
 

@@ -37,6 +37,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_ended)
         return future
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether a thread works for it."""
+        return self._num_threads > 0
+
     def pass_time(self, seconds: float | None) -> float | None:
         """Let time pass up to the next timer; return for how long sockets and threads are to be waited for."""
         if self._num_threads or seconds is None:

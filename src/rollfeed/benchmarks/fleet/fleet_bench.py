@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollfeed.app import open_rollouts
+from rollfeed.benchmarks.fleet.fleet_loop import FleetLoop
 from rollfeed.benchmarks.fleet.fleet_servers import FleetServers
 from rollfeed.benchmarks.fleet.fleet_workload import FleetWorkload
 from rollfeed.benchmarks.fleet.reply_cost import reply_microseconds_per_token
-from rollfeed.benchmarks.fleet.virtual_loop import VirtualLoop
 from rollfeed.benchmarks.schedule_workload import NumberedPrompts, QuickTokenizer
 from rollfeed.config.engine import SGLangSettings, WeightUpdateMode
 from rollfeed.engine.client import ServerEngine
@@ -47,7 +47,7 @@ class _Engine(ServerEngine):
 
 
 class _Run(NamedTuple):
-    loop: VirtualLoop
+    loop: FleetLoop
     servers: FleetServers
     engine: _Engine
     rollouts: Rollouts
@@ -93,7 +93,7 @@ def bench_fleet(
         minutes: That are measured.
         progress: Told of every batch.
     """
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=FleetLoop) as runner:
         return runner.run(_bench(workload, 60.0 * warm_up_minutes, 60.0 * minutes, progress))
 
 
@@ -129,7 +129,7 @@ async def _bench(
 @asynccontextmanager
 async def _open(workload: FleetWorkload) -> AsyncIterator[_Run]:
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
+    assert isinstance(loop, FleetLoop)
     async with AsyncExitStack() as stack:
         servers = FleetServers(workload, loop)
         addresses = await servers.start()
@@ -207,7 +207,7 @@ def _figures(
 class _Lags:
     """How late the event loop is."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: FleetLoop) -> None:
         self._loop = loop
         self._late: list[float] = []
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
+from rollfeed.benchmarks.fleet.fleet_loop import FleetLoop
 from rollfeed.benchmarks.fleet.fleet_workload import FleetWorkload
-from rollfeed.benchmarks.fleet.virtual_loop import VirtualLoop
 from rollfeed.testing.fake_sglang import FakeServer, Timer, bound_tokens_per_second
 
 _POLL_SECONDS = 0.5
@@ -26,7 +26,7 @@ class Recovery(NamedTuple):
 class FleetServers:
     """Starts them, and has them die at random times once it is told to. Belongs to one loop."""
 
-    def __init__(self, workload: FleetWorkload, loop: VirtualLoop) -> None:
+    def __init__(self, workload: FleetWorkload, loop: FleetLoop) -> None:
         self._workload = workload
         self._loop = loop
         self._random = Random(workload.seed)
@@ -103,7 +103,7 @@ class FleetServers:
 class _ServerClock:
     """The loop's time; what servers do at a time is counted as theirs."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: FleetLoop) -> None:
         self._loop = loop
 
     def now(self) -> float:

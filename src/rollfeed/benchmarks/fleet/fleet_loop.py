@@ -8,13 +8,13 @@ a side that is too slow for its fleet is late in it, as it would be with a core 
 from __future__ import annotations
 
 import asyncio
-import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
+
+from rollfeed.testing.virtual_loop import VirtualTimeLoop
 
 _POLL_SECONDS = 0.002
 """Between two looks at the time while threads work: what is due then is done meanwhile."""
@@ -48,41 +48,26 @@ class SimulatedWork:
             self.seconds += time.thread_time() - began
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class FleetLoop(VirtualTimeLoop):
     """Connects to servers that listen on it, in memory; there are no others."""
 
     def __init__(self) -> None:
         self.work = SimulatedWork()
-        self._jumped_seconds = 0.0
         self._began = time.process_time()
-        self._num_threads = 0
         self._listening: dict[int, Callable[[], asyncio.BaseProtocol]] = {}
-        super().__init__(_JumpingSelector(self))
+        super().__init__()
 
     def time(self) -> float:
         """Return the seconds since the loop was made."""
-        return self._jumped_seconds + time.process_time() - self._began - self.work.seconds
+        return super().time() + time.process_time() - self._began - self.work.seconds
 
-    def wait(self, seconds: float | None) -> float | None:
-        """Return how long to wait for real where the loop would wait ``seconds``, or jump there and wait not at all."""
-        if self._num_threads:
+    def pass_time(self, seconds: float | None) -> float | None:
+        """As its base; raises StandstillError where there is nothing to wait for."""
+        if self.has_threads:
             return _POLL_SECONDS
         if seconds is None:
             raise StandstillError("nothing is left that could happen: no timer, no thread and no byte")
-        self._jumped_seconds += seconds
-        return 0.0
-
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Executor | None, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
-        """As asyncio's; time does not jump while it works."""
-        self._num_threads += 1
-        future = super().run_in_executor(executor, func, *args)
-        future.add_done_callback(self._thread_ended)
-        return future
-
-    def _thread_ended(self, _: asyncio.Future[Any]) -> None:
-        self._num_threads -= 1
+        return super().pass_time(seconds)
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         """Listen at a port of this loop; 0 takes a free one."""
@@ -124,7 +109,7 @@ class _Transport(asyncio.Transport):
 
     peer: _Transport
 
-    def __init__(self, loop: VirtualLoop, protocol: Any, work: SimulatedWork | None) -> None:
+    def __init__(self, loop: FleetLoop, protocol: Any, work: SimulatedWork | None) -> None:
         super().__init__()
         self.protocol = protocol
         self._loop = loop
@@ -234,19 +219,3 @@ class _Transport(asyncio.Transport):
             return
         with self._work.counted():
             self.protocol.connection_lost(None)
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Waits for real only where the loop says so."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        """Return what threads have to say, as far as they have."""
-        if timeout is not None and timeout <= 0.0:
-            return super().select(0.0)
-        if found := super().select(0.0):
-            return found
-        return super().select(self._loop.wait(timeout))
