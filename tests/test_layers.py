@@ -22,6 +22,7 @@ LAYERS = [
     "sample_builder",
     "conversations",
     "chat_apis",
+    "routing",
     "config",
     "<part>",
     "router",

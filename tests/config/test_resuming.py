@@ -63,7 +63,7 @@ TREES["all given"] = validate_settings(COMMON, where="all given").model_dump(mod
 BASES = {name: validate_settings(tree, where=name) for name, tree in TREES.items()}
 VALUES: tuple[Any, ...] = (
     *(True, False, 0, 1, 2, 3, 7, 64, 100, 1000, 0.25, 0.5, 0.75, 1.5, 5.0),
-    *("cpu", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", "{x}"),
+    *("cpu", "round_robin", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", "{x}"),
     *([], ["x"], ["trackio"], [7], ["http://b:2"], {"x": 1}, {"x": "y"}, [[0]]),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
     *({"corpus": "others"}, {"folder": "others"}, [{"name": "other", "url": "http://b:2"}]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -10,6 +11,14 @@ from pydantic import AfterValidator, Field, model_validator
 from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.paths import checked_address
 from rollfeed.config.section import Resume, Section
+
+
+class Routing(StrEnum):
+    """Ways to choose a server for a request."""
+
+    PREFIX = "prefix"
+    LEAST_LOADED = "least_loaded"
+    ROUND_ROBIN = "round_robin"
 
 
 class ServerSettings(Section, ABC, resume=Resume.FREE):
@@ -42,6 +51,11 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     late_update_seconds: float = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
     """For the last servers to load new weights once half of them have, or four times as long as those took; then they
     are taken out until they have them. No request is sent meanwhile.
+    """
+    routing: Routing = Field(default=Routing.PREFIX, strict=False)
+    """Which server gets a request: `"prefix"`, the one that has computed most of its tokens, unless others have that
+    much less to do, and turns of a conversation and samples of a prompt stay together; `"least_loaded"`, the one with
+    the fewest requests; or `"round_robin"`, each in turn. A router chooses itself.
     """
     weights_folder: str | None = None
     """Where new weights are written for the servers to load, a folder that they can read under the same path; by

@@ -24,6 +24,7 @@ from rollfeed.gateway.stored_turns import record_of, turn_of
 from rollfeed.gateway.totals import Totals
 from rollfeed.gateway.turn_tree import Opening, Turn, TurnTree
 from rollfeed.protocols import RolloutRequest, TokenEndpoint
+from rollfeed.routing import belonging
 from rollfeed.seeds import derive_seed
 from rollfeed.types import Completion, FinishKind, Replied, Sample, SamplingParams
 
@@ -283,7 +284,8 @@ class Session:
         params = replace(params, max_new_tokens=most, min_new_tokens=min(most, params.min_new_tokens), seed=seed)
         request_id = f"turn{number}-choice{choice}-{self._name}"
         try:
-            completion = await self._endpoint.generate(token_ids, params, request_id=request_id)
+            with belonging(session=self._name):
+                completion = await self._endpoint.generate(token_ids, params, request_id=request_id)
         except EngineUnavailableError as error:
             raise ApiError(f"the engine cannot answer: {error}", kind=ErrorKind.OVERLOADED) from error
         except EngineProtocolError as error:

@@ -19,6 +19,8 @@ from rollfeed.routing.prefix_tree import PrefixMatch, PrefixTree, text_of
 
 Reason = Literal["session", "group", "prefix", "load"]
 
+_FULL_TOKENS = 1 << 32
+"""More than any prefix: a server without room gets no request while another has some."""
 _MOST_TREES = 2
 """Of policy versions: while weights are published, some servers have the old ones."""
 
@@ -99,6 +101,8 @@ class Chooser:
         """Server and policy version by key."""
         self._groups: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._random = Random(self._settings.seed)
+        self._named: tuple[Sequence[HasLoad], dict[str, HasLoad]] = ((), {})
+        """The last servers that came as a tuple, and by their addresses."""
 
     def choose(
         self,
@@ -112,7 +116,7 @@ class Chooser:
         """Return the server for a request, and take its prompt ``(P,)`` as being there from now on.
 
         Args:
-            servers: The candidates, at least one.
+            servers: The candidates, at least one. The same tuple again costs less than another one.
             prompt_ids: Everything that will be sent.
             policy_version: Prefixes of other versions are not believed in; a caller whose servers keep their caches
                 when weights change always passes the same.
@@ -128,7 +132,7 @@ class Chooser:
         tree = self._tree(policy_version)
         match = tree.find(text)
         compared = self._compared(servers)
-        by_address = {server.address: server for server in servers}
+        by_address = self._by_address(servers)
         address, reason = self._kept(by_address, compared, policy_version, session=session, group=group)
         if address is None:
             address, reason = self._cheapest(by_address, compared, match)
@@ -174,6 +178,14 @@ class Chooser:
             self._trees[policy_version] = tree
         return tree
 
+    def _by_address(self, servers: Sequence[HasLoad]) -> dict[str, HasLoad]:
+        if servers is not self._named[0]:
+            by_address = {server.address: server for server in servers}
+            if not isinstance(servers, tuple):
+                return by_address
+            self._named = servers, by_address
+        return self._named[1]
+
     def _compared(self, servers: Sequence[HasLoad]) -> Sequence[HasLoad]:
         most = self._settings.most_compared
         return servers if len(servers) <= most else self._random.sample(servers, most)
@@ -205,18 +217,15 @@ class Chooser:
         least = min([each.num_requests for each in compared])
         if server.num_requests > least + max(settings.spill_requests, settings.spill_share * least):
             return True
-        return (
-            server.kv_use is not None
-            and server.kv_use >= settings.full_kv_use
-            and any(each.kv_use is not None and each.kv_use < settings.full_kv_use for each in compared)
-        )
+        return not self._has_room(server) and any(map(self._has_room, compared))
+
+    def _has_room(self, server: HasLoad) -> bool:
+        return server.kv_use is None or server.kv_use < self._settings.full_kv_use
 
     def _work(self, server: HasLoad) -> float:
         """Return what is under way at a server, in tokens of prefill."""
-        settings = self._settings
-        work = settings.request_tokens * (server.num_requests + server.num_waiting)
-        is_full = server.kv_use is not None and server.kv_use >= settings.full_kv_use
-        return work + (settings.max_server_tokens if is_full else 0)
+        work = self._settings.request_tokens * (server.num_requests + server.num_waiting)
+        return work if self._has_room(server) else work + _FULL_TOKENS
 
     def _cheapest(
         self, by_address: dict[str, HasLoad], compared: Sequence[HasLoad], match: PrefixMatch
@@ -225,7 +234,8 @@ class Chooser:
         least = min(works)
         best, best_work = compared[works.index(least)].address, least
         reason: Reason = "load"
-        for address, num_tokens in match.holders():
+        among = None if len(compared) == len(by_address) else {server.address for server in compared}
+        for address, num_tokens in match.holders(among):
             if num_tokens <= least - best_work:
                 break  # all others have less
             server = by_address.get(address)

@@ -7,7 +7,7 @@ and a node that nobody holds is not in the tree. What is in it is a belief: a se
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -40,15 +40,20 @@ class PrefixMatch(NamedTuple):
     last_bytes: int
     """Of the last node's edge that are known."""
 
-    def holders(self) -> Iterator[tuple[str, int]]:
-        """Yield each server that has a prefix of the text, with its tokens, the longest prefix first."""
+    def holders(self, among: Collection[str] | None = None) -> Iterator[tuple[str, int]]:
+        """Yield each server that has a prefix of the text, with its tokens, the longest prefix first.
+
+        Of prefixes that more servers have than there are in ``among`` only those are.
+        """
         end, known = self.num_bytes, self.last_bytes
-        seen: dict[str, int] = {}
+        seen: set[str] = set()
         for node in reversed(self.nodes):
-            if len(node.holders) > len(seen):
-                for address in node.holders:
+            holders = node.holders
+            if len(holders) > len(seen):
+                is_wide = among is not None and len(holders) > len(among)
+                for address in [each for each in among or () if each in holders] if is_wide else holders:
                     if address not in seen:
-                        seen[address] = end
+                        seen.add(address)
                         yield address, end // _ID_BYTES
             end -= known
             known = len(node.parent.text) if node.parent is not None else 0

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from rollfeed.engine.client.replies import ServerLoad
+from rollfeed.routing import belonging
 from rollfeed.types import FinishKind, TensorUpdate
 
 PROMPT = np.array([112, 113, 114], np.int32)
@@ -33,7 +34,8 @@ async def test_requests_are_spread_and_those_of_one_prompt_meet(vllm: Any, engin
         await asyncio.gather(*(engine.generate(ids, asked(2), request_id="x") for ids in prompts(100)))
         assert min(len(one.bodies), len(other.bodies)) > 20
         before = len(one.bodies), len(other.bodies)
-        await asyncio.gather(*(engine.generate(PROMPT, asked(2, seed=i), request_id="x") for i in range(8)))
+        with belonging(group="of one prompt"):
+            await asyncio.gather(*(engine.generate(PROMPT, asked(2, seed=i), request_id="x") for i in range(8)))
         assert 8 in (len(one.bodies) - before[0], len(other.bodies) - before[1])
 
 
@@ -44,7 +46,8 @@ async def test_what_a_dead_server_had_goes_on_elsewhere_from_its_tokens(
         one, other = [await stack.enter_async_context(vllm()) for _ in range(2)]
         engine = await stack.enter_async_context(engine_at(one, other, **FAST))
         one.hold_after = other.hold_after = 3
-        tasks = [asyncio.create_task(engine.generate(PROMPT, asked(), request_id=str(i))) for i in range(4)]
+        with belonging(group="of one prompt"):
+            tasks = [asyncio.create_task(engine.generate(PROMPT, asked(), request_id=str(i))) for i in range(4)]
         await until(lambda: engine.metrics()["tokens_in_flight"] == 12)
         sick, well = (one, other) if one.holding else (other, one)
         sick.handle = gone

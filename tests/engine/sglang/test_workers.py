@@ -13,6 +13,7 @@ from aiohttp import web
 from rollfeed.engine.client import ServerEngine
 from rollfeed.engine.client.replies import ServerLoad
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.routing import belonging
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import EngineLoad, FinishKind, SamplingParams, TensorUpdate
 
@@ -155,7 +156,8 @@ async def test_health_is_refused_when_no_server_is_left(scripted: Any, engine_at
 
 async def test_samples_of_one_prompt_meet_at_one_server_and_others_spread(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers, engine_at(*servers) as engine:
-        await asyncio.gather(*(engine.generate(PROMPT, PARAMS, request_id=f"r{i}") for i in range(8)))
+        with belonging(group="of one prompt"):
+            await asyncio.gather(*(engine.generate(PROMPT, PARAMS, request_id=f"r{i}") for i in range(8)))
         assert sorted(len(server.requests) for server in servers) == [0, 8]
         prompts = [np.array([number, 7], np.int32) for number in range(200)]
         await asyncio.gather(*(engine.generate(ids, PARAMS, request_id="x") for ids in prompts))

@@ -54,6 +54,20 @@ class Counters:
     """Tokens of whole replies."""
     stale_cache_tokens: int = 0
     """Those among them that were decoded on keys and values of weights older than their own."""
+    session_choices: int = 0
+    """Tries sent to the server of their conversation."""
+    group_choices: int = 0
+    """Tries sent to the server of the other samples of their prompt."""
+    prefix_choices: int = 0
+    """Tries sent to a server for what it had computed of their tokens."""
+    load_choices: int = 0
+    """Tries sent to the server with the least to do, or in turn."""
+    believed_cached_tokens: int = 0
+    """Prompt tokens that the chosen servers were believed to have computed before."""
+    told_cached_tokens: int = 0
+    """Prompt tokens that servers say they had, of whole replies."""
+    sent_tokens: int = 0
+    """Prompt tokens of whole replies, with what earlier tries had sampled."""
     weight_updates: int = 0
     """Versions published from here."""
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
+
+import numpy as np
 
 from rollfeed.completions import check_finish, check_tokens
 from rollfeed.engine.client.concurrency import Permits
@@ -25,6 +28,7 @@ from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import LARGEST_BODY_BYTES, Failure, Http, TryFailedError
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.routing import Affinity
 from rollfeed.types import FinishKind, VersionSpan
 
 _FIRST_WAIT_SECONDS = 0.1
@@ -32,6 +36,10 @@ _LONGEST_WAIT_SECONDS = 10.0
 _LARGE_BODY_BYTES = 1 << 18
 _BYTES_A_TOKEN, _BYTES_A_PROMPT_TOKEN, _BYTES_BESIDES = 4096, 32, 1 << 20
 """More than any server writes: an event has a few hundred for its token."""
+_ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-Session-ID")
+"""Read by sglang-router and smg (`manual`, `consistent_hashing`), and by vllm-router (`consistent_hash`)."""
+_GROUP_HEADER = "X-Group-Id"
+"""Read by `rollfeed serve router`."""
 _COUNTER_OF = {
     Failure.CONNECTION: "connection_failures",
     Failure.SERVER: "server_errors",
@@ -132,7 +140,7 @@ class Dispatcher:
     async def _next_worker(self, flight: Flight) -> Worker:
         while True:
             await self._parts.admission.wait(flight)
-            worker = await self._parts.pool.choose(flight)
+            worker = await self._parts.pool.choose(flight, policy_version=self._parts.weights.current_version)
             if worker.is_unsure:
                 try:
                     await self._parts.weights.assure(worker)
@@ -197,8 +205,21 @@ class Dispatcher:
             # A mask has as many ids a token as the vocabulary at most.
             most_bytes=LARGEST_BODY_BYTES if params.return_sampling_mask else most_bytes,
             events=request.answer.take,
+            headers=self._routing_headers(flight.affinity),
             is_router=self._parts.pool.is_behind_router,
         )
+
+    def _routing_headers(self, affinity: Affinity) -> Mapping[str, str] | None:
+        """Return the key by which routers keep requests together, as SGLang's and vLLM's read it."""
+        key = affinity.session or affinity.group
+        if key is None or not self._parts.pool.is_behind_router:
+            return None
+        headers = dict.fromkeys(_ROUTING_HEADERS, self._digest(key))
+        return headers if affinity.group is None else {**headers, _GROUP_HEADER: self._digest(affinity.group)}
+
+    def _digest(self, key: str) -> str:
+        # Other runs may use the router, and may have the same keys.
+        return blake2b(f"{self._suffix} {key}".encode(), digest_size=16).hexdigest()
 
     async def _take(self, answer: IncomingReply, content: bytes | bytearray | None) -> None:
         if content is None:
@@ -241,7 +262,17 @@ class Dispatcher:
             reply = reply._replace(version_spans=(VersionSpan(0, num_tokens, version),))
         elif len(reply.version_spans) > 1 and parts.dialect.counts_late(parts.pool.owners(worker)):
             reply = reply._replace(version_spans=with_later_borders(reply.version_spans))
+        self._note_cached(flight, worker, reply)
         return reply
+
+    def _note_cached(self, flight: Flight, worker: Worker, reply: Reply) -> None:
+        """Note what the server said that it had, and what it has from now on."""
+        parts, sent_ids = self._parts, flight.input_ids
+        parts.counters.sent_tokens += len(sent_ids)
+        parts.counters.told_cached_tokens += reply.cached_tokens
+        if len(reply.version_spans) == 1:
+            computed = np.concatenate([sent_ids, reply.token_ids])
+            parts.pool.answered(worker, computed, policy_version=reply.version_spans[0].policy_version)
 
     def _is_of_another(self, told: str, rid: str) -> bool:
         """Whether a reply is told to be of another request of this client; servers may put something around an id."""

@@ -99,7 +99,7 @@ class ServerEngine(Engine):
             if self._transport is not None:
                 met = [MetServer(each, found.num_ranks, found.model_path) for each, found in servers.found.items()]
                 self._transport.meet(met)
-            self._pool = ServerPool(router=servers.router, counters=self.counters)
+            self._pool = ServerPool(router=servers.router, counters=self.counters, routing=settings.routing)
             for address, found in servers.found.items():
                 worker = self._pool.add(address, is_exact=found.is_exact)
                 if servers.is_behind(found):

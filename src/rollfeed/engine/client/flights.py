@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.engine.client.replies import IncomingReply, Reply, ServerLoad
+from rollfeed.routing import current_affinity
 from rollfeed.types import FinishReason, SamplingParams
 
 
@@ -30,6 +31,8 @@ class Flight:
         self.prompt_ids = prompt_ids
         self.params = params
         self.images = images
+        self.affinity = current_affinity()
+        """Of who makes it."""
         self.parts: list[Reply] = []
         """What earlier tries have sampled; the next one goes on behind it."""
         self.approximate: Reply | None = None
@@ -169,6 +172,26 @@ class Worker:
         """By its last word."""
         self.room = math.inf
         """Flights that it takes without making one wait or putting one back, by that word."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were sent to it from here and have not ended."""
+        return len(self.flights)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of those."""
+        return sum(len(flight.prompt_ids) for flight in self.flights)
+
+    @property
+    def num_waiting(self) -> int:
+        """None beside those: ``room`` is by what waits there."""
+        return 0
+
+    @property
+    def kv_use(self) -> float | None:
+        """All of it where there is no ``room``, which is by what it says; None otherwise."""
+        return None if self.has_room else 1.0
 
     @property
     def has_room(self) -> bool:

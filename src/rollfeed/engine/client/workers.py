@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rollfeed.config.servers import Routing
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Flight, Turnstile, Worker
 from rollfeed.engine.client.replies import Router
 from rollfeed.errors import EngineError, EngineUnavailableError
+from rollfeed.routing import Chooser
 
 _log = logging.getLogger(__name__)
 
-_PREFIX_TOKENS = 512
-_AFFINITY_SLACK = 8
-"""Requests that a worker may have above the least busy one and still get prompts it has seen."""
 _ABORTS_AT_ONCE = 16
 _POLL_SECONDS = 0.02
 
@@ -29,12 +30,18 @@ _POLL_SECONDS = 0.02
 class ServerPool:
     """Chooses where a request goes, and takes workers out and back in."""
 
-    def __init__(self, *, router: Router | None, counters: Counters) -> None:
+    def __init__(self, *, router: Router | None, counters: Counters, routing: Routing) -> None:
         self._router = router
         self._counters = counters
         self._workers: dict[str, Worker] = {}
         self._gateway = None if router is None else Worker(router.address)
         self._has_live = Turnstile(is_open=False)
+        self._live: tuple[Worker, ...] = ()
+        self._routing = routing
+        self._chooser = Chooser()
+        self._num_turns = 0
+        self._newest = 0
+        """Version for which a worker was chosen last."""
 
     @property
     def is_behind_router(self) -> bool:
@@ -49,7 +56,7 @@ class ServerPool:
     @property
     def live(self) -> Sequence[Worker]:
         """Those that may have requests."""
-        return tuple(worker for worker in self._workers.values() if worker.is_live)
+        return self._live
 
     @property
     def flights(self) -> Sequence[Flight]:
@@ -66,6 +73,7 @@ class ServerPool:
     def forget(self, worker: Worker) -> None:
         """Know a worker no more, as its router does not."""
         self._workers.pop(worker.address, None)
+        self._chooser.forget_server(worker.address)
         self._changed()
 
     def check_hope(self) -> None:
@@ -79,7 +87,7 @@ class ServerPool:
         worker.problem = problem
         self._has_live.wake()
 
-    async def choose(self, flight: Flight) -> Worker:
+    async def choose(self, flight: Flight, *, policy_version: int) -> Worker:
         """Return where to send a flight; waits while no worker is alive.
 
         Raises:
@@ -91,17 +99,37 @@ class ServerPool:
             await self._has_live.look_again(flight)
         if self._gateway is not None:
             return self._gateway
-        live = self.live
-        others = [worker for worker in live if worker is not flight.avoided]
-        candidates = others or live
-        candidates = [worker for worker in candidates if worker.has_room] or candidates
-        least = min(candidates, key=lambda worker: len(worker.flights))
+        candidates = self._live
         if len(candidates) == 1:
-            return least
-        # Samples of one prompt share their prefill when they meet at one worker.
-        key = flight.prompt_ids[:_PREFIX_TOKENS].tobytes()
-        home = max(candidates, key=lambda worker: crc32(worker.address.encode(), crc32(key)))
-        return home if len(home.flights) <= len(least.flights) + _AFFINITY_SLACK else least
+            return candidates[0]
+        if flight.avoided is not None:
+            candidates = tuple(worker for worker in candidates if worker is not flight.avoided)
+        if self._routing is Routing.PREFIX:
+            return self._best(flight, candidates, max(policy_version, self._newest))
+        self._counters.load_choices += 1
+        candidates = tuple(worker for worker in candidates if worker.has_room) or candidates
+        if self._routing is Routing.LEAST_LOADED:
+            return min(candidates, key=lambda worker: len(worker.flights))
+        self._num_turns += 1
+        return candidates[self._num_turns % len(candidates)]
+
+    def _best(self, flight: Flight, candidates: Sequence[Worker], policy_version: int) -> Worker:
+        if policy_version > self._newest:
+            self._newest = policy_version
+            self._chooser.forget_versions_before(policy_version)
+        group, session = flight.affinity
+        choice = self._chooser.choose(
+            candidates, flight.input_ids, policy_version=policy_version, group=group, session=session
+        )
+        counters, counter = self._counters, f"{choice.reason}_choices"
+        setattr(counters, counter, getattr(counters, counter) + 1)
+        counters.believed_cached_tokens += choice.num_cached
+        return self._workers[choice.address]
+
+    def answered(self, worker: Worker, token_ids: NDArray[np.int32], *, policy_version: int) -> None:
+        """Note that a worker has these tokens ``(N,)``, a response and all before it, computed by one version."""
+        if policy_version == self._newest and worker is not self._gateway and len(self._live) > 1:
+            self._chooser.ended(worker.address, token_ids, policy_version=policy_version)
 
     def metrics(self) -> Mapping[str, float]:
         """Return what is so now."""
@@ -129,6 +157,7 @@ class ServerPool:
         if not worker.is_live:
             return
         worker.is_live = False
+        self._chooser.forget_server(worker.address)  # it may come back with an empty cache
         self._counters.dead_workers += 1
         self._changed()
         _log.warning("%s: taken out: %s", worker.address, reason)
@@ -155,7 +184,8 @@ class ServerPool:
         _log.warning("%s: back", worker.address)
 
     def _changed(self) -> None:
-        self._has_live.set_open(any(worker.is_live for worker in self._workers.values()))
+        self._live = tuple(worker for worker in self._workers.values() if worker.is_live)
+        self._has_live.set_open(bool(self._live))
 
 
 class Orphans:

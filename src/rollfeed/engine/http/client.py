@@ -107,6 +107,7 @@ class Http:
         *,
         most_bytes: int = LARGEST_BODY_BYTES,
         events: Callable[[bytes], None] | None = None,
+        headers: Mapping[str, str] | None = None,
         is_router: bool = False,
     ) -> bytes | bytearray | None:
         """POST a request for tokens and return the body of a reply with status 200; None where it came as events.
@@ -117,6 +118,7 @@ class Http:
             body: JSON.
             most_bytes: That the reply may have.
             events: Takes the events of a streamed reply.
+            headers: Of this request, for a router.
             is_router: Whether a 5xx status may come from somebody who has only lost sight of the request.
 
         Raises:
@@ -124,7 +126,9 @@ class Http:
             EngineProtocolError: If the server says that the request is wrong.
         """
         try:
-            reply = await self._generation.request("POST", address, path, body, most_bytes=most_bytes, events=events)
+            reply = await self._generation.request(
+                "POST", address, path, body, most_bytes=most_bytes, events=events, headers=headers
+            )
         except NotConnectedError as error:
             raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}") from error
         except BrokenConnectionError as error:

@@ -64,6 +64,7 @@ class Connections:
         most_bytes: int = LARGEST_BODY_BYTES,
         events: Callable[[bytes], None] | None = None,
         pieces: Callable[[bytes], None] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
         """Send a request and return the reply, whatever its status.
 
@@ -76,6 +77,7 @@ class Connections:
             events: Called with the data of each event, where the reply is a stream of them; what it raises is raised
                 here.
             pieces: In its place: called with the bytes of such a stream, as they come.
+            headers: Of this request, beside those of all.
 
         Raises:
             NotConnectedError: If no connection can be made.
@@ -89,7 +91,7 @@ class Connections:
                 if connection is None:
                     self._make_room()
                     connection = await self._connect(address)
-                head = self._target(address).head(method, path, len(body))
+                head = self._target(address).head(method, path, len(body), headers)
                 reply = await connection.ask(head + body, Incoming(most_bytes=most_bytes, events=events, pieces=pieces))
             except BaseException:
                 if connection is not None:
@@ -184,10 +186,10 @@ class _Target(NamedTuple):
         lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         return cls(parts.hostname or "", parts.port or (443 if context else 80), context, parts.path, lines)
 
-    def head(self, method: str, path: str, num_bytes: int) -> bytes:
-        return (f"{method} {self.prefix}{path} HTTP/1.1\r\n{self.headers}Content-Length: {num_bytes}\r\n\r\n").encode(
-            "latin-1"
-        )
+    def head(self, method: str, path: str, num_bytes: int, headers: Mapping[str, str] | None) -> bytes:
+        own = "".join(f"{name}: {value}\r\n" for name, value in headers.items()) if headers else ""
+        head = f"{method} {self.prefix}{path} HTTP/1.1\r\n{self.headers}{own}Content-Length: {num_bytes}\r\n\r\n"
+        return head.encode("latin-1")
 
 
 class _Connection(asyncio.BufferedProtocol):

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
@@ -34,6 +34,7 @@ from rollfeed.protocols import (
     Services,
     TurnJournal,
 )
+from rollfeed.routing import belonging
 from rollfeed.seeds import rollout_seed
 from rollfeed.types import (
     Group,
@@ -192,7 +193,7 @@ class GroupRunner:
             try:
                 version = self._plan.services.endpoint.policy_version
                 async with asyncio.timeout(self._settings.rollout_timeout_seconds):
-                    with blaming(_GENERATE, self._plan.generate_fn):
+                    with blaming(_GENERATE, self._plan.generate_fn), self._belonging(request):
                         made = await self._plan.generate_fn(request, services=self._plan.services)
                     samples = await self._checked(made, request, version)
                 seconds = before.seconds + time.monotonic() - started
@@ -207,6 +208,11 @@ class GroupRunner:
         self.num_generated_tokens += max(0, rollout.response_tokens - before.response_tokens)
         self._observer.rollout_finished(rollout)
         return rollout
+
+    def _belonging(self, request: RolloutRequest) -> AbstractContextManager[None]:
+        # Sets of an evaluation count their groups anew, and have seeds of their own.
+        seed = self._plan.seed
+        return belonging(group=f"{seed}-group{request.group_index}", session=f"{seed}-rollout{request.rollout_id}")
 
     def _request(self, group: Group, before: Rollout, member: int, step: int) -> RolloutRequest:
         plan, partial = self._plan, _partial(before)

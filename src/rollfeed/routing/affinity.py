@@ -1,0 +1,39 @@
+"""Requests that do best at one server: those of one conversation, and those of one prompt.
+
+Whoever answers a prompt says so around the calls, and whoever chooses a server asks; what is between the two, functions
+of users included, passes it on without knowing, tasks that it starts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+class Affinity(NamedTuple):
+    """The keys of a request, which are compared whole."""
+
+    group: str | None = None
+    """Of requests that have one prompt."""
+    session: str | None = None
+    """Of a conversation, whose requests begin with the earlier ones and their answers."""
+
+
+_AFFINITY: ContextVar[Affinity] = ContextVar("affinity", default=Affinity())  # noqa: B039 - it is frozen
+
+
+def current_affinity() -> Affinity:
+    """Return what the requests that are made here belong to."""
+    return _AFFINITY.get()
+
+
+@contextmanager
+def belonging(*, group: str | None = None, session: str | None = None) -> Iterator[None]:
+    """Have the requests made in the block belong to a group and a session."""
+    token = _AFFINITY.set(Affinity(group, session))
+    try:
+        yield
+    finally:
+        _AFFINITY.reset(token)
