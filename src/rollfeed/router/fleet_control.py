@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rollfeed.base.sglang_wire import RequestError, is_sample_of
 from rollfeed.engine.http import Http
-from rollfeed.engine.server.wire import json_reply, read_json
+from rollfeed.engine.http.json_answers import json_reply, read_json
 from rollfeed.errors import EngineError
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.forwarding import Forwarder

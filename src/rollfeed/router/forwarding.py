@@ -16,7 +16,7 @@ from rollfeed.base.sglang_wire import ABORTED, RequestError, error_content
 from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.engine.http import BrokenConnectionError, Connections, NotConnectedError
 from rollfeed.engine.http.incoming import HttpReply
-from rollfeed.engine.server.wire import json_reply
+from rollfeed.engine.http.json_answers import EventStream, json_reply
 from rollfeed.errors import EngineError
 from rollfeed.router.fleet import Fleet, TransferAbortedError
 from rollfeed.router.members import Member, Transfer
@@ -158,7 +158,7 @@ class Forwarder:
             if isinstance(error, BrokenConnectionError):
                 self._spawn(self._forget(member, transfer.fields.rids))
             return await self._ended(stream, _BAD_GATEWAY, f"{member.address}: {error}")
-        if stream is not None and stream.response is not None:
+        if stream is not None and stream.has_begun:
             return await stream.end(_DONE if transfer.given is not None else b"")
         return self._whole(member, transfer, reply.status, reply.headers, reply.content or b"")
 
@@ -211,7 +211,7 @@ class Forwarder:
     ) -> web.StreamResponse | FailedTry:
         """Say that a try has failed: to the client, where it has seen some of it."""
         content = msgspec.json.encode(error_content(told))
-        if stream is not None and stream.response is not None:
+        if stream is not None and stream.has_begun:
             return await stream.end(b"data: " + content + b"\n\n")
         headers = {"Content-Type": "application/json"}
         if is_final:
@@ -278,8 +278,9 @@ class _ToClient:
     """A stream on its way to the client, as it comes."""
 
     def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self.response: web.StreamResponse | None = None
+        self._events = EventStream(request)
+        self.has_begun = False
+        """Whether the client has seen some of it."""
         self._pieces: deque[bytes] = deque()
         self._num_bytes = 0
         self._arrived = asyncio.Event()
@@ -296,7 +297,7 @@ class _ToClient:
         task = asyncio.create_task(sent)
         task.add_done_callback(lambda _: self._arrived.set())
         try:
-            while True:
+            while not (task.done() and not self._pieces):
                 await self._arrived.wait()
                 self._arrived.clear()
                 while self._pieces:
@@ -304,28 +305,16 @@ class _ToClient:
                     self._num_bytes -= len(piece)
                     if not is_good(piece):
                         raise BrokenConnectionError("sampled with older weights")
-                    await self._write(piece)
-                if task.done() and not self._pieces:
-                    return task.result()
+                    self.has_begun = True
+                    await self._events.write(piece)
+            return task.result()
         finally:
-            if not task.done():
-                task.cancel()
+            task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-    async def _write(self, piece: bytes) -> None:
-        if self.response is None:
-            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-            self.response = web.StreamResponse(headers=headers)
-            await self.response.prepare(self._request)
-        await self.response.write(piece)
 
     async def end(self, last: bytes = b"") -> web.StreamResponse:
         """End the client's stream, with a last event where it has failed."""
-        assert self.response is not None
-        if last:
-            await self.response.write(last)
-        await self.response.write_eof()
-        return self.response
+        return await self._events.end(last)
 
 
 def _aborted_reply(rid: str, transfer: Transfer, version: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text, serve_applic
 from rollfeed.base.sglang_wire import RequestError
 from rollfeed.config.api_key import ApiKey
 from rollfeed.engine.http import Connections, Http
-from rollfeed.engine.server.wire import Handler, errors_as_json, json_reply, read_json
+from rollfeed.engine.http.json_answers import Handler, errors_as_json, json_reply, read_json
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.fleet_control import RouterControl
 from rollfeed.router.forwarding import Forwarder, KeepsSpans

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rollfeed.base.serving import serve_application
 from rollfeed.base.sglang_wire import model_list
+from rollfeed.engine.http.json_answers import EventStream, error_body, errors_as_json, json_reply, read_json
 from rollfeed.engine.server.chats import ChatHandlers
 from rollfeed.engine.server.control import ControlHandlers
 from rollfeed.engine.server.openai import CompletionsCall, chunk, logprobs_of, parse_call, usage_of, whole_reply
@@ -19,7 +20,6 @@ from rollfeed.engine.server.parsing import GenerateCall, parse_generate
 from rollfeed.engine.server.replies import generate_reply, partial_reply, settled_text
 from rollfeed.engine.server.service import RunningJob, Service
 from rollfeed.engine.server.weight_sessions import WeightHandlers
-from rollfeed.engine.server.wire import EventStream, error_body, errors_as_json, json_reply, read_json
 from rollfeed.errors import EngineError
 
 _MAX_BODY_BYTES = 1 << 28

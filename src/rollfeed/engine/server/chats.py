@@ -31,10 +31,10 @@ from rollfeed.chat_apis import (
     token_logprobs,
 )
 from rollfeed.conversations import call_syntax
+from rollfeed.engine.http.json_answers import EventStream, json_reply, read_json
 from rollfeed.engine.server.parsing import make_jobs, parse_sampling
 from rollfeed.engine.server.replies import settled_text
 from rollfeed.engine.server.service import RunningJob, ServerJob, Service
-from rollfeed.engine.server.wire import EventStream, json_reply, read_json
 from rollfeed.errors import EngineError
 from rollfeed.protocols import CallFormat, Tokenizer
 

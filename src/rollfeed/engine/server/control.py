@@ -13,8 +13,8 @@ from aiohttp import web
 
 from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
 from rollfeed.base.sglang_wire import RequestError, model_info, new_request_id
+from rollfeed.engine.http.json_answers import json_reply, read_json
 from rollfeed.engine.server.service import ServerJob, Service
-from rollfeed.engine.server.wire import json_reply, read_json
 from rollfeed.errors import CheckpointError, EngineProtocolError
 from rollfeed.types import SamplingParams
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from rollfeed.base.sglang_wire import RequestError
+from rollfeed.engine.http.json_answers import json_reply, read_json
 from rollfeed.engine.server.service import Service
-from rollfeed.engine.server.wire import json_reply, read_json
 from rollfeed.errors import EngineProtocolError
 
 if TYPE_CHECKING:
