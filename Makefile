@@ -16,6 +16,8 @@ BROWSER_VENV := .venv-browser
 BROWSER_INSTALLED := $(BROWSER_VENV)/.installed
 TRACKERS_VENV := .venv-trackers
 TRACKERS_INSTALLED := $(TRACKERS_VENV)/.installed
+RAY_VENV := .venv-ray
+RAY_INSTALLED := $(RAY_VENV)/.installed
 REASONING_GYM_VENV := .venv-reasoning-gym
 REASONING_GYM_INSTALLED := $(REASONING_GYM_VENV)/.installed
 
@@ -27,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadsc
 # Folders of tests that start servers and processes, or take long: `make quick` leaves them out.
 SLOW_TESTS := benchmarks engine integration rewards sandbox testing/fake_sglang workers
 
-.PHONY: install demo test check lint types rules quick soak settings wheel bench-trl trl vllm sglang renderers browser reasoning-gym trackers
+.PHONY: install demo test check lint types rules quick soak settings wheel bench-trl trl vllm sglang renderers browser reasoning-gym trackers ray
 
 install: $(INSTALLED) $(ROUTER_INSTALLED)
 
@@ -89,6 +91,14 @@ $(TRACKERS_INSTALLED): constraints-trackers.txt pyproject.toml
 		--editable '.[local,wandb,tensorboard,mlflow,trackio]'
 	@touch $@
 
+# Ray, beside rollfeed as its users have it.
+$(RAY_INSTALLED): constraints-ray.txt constraints.txt pyproject.toml
+	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	@echo "installing into $(RAY_VENV); PyTorch takes two minutes"
+	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--constraint constraints-ray.txt --editable '.[local,train,ray]'
+	@touch $@
+
 # Its packages are pinned to versions that are not ours.
 $(REASONING_GYM_INSTALLED): pyproject.toml
 	@test -x $(REASONING_GYM_VENV)/bin/python || $(PYTHON) -m venv $(REASONING_GYM_VENV)
@@ -98,6 +108,8 @@ $(REASONING_GYM_INSTALLED): pyproject.toml
 trl: $(TRL_INSTALLED)
 
 trackers: $(TRACKERS_INSTALLED)
+
+ray: $(RAY_INSTALLED)
 
 vllm: $(VLLM_INSTALLED)
 
@@ -133,7 +145,7 @@ quick: install
 browser: install $(BROWSER_INSTALLED)
 	PYTHONPATH=$$(echo $(BROWSER_VENV)/lib/python3.*/site-packages) $(BIN)/python -m pytest -q -m browser tests/viewer
 
-soak: install trl vllm sglang renderers reasoning-gym browser trackers
+soak: install trl vllm sglang renderers reasoning-gym browser trackers ray
 	$(BIN)/python -m pytest -q -m "soak or engines"
 
 # What users of the package have, in environments of its own; several minutes.

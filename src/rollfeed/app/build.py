@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rollfeed import plugins
 from rollfeed.app.checks import check_combination, needs_keyed_cut
+from rollfeed.app.cluster import ClusterEngine, RemoteRunner, cluster_engine
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, label_names, reward_hub
@@ -23,6 +24,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
 from rollfeed.pipeline import (
     GroupPlan,
+    GroupRunner,
     LengthHistory,
     Observers,
     OverSampling,
@@ -131,7 +133,8 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
     model = load_settings_model(settings, samples=starts)
     settings = _with_template_date(settings, model.template_date)
-    engine = run_engine(model, settings, folders=folders, starts=starts)
+    spec = replace(spec, settings=settings)
+    engine = cluster_engine(spec, run_engine(model, settings, folders=folders, starts=starts))
     rows = RowChecks(
         settings,
         unscored="set reward.rm_type or plugins.reward",
@@ -142,7 +145,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     workers = functions.services.workers
     source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools, workers=workers)
     return PreparedRun(
-        spec=replace(spec, settings=settings),
+        spec=spec,
         functions=functions,
         source=source,
         engine=engine,
@@ -248,7 +251,9 @@ def open_rollouts(
     made = functions or load_functions(config, folders=folders)
     made.services.on_isolation, made.services.workers.output = on_isolation, None if printed is None else Path(printed)
     plugins.check_methods(source, PromptSource, key="source")
-    plan = _group_plan(config, made, engine, tokenizer, turns)
+    plan = group_plan(config, made, engine, tokenizer, turns)
+    if isinstance(engine, ClusterEngine):
+        engine.workers.on_isolation = on_isolation
     rollouts = Rollouts(
         plan=plan,
         parts=_parts(config, made, engine, spill),
@@ -265,9 +270,14 @@ def open_rollouts(
     return rollouts
 
 
-def _group_plan(
+def group_plan(
     config: RolloutConfig, made: Functions, engine: Engine, tokenizer: Tokenizer, turns: TurnJournal | None
 ) -> GroupPlan:
+    """Return what all groups of a run share.
+
+    Raises:
+        ConfigError: If answers may be longer than the engine takes.
+    """
     max_context_length = config.sampling.rollout_max_context_len or engine.context_length
     if max_context_length > engine.context_length:
         raise ConfigError(
@@ -302,6 +312,7 @@ def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill 
         placement=_placement(config),
         publisher=publisher,
         weights=_weight_follower(config, publisher),
+        new_runner=partial(RemoteRunner, engine.workers) if isinstance(engine, ClusterEngine) else GroupRunner,
     )
 
 

@@ -2,6 +2,7 @@
 
 from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.config.buffer import BufferPolicyName, BufferSettings, PlacementSettings
+from rollfeed.config.cluster import ClusterKind, ClusterSettings
 from rollfeed.config.engine import (
     EngineSettings,
     Kernels,
@@ -51,6 +52,8 @@ __all__ = [
     "AdvantageSettings",
     "BufferPolicyName",
     "BufferSettings",
+    "ClusterKind",
+    "ClusterSettings",
     "CodeRewardSettings",
     "DatasetSettings",
     "DifficultyPolicyName",

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rollfeed.config.advantage import AdvantageSettings
 from rollfeed.config.agent import AgentSettings
 from rollfeed.config.buffer import BufferSettings, PlacementSettings
+from rollfeed.config.cluster import ClusterKind, ClusterSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.evaluation import EvalSettings
 from rollfeed.config.filters import FiltersSettings
@@ -125,6 +126,7 @@ class Settings(RolloutConfig):
     model: ModelSettings = ModelSettings()
     prompts: PromptSettings = PromptSettings()
     engine: EngineSettings = EngineSettings()
+    cluster: ClusterSettings = ClusterSettings()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -177,6 +179,7 @@ class Settings(RolloutConfig):
                 "engine.launch.colocate: servers have no time to give up their memory with rollout.mode = 'async': set "
                 "another mode, or colocate = false"
             )
+        yield from self._cluster_problems()
         if self.max_context_length > self.engine.context_length:
             yield (
                 f"sampling.rollout_max_context_len = {self.max_context_length} is above engine.context_length = "
@@ -197,6 +200,19 @@ class Settings(RolloutConfig):
                 "lower one of them, or raise engine.context_length"
             )
 
+    def _cluster_problems(self) -> Iterator[str]:
+        cluster, launch = self.cluster, self.engine.launch
+        if cluster.kind is ClusterKind.LOCAL:
+            return
+        if self.engine.sglang is not None and self.engine.sglang.router is not None:
+            yield "engine.sglang.router: each worker of [cluster] needs servers of its own: name them in workers"
+        if launch is not None and (launch.gpus or launch.colocate):
+            key = "gpus" if launch.gpus else "colocate"
+            yield f"engine.launch.{key}: GPUs of [cluster] are given out by Ray: remove it, and set gpus_per_server"
+        most = self.num_servers
+        if most is not None and (cluster.num_workers or 1) > most:
+            yield f"cluster.num_workers = {cluster.num_workers}: there are {most} servers to share: lower it"
+
     def _objective_problems(self) -> Iterator[str]:
         loss, is_sft = self.train.loss, self.rollout.mode is RolloutMode.SFT
         if loss.objective is Objective.CROSS_ENTROPY and not is_sft:
@@ -214,6 +230,13 @@ class Settings(RolloutConfig):
     def needs_engine(self) -> bool:
         """Whether something is sampled: by the run, or by the evaluations of its training."""
         return self.rollout.mode is not RolloutMode.SFT or (self.trains and self.eval.has_sets)
+
+    @property
+    def num_servers(self) -> int | None:
+        """Servers that are named or launched; None with the embedded engine."""
+        launch = self.engine.launch
+        tables = self.engine.servers.values()
+        return next((len(table.addresses) if launch is None else launch.count for table in tables), None)
 
     @property
     def trains(self) -> bool:

@@ -1,6 +1,6 @@
 """Scheduling: from prompts to batches."""
 
-from rollfeed.pipeline.groups import Activity, GroupPlan
+from rollfeed.pipeline.groups import Activity, GroupPlan, GroupRunner
 from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import LengthHistory, Placement
 from rollfeed.pipeline.rollouts import RolloutParts, Rollouts
@@ -10,6 +10,7 @@ from rollfeed.pipeline.weight_follower import WeightFollower
 __all__ = [
     "Activity",
     "GroupPlan",
+    "GroupRunner",
     "LengthHistory",
     "Observers",
     "OverSampling",

@@ -76,6 +76,8 @@ class RolloutParts:
     publisher: WeightPublisher
     placement: Placement = field(default_factory=Placement)
     weights: WeightFollower | None = None
+    new_runner: Callable[..., GroupRunner] = GroupRunner
+    """Called as :class:`GroupRunner` is."""
 
 
 @dataclass(slots=True)
@@ -117,11 +119,9 @@ class Rollouts:
         resources: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
         self._settings = settings = plan.settings
-        self._source = source
-        self._resources = resources
+        self._source, self._resources = source, resources
         self._parts = parts
-        self._engine = engine
-        self._commit = commit
+        self._engine, self._commit = engine, commit
         self._observers = observers
         self._state = state or RunState(next_step=0, next_group_index=0, source={})
         self._surplus = self._state.surplus
@@ -145,7 +145,7 @@ class Rollouts:
         self.services = replace(plan.services, endpoint=self._gate)
         """What functions of the run may use; requests are bounded, and checked."""
         plan = replace(plan, services=self.services)
-        self._runner = GroupRunner(plan, gate=self._gate, failures=self._failures, observer=observers, clock=clock)
+        self._runner = parts.new_runner(plan, gate=self._gate, failures=self._failures, observer=observers, clock=clock)
 
     async def __aenter__(self) -> Rollouts:
         async with AsyncExitStack() as entered:

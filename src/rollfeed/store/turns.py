@@ -69,12 +69,11 @@ class TurnFile(TurnJournal):
         ]
         for entry in kept:
             turns = self._turns.setdefault(entry.group_index, {}).setdefault(entry.rollout_id, [])
-            turns.append(msgspec.msgpack.decode(entry.turn, type=_KINDS[entry.kind], dec_hook=array_of_bytes))
+            turns.append(decode_turn(entry.kind, entry.turn))
         self._rewrite(kept)
 
     def write(self, request: RolloutRequest, turn: Turn) -> None:
-        encoded = msgspec.msgpack.encode(turn, enc_hook=array_as_bytes)
-        self._append(_Done(request.group_index, request.rollout_id, type(turn).__name__, encoded))
+        self._append(_Done(request.group_index, request.rollout_id, *encode_turn(turn)))
         super().write(request, turn)
 
     async def flush(self) -> None:
@@ -114,6 +113,17 @@ class TurnFile(TurnJournal):
             return
         replace_file(self._path, lambda file: file.writelines(map(_sealed, entries)))
         self._large_bytes = _SMALL_BYTES + 2 * self._path.stat().st_size
+
+
+def encode_turn(turn: Turn) -> tuple[str, bytes]:
+    """Return the kind of a turn, and the turn as bytes."""
+    return type(turn).__name__, msgspec.msgpack.encode(turn, enc_hook=array_as_bytes)
+
+
+def decode_turn(kind: str, encoded: bytes) -> Turn:
+    """Return the turn that :func:`encode_turn` was given."""
+    turn: Turn = msgspec.msgpack.decode(encoded, type=_KINDS[kind], dec_hook=array_of_bytes)
+    return turn
 
 
 def _live(entries: Iterator[_Entry], *, next_step: int) -> list[_Entry]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfeed.errors import ConfigError, WorkerCallError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from rollfeed.protocols import Workers
 from rollfeed.workers.process import WorkerProcess
 
 
@@ -73,6 +74,8 @@ class WorkerPool:
         self.counts = PoolCounts()
         self.output: Path | None = None
         """The file that gets the lines that functions print, of workers that start later; by default they are lost."""
+        self.elsewhere: Workers | None = None
+        """What makes all calls in place of processes of this pool, where there is such a thing."""
         self._warm_up = tuple(warm_up)
         self._memory_limit_bytes = memory_limit_bytes
         self._recycle_bytes = recycle_bytes
@@ -155,6 +158,8 @@ class WorkerPool:
             WorkerDiedError: If its process dies, cannot be started, or the pool is closed.
             WorkerCallError: If it raises, cannot be found, or takes or returns what is not JSON.
         """
+        if self.elsewhere is not None:
+            return await self.elsewhere.call(function_path, args, deadline_seconds=deadline_seconds, cached=cached)
         if not self._open or self._closed:
             await self.start()
         self.counts.calls += 1

@@ -1,0 +1,19 @@
+"""A reward worker: processes that make the calls of graders and environments, on a node of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollfeed.app.rewards import RewardServices
+from rollfeed.config import RewardSettings
+
+
+class RewardWorker:
+    """Makes calls in the processes that ``[reward.workers]`` describes."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self._workers = RewardServices(settings, rm_types=[]).workers
+
+    async def call(self, function_path: str, args: list[Any], deadline_seconds: float, cached: bool) -> Any:
+        """Call a function, as :meth:`rollfeed.protocols.Workers.call`."""
+        return await self._workers.call(function_path, args, deadline_seconds=deadline_seconds, cached=cached)

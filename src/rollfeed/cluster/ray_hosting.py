@@ -1,0 +1,233 @@
+"""Hosts as actors of Ray, on the nodes of a cluster that is there or is started for the run.
+
+Ray is imported when a cluster is entered, never before. What is made belongs to this process's job: it ends with it,
+however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable
+from typing import Any, NamedTuple, TypeVar
+
+from rollfeed.cluster.hosting import Host, HostDiedError, Hosted, Hosting, returned
+from rollfeed.cluster.node_checks import NodeNeeds, node_probe
+from rollfeed.config import ClusterSettings
+from rollfeed.errors import ConfigError, RunFailedError, in_one_line
+
+_log = logging.getLogger(__name__)
+_CONNECT_SECONDS = 5.0
+_PROBE_SECONDS = 30.0
+_CALLS_AT_ONCE = 10_000
+_LOCAL = "local"
+_NODE_LABEL = "ray.io/node-id"
+
+T = TypeVar("T")
+
+
+class Resources(NamedTuple):
+    """A rollout worker's share of a node, in Ray's units."""
+
+    cpus: float
+    gpus: float
+
+
+class RayHost(Host):
+    """An actor."""
+
+    def __init__(self, actor: Any, name: str) -> None:
+        self.name = name
+        self._actor = actor
+
+    async def call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        try:
+            outcome = await self._actor.call.remote(method, *args)
+        except ray.exceptions.RayError as error:
+            raise HostDiedError(f"{self.name}: {in_one_line(error)}") from None
+        return returned(outcome)
+
+    def kill(self) -> None:
+        import ray
+
+        try:
+            ray.kill(self._actor, no_restart=True)
+        except Exception as error:  # it is gone, or the cluster is
+            _log.debug("%s cannot be killed: %s", self.name, error)
+
+
+class RayHosting(Hosting):
+    """Hosts on the nodes of a Ray cluster that have what the run needs."""
+
+    def __init__(self, settings: ClusterSettings, *, needs: NodeNeeds, per_worker: Resources) -> None:
+        self._settings = settings
+        self._needs = needs
+        self._per_worker = per_worker
+        self._group: Any = None
+        self._hosts: list[RayHost] = []
+        self._refused: list[str] = []
+        self._num_nodes = 0
+
+    @property
+    def num_nodes(self) -> int:
+        return self._num_nodes
+
+    async def __aenter__(self) -> RayHosting:
+        """Connect, and find out which nodes can be used.
+
+        Raises:
+            ConfigError: If there is no Ray here, no cluster at the address, or no node that has what is needed.
+        """
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"cluster.kind = 'ray' needs {error.name}, which is not installed: pip install 'rollfeed[ray]'"
+            ) from None
+        self._is_own = not ray.is_initialized()
+        if self._is_own:
+            await _in_time(asyncio.to_thread(self._connect), self._settings, "the cluster does not answer")
+        try:
+            await self._check_nodes()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.shield(asyncio.to_thread(self._leave))
+
+    async def reserve(self, num_places: int) -> None:
+        from ray.util.placement_group import placement_group
+
+        per_worker = self._per_worker
+        bundle = {name: amount for name, amount in (("CPU", per_worker.cpus), ("GPU", per_worker.gpus)) if amount}
+        if not bundle:
+            return
+        elsewhere = [{_NODE_LABEL: f"!in({','.join(self._refused)})"}] * num_places if self._refused else None
+        self._group = await asyncio.to_thread(
+            placement_group, [bundle] * num_places, strategy="SPREAD", bundle_label_selector=elsewhere
+        )
+        seconds = self._settings.startup_timeout_seconds
+        if not await asyncio.to_thread(self._group.wait, seconds):
+            raise RunFailedError(
+                f"cluster: there is no room for {num_places} workers of {bundle} within "
+                f"cluster.startup_timeout_seconds = {seconds:g}; the nodes have {await asyncio.to_thread(_free)} free: "
+                "lower cluster.num_workers, or add nodes"
+            )
+
+    async def start(self, factory: str, *args: Any, place: int | None) -> RayHost:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": _CALLS_AT_ONCE, "max_restarts": 0}
+        if place is None:
+            options |= {"scheduling_strategy": "SPREAD", "num_cpus": self._per_worker.cpus}
+            if self._refused:
+                options["label_selector"] = {_NODE_LABEL: f"!in({','.join(self._refused)})"}
+        else:
+            options |= {"num_cpus": self._per_worker.cpus, "num_gpus": self._per_worker.gpus}
+            if self._group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=place
+                )
+        made = await asyncio.to_thread(lambda: ray.remote(Hosted).options(**options).remote(factory, *args))
+        host = RayHost(made, f"reward worker of {factory}" if place is None else f"rollout worker {place}")
+        self._hosts.append(host)
+        return host
+
+    def share(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def _connect(self) -> None:
+        import ray
+
+        address = self._settings.address or os.environ.get("RAY_ADDRESS") or _LOCAL
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _check_reachable(address)
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it would tell of this thread, and of each restart
+        options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
+        except Exception as error:  # Ray raises many kinds
+            raise ConfigError(f"cluster.address = {address!r}: {in_one_line(error)}") from error
+
+    async def _check_nodes(self) -> None:
+        """Find which nodes lack something; they are named, and get no work."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+        probe = ray.remote(node_probe())
+
+        async def problem_of(node: Any) -> str | None:
+            strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            try:
+                async with asyncio.timeout(_PROBE_SECONDS):
+                    asked = probe.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(*self._needs)
+                    found: str | None = await asked
+                    return found
+            except TimeoutError:
+                return f"does not answer within {_PROBE_SECONDS:g} s"
+            except ray.exceptions.RayError as error:
+                return f"cannot run a task: {in_one_line(error)}"
+
+        problems = await asyncio.gather(*map(problem_of, nodes))
+        told = []
+        for node, problem in zip(nodes, problems, strict=True):
+            if problem is not None:
+                told.append(f"node {node['NodeManagerHostname']} ({node['NodeID'][:8]}) {problem}")
+                _log.warning("cluster: %s; it gets no work", told[-1])
+                self._refused.append(node["NodeID"])
+        self._num_nodes = len(nodes) - len(told)
+        if not self._num_nodes:
+            raise ConfigError(f"cluster: no node can be used: {'; '.join(told) or 'there is none'}")
+
+    def _leave(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for host in self._hosts:
+            host.kill()
+        if self._group is not None:
+            try:
+                remove_placement_group(self._group)
+            except Exception as error:  # the cluster is gone
+                _log.debug("the placement group cannot be removed: %s", error)
+        if self._is_own:
+            ray.shutdown()
+
+
+async def _in_time(work: Awaitable[T], settings: ClusterSettings, otherwise: str) -> T:
+    seconds = settings.startup_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise ConfigError(f"cluster: {otherwise} within cluster.startup_timeout_seconds = {seconds:g}") from None
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address at which nobody listens; Ray itself would try for long."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.address = {address!r}: no cluster answers there ({error.strerror or error}); start one with "
+            "`ray start --head`, or set cluster.address"
+        ) from None
+
+
+def _free() -> dict[str, float]:
+    import ray
+
+    return {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}

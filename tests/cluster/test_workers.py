@@ -1,0 +1,203 @@
+"""A run whose groups are answered elsewhere: the same batches, and nothing lost when what answers them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.process_hosting import ProcessHosting
+
+from rollfeed import app
+from rollfeed.app.build import PreparedRun, prepare
+from rollfeed.app.cluster import ClusterEngine, cluster_engine
+from rollfeed.config import RunSpec, Settings
+from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
+from rollfeed.types import Group, Rollout
+
+REWARD = """
+from pathlib import Path
+
+
+def score(sample, prompt):
+    return float(sample.response_token_ids.sum() % 7)
+
+
+def fail(sample, prompt):
+    raise ValueError("nothing to see")
+"""
+
+
+def settings_for(checkpoint: Path, **changed: dict[str, Any]) -> Settings:
+    tree: dict[str, dict[str, Any]] = {
+        "model": {"checkpoint": str(checkpoint)},
+        "prompts": {"environments": [{"id": "core/copy_text"}]},
+        "rollout": {
+            "num_rollout": 3,
+            "rollout_batch_size": 3,
+            "n_samples_per_prompt": 2,
+            "over_sampling_batch_size": 5,
+            "deterministic": True,
+        },
+        "sampling": {"rollout_max_response_len": 12},
+        "engine": {"context_length": 256, "kernels": "torch", "precision": "fp32"},
+        "reward": {"override_environments": True, "functions_in_workers": False},
+        "plugins": {"reward": "elsewhere_reward:score"},
+        "cluster": {"kind": "ray", "num_workers": 2, "startup_timeout_seconds": 60},
+    }
+    for name, values in changed.items():
+        tree[name] = {**tree.get(name, {}), **values}
+    return Settings.model_validate({"seed": 3, **tree})
+
+
+def prepared_on(hosting: ProcessHosting, spec: RunSpec) -> PreparedRun:
+    prepared = prepare(spec)
+    return replace(prepared, engine=cluster_engine(prepared.spec, prepared.engine, hosting=hosting))
+
+
+def content_of(run: Path) -> dict[str, str]:
+    files = sorted((*(run / "batches").iterdir(), *(run / "dropped").iterdir()))
+    return {path.name: hashlib.blake2b(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def host(fork_rollfeed: object) -> Callable[[], ProcessHosting]:
+    """Return what makes a hosting; ``fork_rollfeed`` has everything imported where its processes are forked."""
+    return partial(ProcessHosting, multiprocessing.get_context("forkserver"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "elsewhere_reward.py").write_text(REWARD)
+    return tmp_path
+
+
+@pytest.fixture
+def local(folder: Path, tiny_checkpoint: Path) -> dict[str, str]:
+    spec = RunSpec(settings_for(tiny_checkpoint, cluster={"kind": "local"}), (folder,))
+    asyncio.run(app.run(prepare(spec), out=folder / "local"))
+    return content_of(folder / "local")
+
+
+class Kills:
+    """Kills the first worker when the first rollout of the run has ended, and so is in the middle of its groups."""
+
+    def __init__(self, hosting: ProcessHosting, times: int = 1) -> None:
+        self._hosting = hosting
+        self._left = times
+
+    def rollout_finished(self, rollout: Rollout) -> None:
+        if self._left:
+            self._left -= 1
+            self._hosting.hosts[0].kill()
+
+    def group_submitted(self, group: Group) -> None: ...
+    def step_started(self, step: int) -> None: ...
+    def group_decided(self, group: Group, decision: object) -> None: ...
+    def waiting(self, message: str) -> None: ...
+    def step_finished(self, commit: object) -> None: ...
+
+
+def test_batches_are_those_of_a_local_run_byte_for_byte(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path, local: dict[str, str]
+) -> None:
+    hosting = host()
+    spec = RunSpec(settings_for(tiny_checkpoint), (folder,))
+    summary = asyncio.run(app.run(prepared_on(hosting, spec), out=folder / "run"))
+    assert content_of(folder / "run") == local
+    assert summary.ledger.balanced
+    assert len(hosting.hosts) == 2
+    assert hosting.is_left
+
+
+def test_a_killed_worker_loses_and_doubles_nothing(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path, local: dict[str, str]
+) -> None:
+    hosting = host()
+    prepared = prepared_on(hosting, RunSpec(settings_for(tiny_checkpoint), (folder,)))
+    summary = asyncio.run(app.run(prepared, out=folder / "run", observers=[Kills(hosting)]))
+    assert content_of(folder / "run") == local
+    assert summary.ledger.balanced
+    metrics = prepared.engine.metrics()
+    assert metrics["lost_rollout_workers"] == 1
+    assert metrics["groups_run_again"] >= 1
+
+
+def test_the_last_worker_that_is_killed_is_waited_for(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path, local: dict[str, str]
+) -> None:
+    hosting = host()
+    spec = RunSpec(settings_for(tiny_checkpoint, cluster={"num_workers": 1}), (folder,))
+    asyncio.run(app.run(prepared_on(hosting, spec), out=folder / "run", observers=[Kills(hosting)]))
+    assert content_of(folder / "run") == local
+    assert len(hosting.hosts) == 2
+
+
+def test_failures_at_workers_count_for_the_budget_of_the_run(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    settings = settings_for(tiny_checkpoint, plugins={"reward": "elsewhere_reward:fail"})
+    prepared = prepared_on(host(), RunSpec(settings, (folder,)))
+    with pytest.raises(RunFailedError, match="nothing to see"):
+        asyncio.run(app.run(prepared, out=folder / "run"))
+
+
+def test_weights_reach_all_workers_and_those_that_come_later(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    hosting = host()
+    prepared = prepared_on(hosting, RunSpec(settings_for(tiny_checkpoint), (folder,)))
+    engine = prepared.engine
+    assert isinstance(engine, ClusterEngine)
+
+    async def make(rollouts: Any) -> None:
+        from safetensors.numpy import load_file
+
+        await rollouts.generate_batch()
+        tensors = {name: values * 1.5 for name, values in load_file(tiny_checkpoint / "model.safetensors").items()}
+        await rollouts.update_weights(tensors, policy_version=7)
+        assert engine.policy_version == 7
+        hosting.hosts[0].kill()
+        while len(hosting.hosts) < 3 or len(engine.workers.live) < 2:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.05)
+        assert [place.policy_version for place in engine.workers.places] == [7, 7]
+        batch = await rollouts.generate_batch()
+        versions = {
+            span.policy_version for group in batch.groups for each in group.samples for span in each.version_spans
+        }
+        assert versions == {7}
+
+    asyncio.run(asyncio.wait_for(app.run(prepared, out=folder / "run", make_steps=make), 60))
+
+
+def test_a_worker_without_the_model_is_named(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    prepared = prepared_on(host(), RunSpec(settings_for(tiny_checkpoint), (folder,)))
+    engine = prepared.engine
+    assert isinstance(engine, ClusterEngine)
+    gone = settings_for(folder / "not-there")
+    engine.workers._spec_of = lambda number, count: RunSpec(gone, (folder,))
+    with pytest.raises(ConfigError, match="not-there"):
+        asyncio.run(app.run(prepared, out=folder / "run"))
+
+
+def test_a_cluster_whose_workers_do_not_come_up_ends_the_run(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    class Dead(ProcessHosting):
+        async def start(self, factory: str, *args: Any, place: int | None) -> Any:
+            host = await super().start(factory, *args, place=place)
+            host.kill()
+            return host
+
+    settings = settings_for(tiny_checkpoint, cluster={"startup_timeout_seconds": 0.5})
+    prepared = prepared_on(Dead(multiprocessing.get_context("forkserver")), RunSpec(settings, (folder,)))
+    with pytest.raises(EngineUnavailableError, match="none of 2 rollout workers was ready"):
+        asyncio.run(app.run(prepared, out=folder / "run"))
