@@ -167,6 +167,8 @@ def test_slimes_process_makes_steps_with_aborts_and_weights_through_the_router(
         (("10.0.0.5:30000",), "10.0.0.5:30000: no address of a worker"),
         (("--max-tries", "0"), "--max-tries 0: must be above 0"),
         (("--span-cache", "100"), "give both, or neither"),
+        (("--span-cache-versions", "3"), "there is no cache"),
+        (("--span-cache", "100", "--span-cache-versions", "-1", "--tokenizer", "x"), "must be at least 0"),
         (("--api-key-env", "NOT_SET_ANYWHERE"), "--api-key-env"),
     ],
 )

@@ -62,6 +62,12 @@ def register(actions: Parsers) -> None:
         type=int,
         help="keep sampled tokens, so that texts of /generate that have them get the same ones, with --tokenizer",
     )
+    parser.add_argument(
+        "--span-cache-versions",
+        metavar="N",
+        type=int,
+        help="newer versions after which sampled tokens that nobody uses are forgotten (default: when room is needed)",
+    )
     add_path(parser, "--tokenizer", "FOLDER", "of the policy, for --span-cache")
     parser.add_argument("--api-key-env", metavar="NAME", help="variable with the key that servers and clients have")
 
@@ -90,14 +96,19 @@ def run(arguments: argparse.Namespace) -> int:
 def _span_cache(arguments: argparse.Namespace) -> SpanCache | None:
     if (arguments.span_cache is None) is not (arguments.tokenizer is None):
         raise ConfigError("--span-cache and --tokenizer: give both, or neither")
+    age = arguments.span_cache_versions
     if arguments.span_cache is None:
+        if age is not None:
+            raise ConfigError("--span-cache-versions: there is no cache: give --span-cache and --tokenizer, too")
         return None
     if arguments.span_cache < 1:
         raise ConfigError(f"--span-cache {arguments.span_cache}: must be at least 1")
+    if age is not None and age < 0:
+        raise ConfigError(f"--span-cache-versions {age}: must be at least 0")
     from rollfeed.prompts.tokenizer import load_tokenizer
     from rollfeed.router.span_cache import SpanCache
 
-    return SpanCache(load_tokenizer(arguments.tokenizer), num_tokens=arguments.span_cache)
+    return SpanCache(load_tokenizer(arguments.tokenizer), num_tokens=arguments.span_cache, max_version_age=age)
 
 
 async def _serve(

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.members import MemberState
+from rollfeed.router.span_cache import SpanCacheUse
 
 _COUNTERS = {
     "retries": "Tries that were made again at another worker",
@@ -17,6 +18,26 @@ _COUNTERS = {
     "prompt_tokens": "Tokens of prompts that were passed on",
     "cached_tokens": "Those of them that their worker was believed to have computed",
 }
+_SPAN_GAUGES = {
+    "num_bytes": "Bytes that the span cache takes",
+    "num_tokens": "Tokens in the span cache",
+    "num_spans": "Spans in the span cache",
+}
+_SPAN_COUNTERS = {
+    "num_rewritten": "Prompts that came as text",
+    "num_reused_tokens": "Tokens of these that were in the span cache",
+    "num_kept": "Replies that the span cache keeps, or has kept",
+    "num_not_kept": "Replies that did not say exactly what was sampled",
+    "num_evicted_tokens": "Tokens that the span cache has forgotten",
+}
+
+
+def span_families(use: SpanCacheUse) -> Iterable[Metric]:
+    """Return the numbers of a span cache."""
+    for field, told in _SPAN_GAUGES.items():
+        yield GaugeMetricFamily(f"rollfeed_router_span_cache_{field.removeprefix('num_')}", told, getattr(use, field))
+    for field, told in _SPAN_COUNTERS.items():
+        yield CounterMetricFamily(f"rollfeed_router_span_cache_{field.removeprefix('num_')}", told, getattr(use, field))
 
 
 def router_families(fleet: Fleet, replies: Counter[tuple[str, int]]) -> Iterable[Metric]:

@@ -18,8 +18,9 @@ from rollfeed.engine.http.json_answers import Handler, errors_as_json, json_repl
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.fleet_control import RouterControl
 from rollfeed.router.forwarding import Forwarder, KeepsSpans
-from rollfeed.router.router_metrics import router_families
+from rollfeed.router.router_metrics import router_families, span_families
 from rollfeed.router.router_settings import RouterSettings
+from rollfeed.router.span_cache import SpanCacheUse
 from rollfeed.router.watching import Watcher
 from rollfeed.router.weight_updates import WeightUpdates
 from rollfeed.router.worker_kinds import ROUTES, WorkerAsker
@@ -46,8 +47,8 @@ class SpanStore(KeepsSpans, Protocol):
     def retrieve(self, text: str) -> dict[str, Any]:
         """Return tokens, log-probabilities, mask and versions of a text."""
 
-    def forget_versions_before(self, policy_version: int) -> None:
-        """Forget what older weights have sampled."""
+    def use(self) -> SpanCacheUse:
+        """Return what it holds and has done."""
 
 
 class RouterService:
@@ -129,7 +130,8 @@ class RouterService:
         raise RequestError(f"no worker may have requests: {self.fleet.told_states()}", status=_UNAVAILABLE)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        text = prometheus_text(router_families(self.fleet, self._replies))
+        spans = () if self._spans is None else span_families(self._spans.use())
+        text = prometheus_text([*router_families(self.fleet, self._replies), *spans])
         return web.Response(body=text, headers={"Content-Type": PROMETHEUS_TYPE})
 
     async def _loads(self, request: web.Request) -> web.Response:

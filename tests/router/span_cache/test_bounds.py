@@ -192,3 +192,46 @@ def test_a_token_takes_at_most_16_bytes_with_all_it_needs() -> None:
     use = cache.use()
     assert num_bytes <= 16 * (use.num_tokens - held.num_tokens)
     assert use.num_bytes - held.num_bytes == pytest.approx(num_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("end", ["", "\x03"])
+def test_replies_that_share_tokens_end_where_each_of_them_does(end: str) -> None:
+    """Equal log-probabilities put both on one path; 3 is a special token, which is not shown."""
+    cache = SpanCache(CharTokenizer())
+    prompts = [cache.rewrite({"text": "Q:"}) for _ in range(2)]
+    for prompt, said in zip(prompts, (" four is it", " four" + end), strict=True):
+        reply = reply_of(said, 1)
+        cache.keep(prompt, {**reply, "text": said.removesuffix(end)}, policy_version=1)
+    for written in (" is", " isn't", " i", "!"):
+        got = cache.retrieve("Q: four" + written)
+        assert got["loss_mask"] == [0, 0] + [1] * 5 + [0] * (len(got["tokens"]) - 7)
+        assert 3 not in got["tokens"]
+    assert cache.retrieve("Q: four is it")["loss_mask"] == [0, 0] + [1] * 11
+    assert cache.retrieve("Q: four")["loss_mask"] == [0, 0] + [1] * (5 + len(end))
+
+
+def test_equal_tokens_with_other_log_probabilities_stay_apart_and_the_last_sampled_come_first() -> None:
+    cache = SpanCache(CharTokenizer())
+
+    def sample(text: str, logprob: float) -> None:
+        reply = reply_of(text, 1)
+        for entry in reply["meta_info"]["output_token_logprobs"]:
+            entry[0] = logprob
+        cache.keep(cache.rewrite({"text": "Q"}), reply, policy_version=1)
+
+    sample("ab", -1.0)
+    sample("ac", -2.0)
+    sample("ab", -3.0)
+    assert cache.retrieve("Qac")["rollout_logp"] == [0, -2, -2]
+    assert cache.retrieve("Qab")["rollout_logp"] == [0, -3, -3]
+    sample("ab", -1.0)
+    assert cache.retrieve("Qab")["rollout_logp"] == [0, -1, -1]
+
+
+def test_a_late_reply_of_older_weights_is_no_older_than_its_arrival() -> None:
+    cache = SpanCache(CharTokenizer())
+    say(cache, "new", "one", version=5)
+    late = say(cache, "late", "one", version=3)
+    cache.forget_versions_before(5)
+    assert is_known(cache, late)
+    assert cache.retrieve(late)["weight_versions"][0]["version"] == "3"

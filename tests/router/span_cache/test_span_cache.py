@@ -391,17 +391,19 @@ def test_what_is_no_text_is_refused_and_other_bodies_pass() -> None:
         {"text": 3},
         {"text": []},
         {"text": ["a", ""]},
-        {"text": "a", "input_ids": [97]},
         {"text": "a", "image_data": ["x"]},
-        {"input_ids": [97]},
+        {"input_ids": [97], "image_data": ["x"]},
         {"input_ids": []},
-        {"input_ids": ["a"]},
+        {"input_ids": [[]]},
         {"input_embeds": [[0.5]]},
     ]
+    plain = CharTokenizer()
     for body in bodies:
         assert cache.rewrite(body) is body
-        cache.keep(body, {"text": "b", "meta_info": {}}, policy_version=0)
-    assert cache.use().num_tokens == 0
+        cache.keep(body, Server(plain, cache).reply([98]), policy_version=0)
+    assert (cache.use().num_tokens, cache.use().num_not_kept) == (0, len(bodies))
+    both = {"text": "a", "input_ids": [97]}
+    assert cache.rewrite(both) is both
 
 
 def test_an_aborted_reply_keeps_what_it_has_and_what_goes_on_from_it_has_a_version_of_its_own() -> None:

@@ -128,8 +128,8 @@ class TextAligner:
                 begun = at + 1
                 num_aligned = begun if shown else num_aligned
         rest = text[place:]
-        for end in range(begun + 1, min(begun + _LONGEST_CHARACTER, len(widths)) + 1) if rest else ():
-            if self._decoded(token_ids[begun:end], skip_special_tokens=skip_special_tokens) == rest:
+        for end in range(min(begun + _LONGEST_CHARACTER, len(widths)), begun, -1) if rest else ():
+            if self._decoded(token_ids[begun:end], skip_special_tokens=False) == rest:  # half a character, for example
                 widths[end - 1] = len(rest.encode())
                 return widths[:end], len(text)
         return widths[:num_aligned], place

@@ -82,7 +82,6 @@ class SpanCache:
         self._tree = SpanTree(max_bytes=_BYTES_PER_TOKEN * num_tokens)
         self._lock = threading.Lock()
         self._max_version_age = max_version_age
-        self._version = PROMPT
         self._num_rewritten = self._num_reused_tokens = self._num_kept = self._num_not_kept = 0
 
     def rewrite(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -110,21 +109,20 @@ class SpanCache:
             reply: Of a server; an event of a stream, or a list where the body asks for several.
             policy_version: Of the reply, where it does not say.
         """
-        prompts = body.prompts if isinstance(body, RewrittenBody) else self._given_prompts(body)
-        if not prompts:
-            return
         for position, each in enumerate(reply if isinstance(reply, list) else [reply]):
-            if isinstance(each, dict) and isinstance(each.get("meta_info"), dict):
-                index = each.get("index", position)
-                sampling = body.get("sampling_params") or {}
-                if isinstance(sampling, dict):
-                    index //= sampling.get("n") or 1
-                elif index < len(sampling):
-                    sampling = sampling[index]
-                self._keep_one(prompts[min(index, len(prompts) - 1)], sampling, each, policy_version)
-                if isinstance(body, RewrittenBody) and not _wanted(body.wants_logprobs, index):
-                    for name in _LOGPROB_FIELDS:
-                        each["meta_info"].pop(name, None)
+            if not isinstance(each, dict) or not isinstance(each.get("meta_info"), dict):
+                continue
+            sampling = body.get("sampling_params") or {}
+            index = each.get("index", position)
+            if isinstance(sampling, dict):
+                index //= sampling.get("n") or 1
+            else:
+                sampling = sampling[index]
+            if each["meta_info"].get("finish_reason") is not None:
+                self._keep_one(body, index, sampling, each, policy_version)
+            if isinstance(body, RewrittenBody) and not _wanted(body.wants_logprobs, index):
+                for name in _LOGPROB_FIELDS:
+                    each["meta_info"].pop(name, None)
 
     def retrieve(self, text: Any) -> dict[str, Any]:
         """Return the reply of ``/retrieve_from_text``: the tokens of a text, and which of them were sampled.
@@ -200,33 +198,20 @@ class SpanCache:
             runs.append(self._aligner.prompt(text[num_known:], is_first=not runs))
         return _asked(runs)
 
-    def _given_prompts(self, body: dict[str, Any]) -> list[list[TokenRun]]:
-        """Return the runs of a body whose prompts are token ids; nothing where they are something else."""
-        given = body.get("input_ids")
-        if not isinstance(given, list) or not given or any(body.get(name) for name in _OTHER_INPUTS):
-            return []
-        prompts = given if isinstance(given[0], list) else [given]
-        if not all(isinstance(ids, list) and ids and all(map(_is_id, ids)) for ids in prompts):
-            return []
-        return [self._given_prompt(ids) for ids in prompts]
-
-    def _given_prompt(self, token_ids: list[int]) -> list[TokenRun]:
-        text = self._aligner.given_ids(token_ids)
-        runs, num_known = self._path(text, with_tail=False, ids=np.array(token_ids, np.int32).tobytes())
-        num_tokens = sum(run.num_tokens for run in runs)
-        if num_tokens < len(token_ids):
-            runs.append(self._aligner.given(token_ids[num_tokens:], text[num_known:]))
-        return _asked(runs)
-
     def _keep_one(
-        self, prompt: list[TokenRun], sampling: Mapping[str, Any], reply: dict[str, Any], policy_version: int
+        self,
+        body: dict[str, Any],
+        index: int,
+        sampling: Mapping[str, Any],
+        reply: dict[str, Any],
+        policy_version: int,
     ) -> None:
-        meta = reply["meta_info"]
-        if meta.get("finish_reason") is None:
-            return
-        tokens = _exact_tokens(reply, meta)
-        spans = () if tokens is None else _version_spans(meta, len(tokens), policy_version)
-        if tokens is None or not spans:
+        tokens = _exact_tokens(reply)
+        spans = () if tokens is None else _version_spans(reply["meta_info"], len(tokens), policy_version)
+        prompt = None
+        if tokens is not None and spans:
+            prompt = body.prompts[index] if isinstance(body, RewrittenBody) else self._given_prompt(body, index)
+        if tokens is None or prompt is None:
             self._num_not_kept += 1
             return
         text = reply.get("text")
@@ -239,19 +224,27 @@ class SpanCache:
         )
         with self._lock:
             self._num_kept += 1
-            self._version = max(self._version, policy_version, spans[-1].policy_version)
-            self._tree.insert([*prompt, *runs], policy_version=self._version)
+            self._tree.insert([*prompt, *runs], policy_version=max(policy_version, spans[-1].policy_version))
             if self._max_version_age is not None:
-                self._tree.forget_versions_before(self._version - self._max_version_age)
+                self._tree.forget_versions_before(self._tree.policy_version - self._max_version_age)
+
+    def _given_prompt(self, body: dict[str, Any], index: int) -> list[TokenRun] | None:
+        """Return the runs of a prompt that came as token ids; None if it is something else."""
+        ids = body.get("input_ids")
+        ids = ids[index] if isinstance(ids, list) and ids and isinstance(ids[0], list) else ids
+        if not isinstance(ids, list) or not ids or any(body.get(name) for name in _OTHER_INPUTS):
+            return None
+        text = self._aligner.given_ids(ids)
+        runs, num_known = self._path(text, with_tail=False, ids=np.array(ids, np.int32).tobytes())
+        num_tokens = sum(run.num_tokens for run in runs)
+        if num_tokens < len(ids):
+            runs.append(self._aligner.given(ids[num_tokens:], text[num_known:]))
+        return _asked(runs)
 
 
 def _asked(runs: list[TokenRun]) -> list[TokenRun]:
     runs[-1] = runs[-1]._replace(marks=runs[-1].marks | ASKED)
     return runs
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
 
 
 def _wanted(wants_logprobs: Any, index: int) -> bool:
@@ -260,8 +253,9 @@ def _wanted(wants_logprobs: Any, index: int) -> bool:
     return bool(wants_logprobs)
 
 
-def _exact_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> Sequence[tuple[float, int]] | None:
+def _exact_tokens(reply: Mapping[str, Any]) -> Sequence[tuple[float, int]] | None:
     """Return log-probability and id of each sampled token; None where that is not said, or there is none."""
+    meta = reply["meta_info"]
     try:
         tokens = [(float(entry[0]), int(entry[1])) for entry in meta["output_token_logprobs"]]
     except (KeyError, TypeError, ValueError, IndexError):
@@ -270,7 +264,7 @@ def _exact_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> Sequence
     ids = [token_id for _, token_id in tokens]
     if told_ids not in (None, ids) or num_told not in (None, len(tokens)):
         return None
-    if not all(math.isfinite(logprob) and _is_id(token_id) for logprob, token_id in tokens):
+    if not all(math.isfinite(logprob) and 0 <= token_id < 1 << 31 for logprob, token_id in tokens):
         return None
     return tokens or None
 

@@ -124,7 +124,8 @@ class SpanTree:
         self._leaves: list[SpanNode] = []
         """A heap; entries are brought up to date when they come first."""
         self._clock = 0
-        self._version = PROMPT
+        self.policy_version = PROMPT
+        """The newest that it has been told."""
         self.num_bytes = 0
         self.num_nodes = 0
         self.num_tokens = 0
@@ -169,7 +170,7 @@ class SpanTree:
 
     def insert(self, runs: Sequence[TokenRun], *, policy_version: int) -> None:
         """Put a path into the tree; what stands there already stays, and gets the marks."""
-        self._version = max(self._version, policy_version)
+        self.policy_version = max(self.policy_version, policy_version)
         node = self._root
         for run in runs:
             node = self._extend(node, run)
@@ -228,7 +229,7 @@ class SpanTree:
     def _touch(self, node: SpanNode | None) -> None:
         self._clock += 1
         while node is not None:
-            node.stamp, node.version_seen = self._clock, self._version
+            node.stamp, node.version_seen = self._clock, self.policy_version
             node = node.parent
 
     def _count(self, run: TokenRun, sign: int) -> None:
