@@ -37,7 +37,7 @@ from rollfeed.benchmarks.routing.session_traces import SessionsWorkload, Session
 from rollfeed.routing import ServerLoadView
 from rollfeed.testing.fake_sglang import Fakes, start_fake_sglang
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 SMALL = SessionsWorkload(num_sessions=120, num_engines=4, num_slots=2, arrival_seconds=6.0, kv_budget_tokens=150_000)
 """The share of the replayed conversations that is sent through routers in real time."""
 OTHERS: dict[str, dict[str, Any]] = {
@@ -53,6 +53,8 @@ CONTROL: dict[str, dict[str, Any]] = {
     "/flush_cache": {},
     "/update_weights_from_disk": {"model_path": "/nowhere", "weight_version": "3"},
 }
+OPTIONS = {"smg": ["--routing-key-headers", "X-SMG-Routing-Key", "--disable-worker-overload-protection"]}
+"""Of peers, for what they are asked to do: smg would send conversations away from servers where eight requests wait."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -77,8 +79,8 @@ def peer_routes(name: str, python: str) -> Iterator[Route]:
 
         def command(port: int, servers: Sequence[str], policy: Sequence[str] = policy) -> Sequence[str | Path]:
             of_port = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-            named = ["--routing-key-headers", "X-SMG-Routing-Key"] if name == "smg" else []
-            return [*start, *of_port, "--log-level", "error", "--policy", *policy, *named, "--worker-urls", *servers]
+            others = OPTIONS.get(name, [])
+            return [*start, *of_port, "--log-level", "error", "--policy", *policy, *others, "--worker-urls", *servers]
 
         yield Route(f"{name} {policy[0]}", command)
 
@@ -209,7 +211,9 @@ async def replay_through(route: Route, arguments: argparse.Namespace) -> dict[st
     ):
         before = router.cpu_seconds()
         figures = await Replay(session, fakes, router.address, arguments.speed).run(make_sessions(workload))
-        return figures | {"cpu_ms_per_request": 1e3 * (router.cpu_seconds() - before) / figures["requests"]}
+        cpu_ms = 1e3 * (router.cpu_seconds() - before) / figures["requests"]
+        counts = [(await fakes.stats(number))["requests"]["/generate"] for number in range(workload.num_engines)]
+        return figures | {"cpu_ms_per_request": cpu_ms, "requests_at_servers": counts}
 
 
 async def added_latency(routes: Sequence[Route], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -294,7 +298,20 @@ def measure_routers(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, figures in added.items():
         print(f"{name}: {figures}", file=sys.stderr, flush=True)
     workload = asdict(replace(SMALL, num_sessions=arguments.sessions, seed=arguments.seed))
-    return {"workload": workload, "speed": arguments.speed, "replayed": replayed, "added": added, "control": control}
+    version = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    versions = {
+        name: subprocess.run([python, "-c", version, name], capture_output=True, text=True, check=True).stdout.strip()
+        for name, python in peers.items()
+    }
+    sizes = {name: getattr(arguments, name) for name in ("speed", "repetitions", "in_flight", "turns", "prompt_tokens")}
+    return {
+        "workload": workload,
+        **sizes,
+        "versions": versions,
+        "replayed": replayed,
+        "added": added,
+        "control": control,
+    }
 
 
 def progress(line: str) -> None:

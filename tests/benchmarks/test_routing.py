@@ -1,5 +1,11 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from rollfeed.benchmarks.machine import command_environment
 from rollfeed.benchmarks.routing.replay_bench import bench_replay, most_hit_rate
 from rollfeed.benchmarks.routing.server_choices import POLICIES, ConsistentHashing
 from rollfeed.benchmarks.routing.session_traces import SessionsWorkload, make_sessions, turns_by_rank
@@ -70,3 +76,19 @@ def test_hashing_moves_few_conversations_when_a_server_goes() -> None:
     before, after = homes(servers), homes(servers[1:])
     moved = sum(old != new for old, new in zip(before, after, strict=True))
     assert moved == before.count("http://0")
+
+
+def test_routers_are_measured_on_real_servers(tmp_path: Path) -> None:
+    out = tmp_path / "router.json"
+    sizes = ["--sessions", "8", "--speed", "500", "--repetitions", "1", "--turns", "2", "--prompt-tokens", "100"]
+    script = Path(__file__).parents[2] / "bench" / "router.py"
+    command = [sys.executable, str(script), "routers", *sizes, "--out", str(out)]
+    ran = subprocess.run(command, env=command_environment(), capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text())
+    assert figures["replayed"].keys() == figures["added"].keys() == {"direct", "rollfeed"}
+    assert figures["control"]["rollfeed"]["/update_weights_from_disk"] == "200, 2 of 2 servers"
+    direct, router = (figures["replayed"][name] for name in ("direct", "rollfeed"))
+    assert direct["requests"] == router["requests"] > 8
+    assert min(direct["hit_rate"], router["hit_rate"]) > 0.5
+    assert (direct["cpu_ms_per_request"], router["cpu_ms_per_request"] > 0.0) == (0.0, True)
