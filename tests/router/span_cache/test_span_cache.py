@@ -347,6 +347,14 @@ def test_batches_samples_and_streams_are_kept_one_by_one(tokenizer: LocalTokeniz
     with pytest.raises(RequestError):
         cache.retrieve("C: seven")
     assert (cache.use().num_rewritten, cache.use().num_kept, cache.use().num_not_kept) == (4, 5, 1)
+    others: list[dict[str, Any]] = [
+        {"text": ["E:"], "sampling_params": [{"max_new_tokens": 1}]},
+        {"input_ids": [[7]]},
+    ]
+    for body in others:
+        too_many = [server.reply(encode(tokenizer, " more")) for _ in range(3)]
+        cache.keep(cache.rewrite(body), too_many, policy_version=0)
+    assert (cache.use().num_kept, cache.use().num_not_kept) == (7, 5)
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,19 @@ class TextAligner:
 
     def _align(self, token_ids: Sequence[int], text: str, *, skip_special_tokens: bool) -> tuple[list[int], int]:
         """Return the widths of the first tokens, the last of which ends a character, and the characters they have."""
+        pieces = [self._piece(token_id, skip_special_tokens=skip_special_tokens) for token_id in token_ids]
+        if _INCOMPLETE not in text and "".join(pieces) == text:
+            num_aligned = max((at for at, piece in enumerate(pieces, 1) if piece), default=0)
+            return [len(piece.encode()) for piece in pieces[:num_aligned]], len(text)
         widths: list[int] = []
         place = begun = num_aligned = 0
-        for at, token_id in enumerate(token_ids):
+        for at, piece in enumerate(pieces):
             widths.append(0)
-            if begun == at:
-                shown = self._piece(token_id, skip_special_tokens=skip_special_tokens)
-            elif at - begun < _LONGEST_CHARACTER:
-                shown = self._decoded(token_ids[begun : at + 1], skip_special_tokens=skip_special_tokens)
-            else:
+            shown = piece
+            if at - begun >= _LONGEST_CHARACTER:
                 break
+            if at > begun:
+                shown = self._decoded(token_ids[begun : at + 1], skip_special_tokens=skip_special_tokens)
             if place == 0 and shown.startswith(" ") and not text.startswith(" "):
                 shown = shown[1:]
             if not shown.endswith(_INCOMPLETE) and text.startswith(shown, place):

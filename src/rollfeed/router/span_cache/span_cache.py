@@ -64,6 +64,10 @@ class RewrittenBody(dict[str, Any]):
         self["input_ids"] = input_ids if isinstance(body["text"], list) else input_ids[0]
         self["return_logprob"] = True
 
+    def prompt(self, index: int) -> list[TokenRun] | None:
+        """Return the runs of one prompt; None if there are not so many."""
+        return self.prompts[index] if index < len(self.prompts) else None
+
 
 class SpanCache:
     """Tokens, log-probabilities, loss mask and versions of all that was sampled, found by the text that clients have.
@@ -117,7 +121,7 @@ class SpanCache:
             if isinstance(sampling, dict):
                 index //= sampling.get("n") or 1
             else:
-                sampling = sampling[index]
+                sampling = sampling[index] if index < len(sampling) else {}
             if each["meta_info"].get("finish_reason") is not None:
                 self._keep_one(body, index, sampling, each, policy_version)
             if isinstance(body, RewrittenBody) and not _wanted(body.wants_logprobs, index):
@@ -210,7 +214,7 @@ class SpanCache:
         spans = () if tokens is None else _version_spans(reply["meta_info"], len(tokens), policy_version)
         prompt = None
         if tokens is not None and spans:
-            prompt = body.prompts[index] if isinstance(body, RewrittenBody) else self._given_prompt(body, index)
+            prompt = body.prompt(index) if isinstance(body, RewrittenBody) else self._given_prompt(body, index)
         if tokens is None or prompt is None:
             self._num_not_kept += 1
             return
@@ -231,7 +235,8 @@ class SpanCache:
     def _given_prompt(self, body: dict[str, Any], index: int) -> list[TokenRun] | None:
         """Return the runs of a prompt that came as token ids; None if it is something else."""
         ids = body.get("input_ids")
-        ids = ids[index] if isinstance(ids, list) and ids and isinstance(ids[0], list) else ids
+        if isinstance(ids, list) and ids and isinstance(ids[0], list):
+            ids = ids[index] if index < len(ids) else None
         if not isinstance(ids, list) or not ids or any(body.get(name) for name in _OTHER_INPUTS):
             return None
         text = self._aligner.given_ids(ids)
