@@ -20,10 +20,11 @@ from rollfeed.errors import AgentError
 from rollfeed.gateway.playing import AgentPlayer
 from rollfeed.generate import default_generate
 from rollfeed.protocols import AgentTask, RolloutRequest, Services, TurnJournal
+from rollfeed.routing import Affinity, current_affinity
 from rollfeed.store.turns import TurnFile
 from rollfeed.testing import CharTokenizer, ScriptedEngine, make_prompt, make_request
 from rollfeed.testing.scripted import Fault
-from rollfeed.types import Sample, SampleStatus
+from rollfeed.types import Completion, Sample, SampleStatus
 
 
 async def ask(task: AgentTask, messages: list[Any], **others: Any) -> str:
@@ -72,6 +73,20 @@ def play(
             return list(await AgentPlayer(made, agent)(request or request_of(), services=services_of(entered)))
 
     return asyncio.run(main())
+
+
+def test_an_agent_s_calls_belong_to_one_session() -> None:
+    told: list[Affinity] = []
+
+    class Told(ScriptedEngine):
+        async def generate(self, *args: Any, **others: Any) -> Completion:
+            told.append(current_affinity())
+            return await super().generate(*args, **others)
+
+    play(two_turns, engine=Told())
+    first, second = told
+    assert first == second
+    assert first.session
 
 
 def test_an_agent_s_calls_are_the_samples_of_its_rollout_sampled_as_the_run_says() -> None:

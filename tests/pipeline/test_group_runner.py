@@ -11,6 +11,7 @@ import pytest
 from rollfeed.errors import RunFailedError
 from rollfeed.filters import AllWrong, compose
 from rollfeed.protocols import Scorer
+from rollfeed.routing import current_affinity
 from rollfeed.store.codec import decode, encode
 from rollfeed.testing import Fault, ListSource, ScriptedEngine
 from rollfeed.types import (
@@ -42,6 +43,20 @@ async def test_one_failing_rollout_fails_its_group_only(make_rollouts) -> None:
     assert [rollout.status for rollout in dropped.group.rollouts] == [SampleStatus.COMPLETED, SampleStatus.FAILED]
     assert "scripted fault for step0-rollout3" in str(dropped.group.rollouts[1].error)
     assert 1 not in [group.group_index for group in batch.groups]
+
+
+async def test_requests_belong_to_their_group_and_rollout(make_rollouts) -> None:
+    told = {}
+
+    async def generate(request, *, services):
+        told[request.group_index, request.rollout_id] = await asyncio.create_task(asyncio.to_thread(current_affinity))
+        return await services.default(request, services=services)
+
+    async with make_rollouts(ScriptedEngine(), generate_fn=generate) as rollouts:
+        await rollouts.generate_batch()
+    assert len({affinity.session for affinity in told.values()}) == len(told)
+    assert len({affinity.group for affinity in told.values()}) == len({group for group, _ in told})
+    assert current_affinity() == (None, None)
 
 
 async def test_retrying_answers_a_failed_rollout_again(make_rollouts) -> None:

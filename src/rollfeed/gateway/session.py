@@ -284,7 +284,7 @@ class Session:
         params = replace(params, max_new_tokens=most, min_new_tokens=min(most, params.min_new_tokens), seed=seed)
         request_id = f"turn{number}-choice{choice}-{self._name}"
         try:
-            with belonging(session=self._name):
+            with belonging(session=f"session{self.session_id}"):
                 completion = await self._endpoint.generate(token_ids, params, request_id=request_id)
         except EngineUnavailableError as error:
             raise ApiError(f"the engine cannot answer: {error}", kind=ErrorKind.OVERLOADED) from error

@@ -37,10 +37,6 @@ class HasLoad(Protocol):
         """Requests that were sent to it from here and have not ended."""
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and sampled tokens of those, an estimate."""
-
-    @property
     def num_waiting(self) -> int:
         """Requests that it says wait there."""
 
@@ -103,6 +99,11 @@ class Chooser:
         self._random = Random(self._settings.seed)
         self._named: tuple[Sequence[HasLoad], dict[str, HasLoad]] = ((), {})
         """The last servers that came as a tuple, and by their addresses."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all prefixes that are known of."""
+        return sum(tree.num_tokens for tree in self._trees.values())
 
     def choose(
         self,

@@ -179,11 +179,6 @@ class Worker:
         return len(self.flights)
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt tokens of those."""
-        return sum(len(flight.prompt_ids) for flight in self.flights)
-
-    @property
     def num_waiting(self) -> int:
         """None beside those: ``room`` is by what waits there."""
         return 0
