@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from rollfeed.pipeline.context import InFlight
 from rollfeed.protocols import RunningGroup
 from rollfeed.testing import make_group
-from rollfeed.types import Group
+from rollfeed.types import Group, SampleStatus
 
 
 def start(in_flight: InFlight, group_index: int, ended: asyncio.Event) -> None:
@@ -45,3 +46,18 @@ async def test_one_that_was_taken_is_not_told_any_more() -> None:
     in_flight.take(7)
     assert not list(await in_flight.changed())
     assert not in_flight.groups
+
+
+def test_the_rest_of_a_group_is_that_of_its_members_now() -> None:
+    group = make_group([1.0, 0.0])
+    running = RunningGroup.of(replace(group, rollouts=()), n_samples_per_prompt=2, policy_version=0)
+    assert running.rest().rollouts == ()
+    running.rollouts[1] = group.rollouts[1]
+    assert running.rest().rollouts[1] is group.rollouts[1]
+    assert running.rest() is running.rest()
+    aborted = replace(group.rollouts[0].samples[0], status=SampleStatus.ABORTED)
+    running.rollouts[0] = replace(group.rollouts[0], samples=(aborted,))
+    assert running.rest().rollouts == tuple(running.rollouts)
+    failed = replace(aborted, status=SampleStatus.FAILED)
+    running.rollouts[0] = replace(group.rollouts[0], samples=(failed,))
+    assert not running.rest().rollouts[0].samples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Protocol
 
 from rollfeed.types import BatchCut, ByAge, Ending, FilterDecision, Group, Rollout, SampleStatus
@@ -53,6 +54,9 @@ class RunningGroup:
     """Or ``scoring``."""
     task: asyncio.Task[Group] = field(init=False)
     """Gives the group with what its members have in the end."""
+    _rest: Group | None = field(init=False, default=None)
+    _rest_of: tuple[Rollout, ...] = field(init=False, default=())
+    """The members that the last rest was made of: every step asks for all of thousands, and few have changed."""
 
     @classmethod
     def of(cls, group: Group, *, n_samples_per_prompt: int, policy_version: int) -> RunningGroup:
@@ -76,6 +80,11 @@ class RunningGroup:
 
     def rest(self) -> Group:
         """Return the group with what can be kept of its members: finished rollouts, and aborted ones to be resumed."""
+        if self._rest is None or not all(map(is_, self.rollouts, self._rest_of)):
+            self._rest, self._rest_of = self._made_rest(), tuple(self.rollouts)
+        return self._rest
+
+    def _made_rest(self) -> Group:
         kept = tuple(
             rollout
             if not rollout.samples or rollout.status in _KEPT

@@ -6,6 +6,7 @@ What is measured is this side: its processor time, its memory, how late it is, a
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import tempfile
 import time
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -107,12 +108,14 @@ async def _bench(
         await _make(run, workload, run.loop.time() + warm_up_seconds, progress)
         before = _Reading.of(run)
         lags.start()
-        batches = await _make(run, workload, before.at + seconds, progress)
+        with _Collections() as collections:
+            batches = await _make(run, workload, before.at + seconds, progress)
         after = _Reading.of(run)
         metrics = dict(run.engine.metrics())
     return {
         **_figures(workload, before, after, batches),
         **lags.figures(),
+        **collections.figures(),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "utilisation": (after.generated_tokens - before.generated_tokens)
         / (run.servers.bound_tokens_per_second * (after.at - before.at)),
@@ -202,6 +205,31 @@ def _figures(
         "tokens_per_second_of_a_core": num_tokens / driver,
         "server_seconds": after.server_seconds - before.server_seconds,
     }
+
+
+class _Collections:
+    """The time that the garbage collector takes while the block runs; everything waits for it."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._seconds: list[float] = []
+
+    def __enter__(self) -> Self:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def figures(self) -> dict[str, float]:
+        """Return the sum and the longest, in seconds of the processor."""
+        return {"collector_seconds": sum(self._seconds), "collector_seconds_max": max(self._seconds, default=0.0)}
+
+    def _note(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self._seconds.append(time.thread_time() - self._began)
 
 
 class _Lags:
