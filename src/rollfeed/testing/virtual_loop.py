@@ -37,6 +37,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_ended)
         return future
 
+    async def shutdown_default_executor(self, *arguments: Any) -> None:
+        self._num_threads += 1  # it waits in a thread of its own
+        try:
+            await super().shutdown_default_executor(*arguments)
+        finally:
+            self._num_threads -= 1
+
     @property
     def has_threads(self) -> bool:
         """Whether a thread works for it."""
