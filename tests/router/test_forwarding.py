@@ -143,6 +143,21 @@ async def test_requests_that_wait_for_a_full_worker_are_given_to_it_when_it_is_f
         assert [(await each).status for each in [first, *others]] == [200] * 4
 
 
+async def test_two_places_that_come_free_at_once_are_both_taken() -> None:
+    async with (
+        serve_fake_sglang(mode="scripted", num_workers=2, script=[LONG, LONG]) as fakes,
+        routed(fakes.addresses, max_in_flight=1) as router,
+    ):
+        asked = [asyncio.create_task(router.generate()) for _ in range(4)]
+        for _ in range(2):
+            await router.until(lambda: all(at(router, address) == 1 for address in fakes.addresses))
+            for number in range(2):
+                await fakes.wait_until(lambda stats: stats["num_running"] == 1, worker=number)
+            for server in fakes.servers:  # in one turn of the event loop
+                server.backend.abort(lambda _: True)
+        assert [(await each).status for each in asked] == [200] * 4
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

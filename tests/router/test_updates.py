@@ -199,7 +199,7 @@ async def test_an_update_that_nobody_finishes_takes_its_workers_out() -> None:
         await router.post("/begin_weight_update")
         await router.until(lambda: states(router, fakes) == ["out"])
         refused = await router.generate()
-        assert refused.status == 503
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         assert "not finished within 0.1 s" in refused.text
 
 

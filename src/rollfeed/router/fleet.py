@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from rollfeed.base.sglang_wire import RequestError
 from rollfeed.engine.client.versions import VersionNameError, version_number
@@ -86,9 +87,9 @@ class Fleet:
         """Look again who may have requests, and wake those that wait for one."""
         self._able.clear()
         if not self._closings:
-            for waiting in self._waiting.values():
-                for transfer in waiting:
-                    _wake(transfer)
+            for path, waiting in self._waiting.items():
+                for _ in range(len(waiting)):
+                    self._wake_next(path)
 
     def set_state(self, member: Member, state: MemberState, reason: str = "") -> None:
         """Say whether a worker may have requests."""
@@ -164,9 +165,8 @@ class Fleet:
         member.num_tokens -= len(transfer.fields.prompt_ids)
         self._left.set()
         if not self._closings:
-            for waiting in self._waiting.values():
-                if waiting:
-                    _wake(waiting[0])
+            for path in self._waiting:
+                self._wake_next(path)
 
     async def until_left(self) -> None:
         """Return when a request has left its worker."""
@@ -249,11 +249,16 @@ class Fleet:
         if self.num_waiting >= self.settings.max_waiting:
             raise RequestError(f"{self.num_waiting} requests wait for a worker already", status=FULL_STATUS)
         waiting = self._waiting.setdefault(transfer.path, deque())
-        waiting.append(transfer)
-        transfer.waiter = asyncio.get_running_loop().create_future()
+        # One that was woken in vain, as another came before it, is the next one still.
+        (waiting.append if transfer.waiter is None else waiting.appendleft)(transfer)
+        waiter = transfer.waiter = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout_at(deadline):
-                await transfer.waiter
+                await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake_next(transfer.path)
+            raise
         except TimeoutError:
             is_full = self._closings or self.able(transfer.path)
             told = self.closed_by or ("all workers are full" if is_full else self.told_states())
@@ -262,13 +267,17 @@ class Fleet:
                 status=FULL_STATUS if is_full and not self._closings else NONE_STATUS,
             ) from None
         finally:
-            transfer.waiter = None
-            waiting.remove(transfer)
+            if not waiter.done() or waiter.cancelled() or transfer.is_aborted:
+                with suppress(ValueError):
+                    waiting.remove(transfer)
+
+    def _wake_next(self, path: str) -> None:
+        waiting = self._waiting[path]
+        while waiting:
+            waiter = waiting.popleft().waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+                return
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self.members.values()))
-
-
-def _wake(transfer: Transfer) -> None:
-    if transfer.waiter is not None and not transfer.waiter.done():
-        transfer.waiter.set_result(None)

@@ -70,7 +70,11 @@ class Forwarder:
         self._behind: set[asyncio.Task[None]] = set()
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request with what a worker answers; the client's leaving ends it there."""
+        """Answer a request with what a worker answers.
+
+        The client's leaving ends it there, as any other end of the connection to the worker: nothing is aborted by its
+        id then, which a client that asks again may have given to the next one.
+        """
         body, given = await request.read(), None
         if self._spans is not None and request.path == "/generate":
             given = await self._rewritten(body)
@@ -110,9 +114,6 @@ class Forwarder:
                 await asyncio.sleep(_BACKOFF_SECONDS * 2**num_tries)
             try:
                 outcome = await self._try(request, member, body, transfer, deadline=deadline)
-            except asyncio.CancelledError:
-                self._spawn(self._forget(member, transfer.fields.rids))
-                raise
             finally:
                 transfer.scope = None
                 self._fleet.leave(transfer)
@@ -146,7 +147,6 @@ class Forwarder:
                     sent = self._connections.request(request.method, member.address, path, body, **taking)
                     reply = await stream.send(sent, is_good=partial(self._is_current, member, transfer))
         except TimeoutError:
-            self._spawn(self._forget(member, transfer.fields.rids))
             if not transfer.is_interrupted:
                 transfer.is_aborted = False
                 told = f"no reply within {self._settings.request_seconds:g} s"
@@ -155,8 +155,6 @@ class Forwarder:
         except (NotConnectedError, BrokenConnectionError) as error:
             member.is_suspect = True
             member.woken.set()
-            if isinstance(error, BrokenConnectionError):
-                self._spawn(self._forget(member, transfer.fields.rids))
             return await self._ended(stream, _BAD_GATEWAY, f"{member.address}: {error}")
         if stream is not None and stream.has_begun:
             return await stream.end(_DONE if transfer.given is not None else b"")
@@ -254,11 +252,6 @@ class Forwarder:
             await self._send_abort(member, transfer.fields.rids)
         if transfer.member is member:
             transfer.interrupt(member)
-
-    async def _forget(self, member: Member, rids: tuple[str, ...]) -> None:
-        """Have a worker end what nobody waits for any more; its connection is closed already."""
-        if rids:
-            await self._send_abort(member, rids)
 
     async def _send_abort(self, member: Member, rids: tuple[str, ...]) -> bool:
         if member.kind is None:

@@ -110,6 +110,8 @@ class RouterService:
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "other"
         self._replies[path, response.status] += 1
+        if response.status == _UNAVAILABLE and not response.prepared:
+            response.headers.setdefault("Retry-After", "1")
         return response
 
     @web.middleware
