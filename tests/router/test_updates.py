@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import aiohttp
 import pytest
 from tests.router.routing_fakes import Routed, routed
 
@@ -224,3 +225,36 @@ async def test_a_reply_of_older_weights_is_seen_by_nobody() -> None:
         fakes.servers[0].set_version("1")
         for _ in range(6):
             assert (await router.generate()).json["meta_info"]["weight_version"] == "2"
+
+
+async def test_a_worker_that_others_publish_to_is_left_to_them_for_a_while_and_brought_along_later() -> None:
+    body = {"model_path": "/w/5", "weight_version": "5"}
+    for seconds, is_told in ((3600.0, False), (0.05, True)):
+        async with (
+            serve_fake_sglang(mode="zero", num_workers=2) as fakes,
+            routed(fakes.addresses, late_seconds=seconds) as router,
+            aiohttp.ClientSession() as session,
+        ):
+            async with session.post(fakes.addresses[0] + DISK, json=body) as reply:
+                assert reply.status == 200
+            if is_told:
+                await router.until(lambda: router.fleet.policy_version == 5 and len(router.fleet.ready) == 2)
+                assert await versions(fakes) == ["5", "5"]
+                continue
+            await router.until(lambda: states(router, fakes)[1] == "behind")
+            assert (await fakes.stats(1))["requests"].get(DISK, 0) == 0
+            async with session.post(fakes.addresses[1] + DISK, json=body) as reply:
+                assert reply.status == 200
+            await router.until(lambda: len(router.fleet.ready) == 2)
+
+
+async def test_whole_weights_make_a_worker_good_again_that_was_out() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, routed(fakes.addresses) as router:
+        bucket = {"serialized_named_tensors": ["gAU="]}
+        await fakes.add_fault("status", status=500, path="/update_weights_from_tensor", worker=1, times=1)
+        for version, expected in (("1", ["ready", "out"]), ("2", ["ready", "ready"])):
+            await router.post("/begin_weight_update")
+            await router.post("/update_weights_from_tensor", **bucket, weight_version=version)
+            await router.post("/end_weight_update")
+            assert states(router, fakes) == expected
+        assert await versions(fakes) == ["2", "2"]

@@ -28,6 +28,10 @@ _NUMBERS: dict[str, tuple[int | float, str]] = {
     "--probes-until-down": (3, "failed probes in a row after which a worker has no more requests"),
     "--control-seconds": (30.0, "for a worker to answer an abort, a pause or the like"),
     "--update-seconds": (600.0, "for a worker to load weights, and for an update in several calls to be finished"),
+    "--late-seconds": (
+        60.0,
+        "for a worker to get weights that others publish to it, before it is told to load them",
+    ),
     "--drain-seconds": (10.0, "for aborted requests to end before an update"),
 }
 """Options that are fields of the router's settings."""

@@ -41,6 +41,8 @@ class Fleet:
         """By address."""
         self.policy_version = 0
         """The newest that a worker has served; it never goes down."""
+        self.attempted_version = 0
+        """The newest that an update from here was to bring."""
         self.transfers: set[Transfer] = set()
         """Requests here, waiting ones included."""
         self.owners: dict[str, set[Transfer]] = {}
@@ -99,6 +101,8 @@ class Fleet:
             _log.info("%s: %s%s", member.address, state.value, f": {reason}" if reason else "")
         if state in (MemberState.DOWN, MemberState.OUT):
             self.chooser.forget_server(member.address)
+        if state is MemberState.OUT:
+            member.distrusted_version = max(self.policy_version, self.attempted_version)
         member.set_state(state, reason)
         self.changed()
 
@@ -115,6 +119,7 @@ class Fleet:
         except VersionNameError as error:
             raise EngineProtocolError(f"{member.address}: {error}") from None
         member.version_name, member.policy_version = name, version
+        member.newest_version = max(member.newest_version, version)
         self._able.clear()
         return self.raise_version(version)
 

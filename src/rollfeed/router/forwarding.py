@@ -33,6 +33,8 @@ _ABORT_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Pauses before an abort is sent again, as it may have overtaken its request."""
 _BACKOFF_SECONDS = 0.1
 _CLIENT_ENDED, _BAD_GATEWAY, _TOO_LATE = 499, 502, 504
+_PASSED_ON = ("X-Request-Id", "X-Correlation-Id", "traceparent", "tracestate")
+"""Headers that workers get, besides those that HTTP needs."""
 _DONE = b"data: [DONE]\n\n"
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
@@ -136,15 +138,18 @@ class Forwarder:
         """Return a response, or a failure that the client has seen nothing of."""
         stream = _ToClient(request) if transfer.fields.stream else None
         path = request.path_qs
+        given = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) and value.isascii()}
         try:
             async with asyncio.timeout_at(deadline) as transfer.scope:
                 if stream is None:
-                    reply = await self._connections.request(request.method, member.address, path, body)
+                    reply = await self._connections.request(request.method, member.address, path, body, headers=given)
                 else:
                     taking: dict[str, Any] = {"pieces": stream.put}
                     if transfer.given is not None:
                         taking = {"events": partial(self._take_event, transfer, stream)}
-                    sent = self._connections.request(request.method, member.address, path, body, **taking)
+                    sent = self._connections.request(
+                        request.method, member.address, path, body, headers=given, **taking
+                    )
                     reply = await stream.send(sent, is_good=partial(self._is_current, member, transfer))
         except TimeoutError:
             if not transfer.is_interrupted:

@@ -38,6 +38,12 @@ class Member:
         self.num_ranks = 1
         """Processes that the model is spread over."""
         self.policy_version = 0
+        self.newest_version = 0
+        """That it has served; one that serves an older one was started again."""
+        self.distrusted_version = -1
+        """While it is out: newest version that an update may have given it half of."""
+        self.behind_since = 0.0
+        """Time of the event loop since which others have newer weights; long ago where it has lost them itself."""
         self.version_name: str | None = None
         """As it calls its weights; None where it keeps no name."""
         self.model_path: str | None = None

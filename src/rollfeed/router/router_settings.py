@@ -45,6 +45,8 @@ class RouterSettings:
     """For a worker to answer an abort, a pause or the like."""
     update_seconds: float = 600.0
     """For a worker to load weights, and for an update in several calls to be finished."""
+    late_seconds: float = 60.0
+    """For whoever publishes weights to workers directly to come to the last one; then it is told to load them."""
     drain_seconds: float = 10.0
     """For aborted requests to end before an update; then their connections are closed."""
 

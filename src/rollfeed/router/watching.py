@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
+from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.errors import ConfigError, EngineError, EngineProtocolError
 from rollfeed.router.fleet import STARTING, Fleet
 from rollfeed.router.members import Member, MemberState
@@ -126,14 +128,16 @@ class Watcher:
         if self._fleet.is_changing:
             return  # what was told may be older than what is being done
         self._settle(member, told)
-        if member.state in (MemberState.BEHIND, MemberState.OUT):
+        waited = asyncio.get_running_loop().time() - member.behind_since
+        is_late = member.state is MemberState.BEHIND and waited >= self._settings.late_seconds
+        if is_late or member.state is MemberState.OUT:
             await self._bring(member)
 
     def _settle(self, member: Member, told: ToldWeights) -> None:
         """Say by what a healthy worker tells of its weights whether it may have requests."""
         was_lost = member.state is MemberState.DOWN or member.is_suspect
         member.num_failed_probes, member.is_suspect = 0, False
-        if member.state is MemberState.OUT:
+        if member.state is MemberState.OUT and not _is_newer(told.version_name, member.distrusted_version):
             return  # its word does not count
         if told.version_name is None and member.version_name is None:
             # It keeps no name: once lost it may have been started again, with its first weights.
@@ -144,6 +148,10 @@ class Watcher:
         if member.policy_version == self._fleet.policy_version:
             self._fleet.set_state(member, MemberState.READY)
         else:
+            # Whoever publishes to workers directly may just not have come to this one.
+            is_waited_for = member.state is MemberState.READY and member.policy_version == member.newest_version
+            if member.state is not MemberState.BEHIND:
+                member.behind_since = asyncio.get_running_loop().time() if is_waited_for else -math.inf
             reason = f"serves version {member.policy_version}, and the fleet {self._fleet.policy_version}"
             self._fleet.set_state(member, MemberState.BEHIND, reason)
 
@@ -195,8 +203,15 @@ class Watcher:
         if folder is not None:
             member.model_path = folder
         if member.version_name is None:
-            member.policy_version = int(name) if name.isdecimal() else 0
+            member.policy_version = member.newest_version = version_number(name)
             self._fleet.raise_version(member.policy_version)
         else:
             self._fleet.note_version(member, name)
         self._fleet.set_state(member, MemberState.READY)
+
+
+def _is_newer(name: str | None, version: int) -> bool:
+    try:
+        return name is not None and version_number(name) > version
+    except VersionNameError:
+        return False

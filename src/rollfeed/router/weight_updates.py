@@ -75,6 +75,8 @@ class WeightUpdates:
         self._lock = asyncio.Lock()
         self._touched: set[Member] = set()
         """Workers that an unfinished update has given something."""
+        self._failed: set[Member] = set()
+        """Those of them that have not taken all of it."""
         self._is_session = False
         self._timer: asyncio.TimerHandle | None = None
         self._giving_up: asyncio.Task[None] | None = None
@@ -98,7 +100,9 @@ class WeightUpdates:
         async with self._alone():
             name = self._next_name(body.get("weight_version"))
             old = self._fleet.folder_of_version()
-            members = await self._emptied(aborts=body.get("abort_all_requests") is True)
+            members = self._fleet.ready
+            self._check_kinds(members, "", None)
+            await self._empty(members, aborts=body.get("abort_all_requests") is True)
             more = {key: value for key, value in body.items() if key not in ("model_path", "weight_version")}
 
             async def load(member: Member) -> None:
@@ -106,7 +110,7 @@ class WeightUpdates:
                 await self._asker.load_folder(member.address, member.kind, folder, name, more=more)
 
             problems = await self._each(members, load)
-            told = _told(problems)
+            told = "; ".join(problems.values())
             voters = [member for member in members if member.state is not MemberState.DOWN]
             failed = [member for member in problems if member in voters]
             if voters and (not failed or (old is None and len(failed) < len(voters))):
@@ -130,7 +134,7 @@ class WeightUpdates:
         """
         route = UPDATE_ROUTES[path]
         async with self._lock:
-            members = self._fleet.ready
+            members = self._healthy()
             self._check_kinds(members, path, route.kind)
             if route.phase is UpdatePhase.PREPARE:
                 return await self._passed_on(members, path, body)
@@ -205,14 +209,8 @@ class WeightUpdates:
             raise RequestError(
                 f"weight_version {given!r}: version {current} is served, and versions never go down", status=409
             )
+        self._fleet.attempted_version = max(self._fleet.attempted_version, version)
         return str(given)
-
-    async def _emptied(self, *, aborts: bool) -> Sequence[Member]:
-        members = self._fleet.ready
-        if not members:
-            raise RequestError(f"no worker to update: {self._fleet.told_states()}", status=_UNAVAILABLE)
-        await self._empty(members, aborts=aborts)
-        return members
 
     async def _empty(self, members: Sequence[Member], *, aborts: bool) -> None:
         """Return when no request of ours is at any of these."""
@@ -227,10 +225,9 @@ class WeightUpdates:
         except TimeoutError:
             left = [transfer for member in members for transfer in member.transfers]
             if not aborts:
+                told = f"{len(left)} requests still run after {seconds:g} s: send abort_all_requests: true"
                 raise RequestError(
-                    f"{len(left)} requests still run after {seconds:g} s, and the old version stays: send "
-                    "abort_all_requests: true, or /abort_request with abort_all before",
-                    status=_UNAVAILABLE,
+                    f"{told}, or abort them before; the old version stays", status=_UNAVAILABLE
                 ) from None
             for transfer in left:
                 if transfer.member is not None:
@@ -299,11 +296,16 @@ class WeightUpdates:
             if member.state is not MemberState.DOWN:
                 self._fleet.set_state(member, MemberState.OUT, f"could not go back: {problem}")
 
-    def _check_kinds(self, members: Sequence[Member], path: str, kind: WorkerKind) -> None:
+    def _healthy(self) -> Sequence[Member]:
+        """Return workers that answer: whole weights make any of them good again."""
+        able = (MemberState.READY, MemberState.BEHIND, MemberState.OUT)
+        return tuple(member for member in self._fleet if member.state in able and member.kind is not None)
+
+    def _check_kinds(self, members: Sequence[Member], path: str, kind: WorkerKind | None) -> None:
         if not members:
             raise RequestError(f"no worker to update: {self._fleet.told_states()}", status=_UNAVAILABLE)
         others = [member.address for member in members if member.kind is not kind]
-        if others:
+        if kind is not None and others:
             raise RequestError(
                 f"{path} is of {kind.value} only, and {others[0]} is none: update from a folder by "
                 "/update_weights_from_disk, which reaches all"
@@ -327,16 +329,18 @@ class WeightUpdates:
 
         problems = await self._each(members, send)
         for member, problem in problems.items():
+            self._failed.add(member)
             if is_weights and member.state is not MemberState.DOWN:
                 self._fleet.set_state(member, MemberState.OUT, problem)
         if problems:
-            raise RequestError(f"{path}: {_told(problems)}", status=_UNAVAILABLE)
+            raise RequestError(f"{path}: {'; '.join(problems.values())}", status=_UNAVAILABLE)
         return replies[members[0]]
 
     async def _finish(self) -> None:
         """Ask all workers for their weights; the newest version stands, and whoever has another one is out of it."""
         self._stop_waiting()
-        touched, self._touched, self._is_session = self._touched, set(), False
+        touched, failed = self._touched, self._failed
+        self._touched, self._failed, self._is_session = set(), set(), False
 
         async def ask(member: Member) -> None:
             assert member.kind is not None
@@ -349,10 +353,14 @@ class WeightUpdates:
             elif is_other_folder:
                 member.folder = told.model_path
 
-        members = [member for member in self._fleet if member.state is MemberState.READY]
-        for member, problem in (await self._each(members, ask)).items():
-            if member.state is not MemberState.DOWN:
-                self._fleet.set_state(member, MemberState.OUT, problem)
+        whole = touched - failed
+        members = [member for member in self._fleet if member.state is MemberState.READY or member in whole]
+        problems = await self._each(members, ask)
+        for member in members:
+            if member in problems and member.state is not MemberState.DOWN:
+                self._fleet.set_state(member, MemberState.OUT, problems[member])
+            elif member in whole and member not in problems:
+                self._fleet.set_state(member, MemberState.READY)
         self._fleet.open(UNFINISHED)
 
     def _await_end(self) -> None:
@@ -371,6 +379,7 @@ class WeightUpdates:
     async def _give_up(self) -> None:
         async with self._lock:
             told = f"an update was begun, and not finished within {self._settings.update_seconds:g} s"
+            self._failed |= self._touched
             for member in self._touched:
                 self._fleet.set_state(member, MemberState.OUT, told)
             await self._finish()
@@ -384,7 +393,3 @@ def _with_offset(body: Mapping[str, Any], offset: int) -> Mapping[str, Any]:
     if isinstance(info, Mapping) and isinstance(first := info.get("rank_offset"), int):
         return {**body, "init_info": {**info, "rank_offset": first + offset}}
     return body
-
-
-def _told(problems: Mapping[Member, str]) -> str:
-    return "; ".join(problems.values())
