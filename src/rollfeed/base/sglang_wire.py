@@ -39,6 +39,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int
     """Since the start."""
     cache_hit_rate: float = 0.0
+    prefilled_tokens: int = 0
+    """Since the start, without cached ones."""
+    prefill_seconds: float = 0.0
+    """Of these."""
     num_retracted: int = 0
     """Requests put back lately for want of room."""
     busy_slot_seconds: float = 0.0

@@ -23,6 +23,7 @@ from rollfeed.engine.client.concurrency import (
 )
 from rollfeed.engine.client.flights import Flight, FlightAbortedError
 from rollfeed.engine.client.replies import ServerLoad
+from rollfeed.testing.virtual_loop import run_in_virtual_time
 from rollfeed.types import SamplingParams
 
 
@@ -226,21 +227,112 @@ def test_what_is_not_streamed_is_younger_the_later_it_was_sent() -> None:
     assert [each.number for each in too_many(load, flights, now=4.0)] == [0, 2]
 
 
-async def test_turns_of_older_conversations_come_first() -> None:
+async def test_turns_of_conversations_that_have_begun_come_first() -> None:
     permits, order = Permits(1), list[str]()
+    for session in ("a", "b"):
+        permits.arrived(flight(), session)
     await permits.acquire(flight())
 
     async def take(name: str, session: str | None) -> None:
         waiting = flight()
-        waiting.number = permits.number(session)
+        permits.arrived(waiting, session)
         await permits.acquire(waiting)
         order.append(name)
         permits.release()
 
-    assert (permits.number("a"), permits.number("b")) < (permits.number(None), permits.number("a1"))
-    names = {"new": None, "b, second turn": "b", "a, second turn": "a", "newer": None, "a1, second turn": "a1"}
+    names = {"new": None, "b, second turn": "b", "a, second turn": "a", "newer": None, "a1, first turn": "a1"}
     tasks = [asyncio.create_task(take(name, session)) for name, session in names.items()]
     await asyncio.sleep(0)
     permits.release()
     await asyncio.gather(*tasks)
-    assert order == ["a, second turn", "b, second turn", "a1, second turn", "new", "newer"]
+    assert order == ["a, second turn", "b, second turn", "new", "newer", "a1, first turn"]
+
+
+async def turn(permits: Permits, session: str) -> None:
+    taken = flight()
+    permits.arrived(taken, session)
+    await permits.acquire(taken)
+    permits.ended(taken, session)
+    permits.release()
+
+
+def test_conversations_between_two_turns_keep_others_from_beginning_for_a_while() -> None:
+    async def main() -> None:
+        permits, passed = Permits(2), list[str]()
+        permits.hold_seconds = 5.0
+        for _ in range(50):  # tools are quick
+            await turn(permits, "earlier")
+        await asyncio.sleep(6.0)
+
+        async def take(session: str) -> Flight:
+            taken = flight()
+            permits.arrived(taken, session)
+            await permits.acquire(taken)
+            passed.append(session)
+            return taken
+
+        first, second = await take("a"), await take("b")
+        waiting = [asyncio.create_task(take(session)) for session in ("c", "d")]
+        for each, session in ((first, "a"), (second, "b")):
+            permits.ended(each, session)
+            permits.release()
+        await asyncio.sleep(0)
+        assert passed == ["a", "b", "c"]  # one may always begin: the others may have ended
+        await asyncio.sleep(4.0)
+        await take("a")
+        assert passed == ["a", "b", "c", "a"]
+        await asyncio.sleep(2.0)  # nobody waits for b any longer
+        permits.ended(first, "a")
+        permits.release()
+        await asyncio.sleep(0)
+        assert passed == ["a", "b", "c", "a"]
+        await asyncio.sleep(6.0)
+        permits.set_limit(2)  # as after every look at the servers
+        await asyncio.gather(*waiting)
+        assert passed[-1] == "d"
+        assert permits.num_taken == 2
+
+    run_in_virtual_time(main())
+
+
+def test_conversations_of_one_turn_cost_no_places() -> None:
+    async def main() -> None:
+        permits = Permits(2)
+        permits.hold_seconds = 10.0
+        for number in range(20):
+            await turn(permits, f"s{number}")
+            await asyncio.sleep(1.0)
+        for _ in range(2):
+            late = flight()
+            permits.arrived(late, None)
+            await permits.acquire(late)
+        assert permits.num_taken == 2
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    ("tool_seconds", "keeps"),
+    [([1.0], True), ([60.0], False), ([1.0, 1.0, 60.0], True), ([1.0, 60.0], False), ([], True)],
+)
+def test_conversations_keep_their_places_only_while_tools_are_mostly_quick(
+    tool_seconds: list[float], keeps: bool
+) -> None:
+    async def main() -> None:
+        permits = Permits(1)
+        permits.hold_seconds = 10.0
+        for seconds in 20 * tool_seconds:
+            await turn(permits, "a")
+            await asyncio.sleep(seconds)
+        await turn(permits, "a")
+        await permits.acquire(flight())
+        late = flight()
+        permits.arrived(late, None)
+        permits.set_limit(2)
+        task = asyncio.create_task(permits.acquire(late))
+        await asyncio.sleep(0)
+        assert task.done() is not keeps
+        permits.set_limit(3)
+        await task
+
+    run_in_virtual_time(main())

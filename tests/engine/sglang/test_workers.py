@@ -215,7 +215,15 @@ async def test_a_load_that_makes_no_sense_is_as_good_as_none(scripted: Any, engi
 
 async def test_the_fullest_rank_of_a_server_counts(scripted: Any, engine_at: EngineAt) -> None:
     ranks = [
-        {"num_running_reqs": 3, "num_waiting_reqs": 1, "token_usage": 0.5, "queues": {"retracted": 2}},
+        {
+            "num_running_reqs": 3,
+            "num_waiting_reqs": 1,
+            "num_used_tokens": 1_000,
+            "token_usage": 0.5,
+            "total_prefill_uncached_tokens": 50_000,
+            "total_prefill_busy_us": 1_000_000,
+            "queues": {"retracted": 2},
+        },
         {"num_running_reqs": 4, "num_waiting_reqs": 0, "token_usage": 0.75, "gen_throughput": 5.0},
     ]
     async with scripted() as (server,), engine_at(server) as engine:
@@ -227,6 +235,9 @@ async def test_the_fullest_rank_of_a_server_counts(scripted: Any, engine_at: Eng
         server.answers["/v1/loads"] = answer
         dialect: Any = engine._dialect
         expected = ServerLoad(running=7, waiting=1, tokens_per_second=None, kv_use=0.75, num_preempted=2)
+        assert await dialect.load(server.address) == expected._replace(recompute_seconds=0.02)
+        del ranks[0]["total_prefill_busy_us"]  # an older server
+        del ranks[0]["total_prefill_uncached_tokens"]
         assert await dialect.load(server.address) == expected
 
 

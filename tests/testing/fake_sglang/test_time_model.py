@@ -183,6 +183,8 @@ def test_cached_prompts_cost_one_token_until_the_flush() -> None:
         times.append(engine.clock.now() - start - 0.00805)
     assert times == pytest.approx([0.5, 0.001, 0.5])
     assert [job.cached_tokens for _, job in engine.ended] == [0, 499, 0]
+    usage = engine.model.usage()
+    assert (usage.prefilled_tokens, usage.prefill_seconds) == (1001, pytest.approx(1.001))
 
 
 def test_a_turn_finds_the_turns_before_it() -> None:

@@ -11,6 +11,7 @@ and what was once measured is believed less with every further measurement of th
 from __future__ import annotations
 
 import asyncio
+import bisect
 import heapq
 import itertools
 import math
@@ -48,6 +49,8 @@ _FULL_KV_USE = 0.95
 _TOO_MANY, _RELIEVED = 1.15, 0.95
 """Times the flights that fit: what a server that puts requests back is relieved from, and to."""
 _MOST_SESSIONS = 100_000
+_GAIN_WEIGHT = 0.02
+"""Of the latest conversation that went on, in what is known of all."""
 _FEW_KV_USE = 0.3
 """Below it the share says little of what further requests will hold."""
 
@@ -270,41 +273,61 @@ class AdaptiveLimit:
 class Permits:
     """Lets a changing number of flights through at once, those of the oldest conversations first.
 
-    So a turn of a conversation that has begun comes before the first turns of others, whose prefixes no server has, and
-    what was put back comes before what has not begun.
+    So what was put back, and turns of a conversation that has begun, come before those that have not. While a tool
+    runs, a conversation keeps its place against younger ones, so that these do not take the memory that holds its
+    prefix. For how long: as its server needs to compute all that it holds. By then so many tokens could have been made
+    in the place of the prefix as are lost while everybody waits for it to be computed again. And only while tools are
+    mostly so quick that this gains more than it costs.
     """
 
     def __init__(self, limit: int) -> None:
         self.num_taken = 0
         self.limit = limit
+        self.hold_seconds = 0.0
+        """For which a conversation between two turns keeps its place."""
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._sessions: OrderedDict[str, int] = OrderedDict()
         """Numbers of the conversations that were asked for last."""
+        self._gain = 0.0
+        """Of keeping a place, for the latest conversations: prefixes saved, less what could have been made there."""
+        self._held: dict[int, float] = {}
+        """Numbers of the conversations that may go on, and since when, in that order."""
+        self._held_numbers: list[int] = []
+        """The same numbers, sorted."""
 
     def set_limit(self, limit: int) -> None:
         """Change the number; what is above it is not called back."""
         self.limit = limit
         self._admit()
 
-    def number(self, session: str | None) -> int:
-        """Return the place of a new flight: that of the first one of its conversation."""
-        number = next(self._numbers)
+    def arrived(self, flight: Flight, session: str | None) -> None:
+        """Give a new flight its place: that of the first one of its conversation."""
+        flight.number = next(self._numbers)
         if session is None:
-            return number
-        number = self._sessions.pop(session, number)
-        self._sessions[session] = number
+            return
+        flight.number = self._sessions.pop(session, flight.number)
+        self._sessions[session] = flight.number
+        if (since := self._held.get(flight.number)) is not None and self.hold_seconds > 0.0:
+            share = (asyncio.get_running_loop().time() - since) / self.hold_seconds
+            self._give_up(flight.number, gain=1.0 - share if share < 1.0 else -1.0)
         if len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)
-        return number
+
+    def ended(self, flight: Flight, session: str | None) -> None:
+        """Have a conversation keep its place until its next turn, for a while."""
+        if session is not None and self.hold_seconds > 0.0 and flight.number not in self._held:
+            self._held[flight.number] = asyncio.get_running_loop().time()
+            bisect.insort(self._held_numbers, flight.number)
 
     async def acquire(self, flight: Flight) -> None:
         """Take a permit, for :meth:`release`; raises as :meth:`Flight.wait`."""
-        if self.num_taken < self.limit:
+        if not self._waiters and self._may_pass(flight.number):
             self.num_taken += 1
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiters, (flight.number, next(self._numbers), waiter))
+        self._admit()
         try:
             await flight.wait(waiter)
         except BaseException:
@@ -317,9 +340,26 @@ class Permits:
         self.num_taken -= 1
         self._admit()
 
+    def _may_pass(self, number: int) -> bool:
+        if self._held:
+            latest = asyncio.get_running_loop().time() - self.hold_seconds
+            while self._held and self._held[first := next(iter(self._held))] <= latest:
+                self._give_up(first, gain=-1.0)
+        num_held = bisect.bisect_left(self._held_numbers, number) if self._gain >= 0.0 else 0
+        # One always may: the conversations may have ended.
+        return self.num_taken + num_held < self.limit or self.num_taken == 0
+
+    def _give_up(self, number: int, *, gain: float) -> None:
+        del self._held[number]
+        del self._held_numbers[bisect.bisect_left(self._held_numbers, number)]
+        self._gain += _GAIN_WEIGHT * (gain - self._gain)
+
     def _admit(self) -> None:
-        while self._waiters and (self.num_taken < self.limit or self._waiters[0][2].done()):
-            waiter = heapq.heappop(self._waiters)[2]
+        while self._waiters:
+            number, _, waiter = self._waiters[0]
             if not waiter.done():
+                if not self._may_pass(number):
+                    return
                 self.num_taken += 1
                 waiter.set_result(None)
+            heapq.heappop(self._waiters)

@@ -152,7 +152,7 @@ class ServerEngine(Engine):
         self.counters.requests += 1
         prompt_ids = np.asarray(token_ids, np.int32)
         flight = Flight(request_id=request_id, prompt_ids=prompt_ids, params=params, images=images)
-        flight.number = self._permits.number(None)
+        self._permits.arrived(flight, flight.affinity.session)
         started = asyncio.get_running_loop().time()
         self._flights.add(flight)
         self._has_none.clear()
@@ -168,6 +168,7 @@ class ServerEngine(Engine):
             ) from None
         finally:
             self._flights.discard(flight)
+            self._permits.ended(flight, flight.affinity.session)
             if not self._flights:
                 self._has_none.set()
             now = asyncio.get_running_loop().time()

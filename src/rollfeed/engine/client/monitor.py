@@ -169,6 +169,8 @@ class Monitor:
         loads = [worker.load for worker in live if worker.load is not None]
         room = memory_room(loads, in_flight) if len(loads) == len(live) else math.inf
         self._learn(limit, throughput, loads, in_flight)
+        told = [load.recompute_seconds for load in loads if load.recompute_seconds is not None]
+        permits.hold_seconds = sum(told) / len(told) if told else 0.0
         permits.set_limit(int(max(len(live), min(limit.limit, room))))
 
     def _learn(self, limit: AdaptiveLimit, throughput: Throughput, loads: Sequence[ServerLoad], in_flight: int) -> None:

@@ -116,6 +116,8 @@ class ServerLoad(NamedTuple):
     """None where the server does not say."""
     kv_use: float | None = None
     """Share of the places for keys and values that running requests hold; None where the server does not say."""
+    recompute_seconds: float | None = None
+    """In which it would compute anew all that running requests hold; None where the server does not say."""
     num_preempted: int = 0
     """Requests that it has put back lately for want of places, to be computed again."""
 

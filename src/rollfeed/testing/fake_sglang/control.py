@@ -332,8 +332,8 @@ class ControlRoutes:
             "timestamp": time.time(),
             "num_active_tokens": usage.num_used_tokens,
             "num_prealloc_ready_tokens": 0,
-            "total_prefill_uncached_tokens": 0,
-            "total_prefill_busy_us": 0,
+            "total_prefill_uncached_tokens": usage.prefilled_tokens,
+            "total_prefill_busy_us": round(usage.prefill_seconds * 1e6),
             "decode_moments": [0.0] * 6,
         }
         return {**(new if self._is_new else {}), **usage.load(include)}

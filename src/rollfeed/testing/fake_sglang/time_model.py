@@ -135,8 +135,7 @@ class TimeModel:
         self._cache = PrefixCache(settings.page_tokens)
         self.num_retractions = 0
         """Requests put back, all together."""
-        self.prefill_seconds = 0.0
-        """For which all decoding waited, all together."""
+        self._prefilled_tokens = 0
         self._retracted: deque[float] = deque()
         """When requests were put back lately."""
 
@@ -206,6 +205,8 @@ class TimeModel:
             generated_tokens=self._generated_tokens,
             busy_slot_seconds=self._busy_slot_seconds,
             num_retracted=len(self._retracted),
+            prefilled_tokens=self._prefilled_tokens,
+            prefill_seconds=self._prefilled_tokens * self._settings.prefill_us_per_token / 1e6,
         )
 
     @property
@@ -249,9 +250,10 @@ class TimeModel:
                 self._end(row, _OUT_OF_MEMORY)
                 continue
             self._running.append(row)
-            seconds = self._enter(row) * self._settings.prefill_us_per_token / 1e6
+            num_tokens = self._enter(row)
+            seconds = num_tokens * self._settings.prefill_us_per_token / 1e6
             self._boundary += seconds
-            self.prefill_seconds += seconds
+            self._prefilled_tokens += num_tokens
             self._busy_slot_seconds += seconds * len(self._running)
 
     def _can_admit(self) -> bool:

@@ -150,6 +150,7 @@ class SGLang:
                 waiting=sum(int(each.get("num_waiting_reqs", 0)) for each in loads),
                 tokens_per_second=None if None in rates else float(sum(rates)),
                 kv_use=float(max(uses)) if uses else None,
+                recompute_seconds=_recompute_seconds(loads),
                 # Of its latest stretch of decoding steps; requests that end say how often they were put back.
                 num_preempted=sum(int((each.get("queues") or {}).get("retracted", 0)) for each in loads),
             )
@@ -365,3 +366,13 @@ def _sampling_params(flight: Flight) -> dict[str, Any]:
         # Engines key their draws by seed and position in the reply: what goes on needs draws of its own.
         given["sampling_seed"] = (params.seed + _SEED_STRIDE * num_sampled) & _SEED_MASK
     return given
+
+
+def _recompute_seconds(loads: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean over ranks that say how long their prompts have taken, as SGLang 0.5.23 does."""
+    told = [
+        each["total_prefill_busy_us"] / each["total_prefill_uncached_tokens"] * each["num_used_tokens"] / 1e6
+        for each in loads
+        if each.get("total_prefill_uncached_tokens") and "num_used_tokens" in each
+    ]
+    return sum(told) / len(told) if told else None
