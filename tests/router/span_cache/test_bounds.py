@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from rollfeed.base.sglang_wire import RequestError
+from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
+from rollfeed.prompts.tokenizer import load_tokenizer
 from rollfeed.router.span_cache import SpanCache
 from rollfeed.testing import CharTokenizer
 
@@ -171,20 +173,31 @@ def test_threads_that_ask_and_keep_one_prefix_lose_nothing() -> None:
 
 
 def test_a_token_takes_at_most_16_bytes_with_all_it_needs() -> None:
+    """In 8 conversations of four turns of 150 tokens each, of the real tokenizer."""
+    tokenizer = load_tokenizer(resolve_checkpoint(DEFAULT_MODEL))
     chance = random.Random(3)
-    cache = SpanCache(CharTokenizer())
-    say(cache, "x", "".join(map(chr, range(32, 127))))  # so that the tokenizer's pieces are known
+    words = [token for token in range(1_000, 3_000) if tokenizer.decode([token], skip_special_tokens=True).isascii()]
+
+    def shown(ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    def play(cache: SpanCache, number: int, replies: list[list[int]]) -> None:
+        text = str(number)
+        for ids in replies:
+            text += shown(chance.choices(words, k=150))
+            meta = {"finish_reason": {"type": "length"}, "output_token_logprobs": [[-0.5, each, None] for each in ids]}
+            said = shown(ids)
+            cache.keep(cache.rewrite({"text": text}), {"text": said, "meta_info": meta}, policy_version=0)
+            text += said
+
+    cache = SpanCache(tokenizer)
+    play(cache, 0, [words])  # so that the pieces of the tokenizer are known
     gc.collect()
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        held = cache.use()
-        system = text_of(chance, 2_000)
-        for number in range(20):
-            text = f"{system}{number}"
-            for _ in range(4):
-                text = say(cache, text + text_of(chance), text_of(chance))
-        del text
+        before, held = tracemalloc.get_traced_memory()[0], cache.use()
+        for number in range(8):
+            play(cache, number, [chance.choices(words, k=150) for _ in range(4)])
         gc.collect()
         num_bytes = tracemalloc.get_traced_memory()[0] - before
     finally:
