@@ -1,0 +1,226 @@
+"""A run on a real Ray cluster of several local nodes beside the same run without one, and broken by kills.
+
+    make ray && .venv-ray/bin/python bench/cluster.py --output bench/cluster.json
+
+The engines are fake servers with a model of time. What is measured: the time of equal steps with and without a cluster,
+in turns on the same servers, and how long a run takes until its first step begins. What is killed, with SIGKILL: a
+rollout worker, a raylet with all of its node, the driver. Then the files are counted as ``rollfeed bench chaos`` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rollfeed.benchmarks.chaos.job import SETTINGS, ChaosJob, make_job
+from rollfeed.benchmarks.chaos.processes import ChaosEngine, RunProcess, final_ledger
+from rollfeed.benchmarks.chaos.recount import recount
+from rollfeed.benchmarks.machine import machine
+
+WAIT_SECONDS = 120.0
+NUM_NODES = 3
+KINDS = ("actor", "raylet", "driver")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of each kind, in turns; 0: kills only")
+    parser.add_argument("--kills", type=int, default=1, help="of each kind; 0: time only")
+    parser.add_argument("--mode", choices=["sync", "partial", "async"], default="sync")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    result: dict[str, Any] = {"mode": given.mode, "seed": given.seed, "nodes": NUM_NODES}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollfeed-cluster-")))
+        engines = [stack.enter_context(ChaosEngine()) for _ in range(2)]
+        for engine in engines:
+            engine.wait_until_ready()
+        cluster = stack.enter_context(started_cluster())
+        job = make_job(
+            folder,
+            num_kills=len(KINDS) * given.kills,
+            mode=given.mode,
+            deterministic=given.mode == "sync",
+            seed=given.seed,
+            addresses=[engine.address for engine in engines],
+        )
+        if given.repetitions:
+            result |= timed(cluster, job, given.repetitions)
+        if given.kills:
+            result |= broken(cluster, job, given.kills)
+        result["left_behind"] = left_behind(cluster)
+    result["processes_left"] = [text for pid, text in processes() if text.startswith("ray::") or "/raylet/" in text]
+    result |= {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    text = json.dumps(result, indent=2)
+    print(text)
+    if given.output is not None:
+        given.output.write_text(text + "\n")
+    wrong = [result.get("lost"), result.get("doubled"), result.get("problems"), result["left_behind"]]
+    return int(any(wrong) or bool(result["processes_left"]))
+
+
+class Nodes:
+    """A cluster of local nodes, whose raylets can be killed."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.address: str = cluster.address
+        self.cluster = cluster
+        self.workers = [cluster.add_node(num_cpus=2) for _ in range(NUM_NODES - 1)]
+
+    def raylet_pids(self) -> list[int]:
+        return [node.all_processes["raylet"][0].process.pid for node in (self.cluster.head_node, *self.workers)]
+
+    def kill_raylet(self) -> None:
+        """Kill a node with rollout workers on it, and add another one."""
+        parents = {parent for _, parent in rollout_workers(self)}
+        chosen = next(
+            (node for node in self.workers if node.all_processes["raylet"][0].process.pid in parents), self.workers[0]
+        )
+        self.workers.remove(chosen)
+        self.cluster.remove_node(chosen, allow_graceful=False)
+        self.workers.append(self.cluster.add_node(num_cpus=2))
+
+
+@contextmanager
+def started_cluster() -> Iterator[Nodes]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        yield Nodes(cluster)
+    finally:
+        cluster.shutdown()
+
+
+def timed(cluster: Nodes, job: ChaosJob, repetitions: int) -> dict[str, Any]:
+    """Make the run with and without a cluster, in turns; the first step is the warm-up."""
+    seconds: dict[str, list[float]] = {"local": [], "cluster": []}
+    starts: dict[str, list[float]] = {"local": [], "cluster": []}
+    for repetition in range(repetitions):
+        for kind in ("local", "cluster") if repetition % 2 == 0 else ("cluster", "local"):
+            process = run_of(cluster if kind == "cluster" else None, job, f"{kind}-{repetition}")
+            begun = time.time()
+            process.start()
+            code = process.wait_for_end()
+            if code:
+                raise SystemExit(f"{kind} failed: {process.last_words()}")
+            steps = [json.loads(line) for line in (process.out / "metrics.jsonl").read_text().splitlines()]
+            first = steps[0]
+            starts[kind].append(first["time/unix_seconds"] - first["perf/step_seconds"] - begun)
+            seconds[kind].append(sum(step["perf/step_seconds"] for step in steps[1:]) / (len(steps) - 1))
+            print(f"{kind}: start {starts[kind][-1]:.1f} s, {seconds[kind][-1]:.3f} s a step", file=sys.stderr)
+    ratios = [ours / theirs - 1.0 for ours, theirs in zip(seconds["cluster"], seconds["local"], strict=True)]
+    same = [
+        [path.read_bytes() for path in sorted((job.folder / f"{kind}-0" / "batches").iterdir())] for kind in seconds
+    ]
+    return {
+        "step_seconds": seconds,
+        "overhead": statistics.median(ratios),
+        "overheads": ratios,
+        "start_seconds": starts,
+        "equal_batches": same[0] == same[1],
+    }
+
+
+def broken(cluster: Nodes, job: ChaosJob, kills: int) -> dict[str, Any]:
+    """Kill each kind ``kills`` times, in turn, and count what the run has come to."""
+    process = run_of(cluster, job, "broken")
+    process.start()
+    recovery: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    try:
+        for number in range(kills * len(KINDS)):
+            kind, step = KINDS[number % len(KINDS)], process.num_steps() + 2
+            if not process.wait_until(process.batch_file(step).exists):
+                break
+            if kind == "actor":
+                if not (pids := [pid for pid, _ in rollout_workers(cluster)]):
+                    continue
+                os.kill(pids[number % len(pids)], signal.SIGKILL)
+            elif kind == "raylet":
+                cluster.kill_raylet()
+            else:
+                process.kill()
+                process.start()
+            killed, done = time.monotonic(), process.num_steps()
+            process.wait_until(lambda wanted=done + 3: process.num_steps() >= wanted)
+            recovery[kind].append(time.monotonic() - killed)
+            print(f"{kind} killed at step {step}: 3 steps in {recovery[kind][-1]:.1f} s", file=sys.stderr)
+        code = process.wait_for_end()
+    finally:
+        process.kill()
+    counts = recount(process.out, job, ledger=final_ledger(process.out))
+    steps = [json.loads(line) for line in (process.out / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "lost": len(counts.lost),
+        "doubled": len(counts.duplicated),
+        "problems": [*counts.problems[:20], *([process.last_words()] if code else [])],
+        "three_steps_after_a_kill_seconds": recovery,
+        "groups_run_again": sum(
+            max(0.0, after.get("engine/groups_run_again", 0.0) - before.get("engine/groups_run_again", 0.0))
+            for before, after in zip([{}, *steps], steps, strict=False)
+        ),
+        "steps": counts.num_steps,
+    }
+
+
+def run_of(cluster: Nodes | None, job: ChaosJob, name: str) -> RunProcess:
+    ray = [] if cluster is None else ["cluster.kind=ray", f"cluster.address={cluster.address}"]
+    return RunProcess(job.folder / SETTINGS, job.folder / name, overrides=ray)
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """Number and command line of every process."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield int(path.parent.name), path.read_text(errors="replace").replace("\0", " ").strip()
+
+
+def rollout_workers(cluster: Nodes) -> list[tuple[int, int]]:
+    """Number of each rollout worker of the cluster, and of its raylet."""
+    raylets, found = set(cluster.raylet_pids()), []
+    for pid, text in processes():
+        with suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if text.startswith("ray::Hosted") and parent in raylets:
+                found.append((pid, parent))
+    return sorted(found)
+
+
+def left_behind(cluster: Nodes) -> list[str]:
+    """Say what of a run is there that has ended: actors and placement groups."""
+    return wait_until_none(lambda: [f"actor {pid}" for pid, _ in rollout_workers(cluster)]) + groups_left(cluster)
+
+
+def groups_left(cluster: Nodes) -> list[str]:
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        states = {number: each["state"] for number, each in placement_group_table().items()}
+        return [f"placement group {number}: {state}" for number, state in states.items() if state != "REMOVED"]
+    finally:
+        ray.shutdown()
+
+
+def wait_until_none(look: Callable[[], list[str]]) -> list[str]:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

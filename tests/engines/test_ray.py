@@ -1,0 +1,206 @@
+"""Real Ray, several local nodes: a run's batches, kills of each of its processes, and clusters that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.engines.servers import ROOT, python_of
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+
+SETTINGS = """
+seed = 5
+
+[model]
+checkpoint = "tiny"
+
+[[prompts.environments]]
+id = "core/copy_text"
+apply_chat_template = false
+
+[rollout]
+num_rollout = 3
+rollout_batch_size = 4
+n_samples_per_prompt = 4
+deterministic = true
+
+[sampling]
+rollout_max_response_len = 24
+
+[engine]
+context_length = 512
+"""
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=2)
+cluster.add_node(num_cpus=2, env_vars={"PYTHONPATH": sys.argv[1]} if sys.argv[1:] else None)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+RUN_SECONDS = 300.0
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return python_of("ray")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Ray writes a token into the home folder, unless it is told not to."""
+    return {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.fixture
+def run(python: Path, environment: dict[str, str], tmp_path: Path) -> Run:
+    """Run a command to its end, in a folder with settings."""
+    (tmp_path / "settings.toml").write_text(SETTINGS)
+
+    def run(name: str, out: str, *overrides: str, file: str = "settings.toml") -> subprocess.CompletedProcess[str]:
+        words = [word for each in overrides for word in ("--set", each)]
+        return subprocess.run(
+            [python, "-m", "rollfeed", name, file, "--out", out, "--quiet", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+        )
+
+    return run
+
+
+def start_cluster(python: Path, environment: dict[str, str], *arguments: str) -> tuple[subprocess.Popen[str], str]:
+    cluster = subprocess.Popen(
+        [python, "-c", CLUSTER, *arguments], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert cluster.stdout is not None
+    return cluster, next(line for line in cluster.stdout if ":" in line).strip()
+
+
+@pytest.fixture
+def address(python: Path, environment: dict[str, str]) -> Iterator[str]:
+    cluster, address = start_cluster(python, environment)
+    yield address
+    cluster.communicate()
+
+
+def batches(run: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((run / "batches").iterdir())]
+
+
+def metrics(run: Path) -> dict[str, float]:
+    last: dict[str, float] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    return last
+
+
+def below_ray(environment: dict[str, str]) -> list[str]:
+    """Commands of processes that have the environment of this test's, and are of Ray."""
+    found, mark = [], f"HOME={environment['HOME']}".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (path / "cmdline").read_text(errors="replace")
+            if mark in (path / "environ").read_bytes() and ("ray" in text):
+                found.append(text)
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_none(look: Callable[[], list[str]]) -> list[str]:
+    deadline = time.monotonic() + 60.0
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def test_batches_on_a_cluster_are_those_of_a_local_run_and_graders_may_be_elsewhere(
+    run: Run, address: str, tmp_path: Path
+) -> None:
+    assert run("run", "local").returncode == 0
+    ended = run("run", "there", "cluster.kind=ray", f"cluster.address={address}", "cluster.reward_workers=1")
+    assert ended.returncode == 0, ended.stderr
+    assert batches(tmp_path / "there") == batches(tmp_path / "local")
+    assert metrics(tmp_path / "there")["engine/rollout_workers"] == 3
+
+
+def test_a_cluster_of_the_runs_own_ends_with_it_also_when_it_is_killed(
+    run: Run, python: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    ended = run("run", "own", "cluster.kind=ray", "cluster.address=local", "cluster.num_workers=2")
+    assert ended.returncode == 0, ended.stderr
+    assert wait_until_none(lambda: below_ray(environment)) == []
+    words = ["run", "settings.toml", "--out", "killed", "--set", "cluster.kind=ray", "--set", "cluster.address=local"]
+    words += ["--set", "rollout.num_rollout=100000"]
+    for number in (signal.SIGKILL, signal.SIGINT):
+        with (tmp_path / "log").open("w") as log:
+            driver = subprocess.Popen(
+                [python, "-m", "rollfeed", *words], cwd=tmp_path, env=environment, stdout=log, stderr=log
+            )
+        before = len(list((tmp_path / "killed").glob("batches/*")))
+        while driver.poll() is None and len(list((tmp_path / "killed").glob("batches/*"))) <= before:
+            time.sleep(0.1)
+        driver.send_signal(number)
+        driver.wait(60)
+        assert wait_until_none(lambda: below_ray(environment)) == []
+    assert driver.returncode == 130, (tmp_path / "log").read_text()
+
+
+def test_training_publishes_to_all_workers(run: Run, address: str, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(SETTINGS + "\n[train]\ncheckpoint_interval = 2\n")
+    ended = run("train", "there", "cluster.kind=ray", f"cluster.address={address}", file="train.toml")
+    assert ended.returncode == 0, ended.stderr
+    assert metrics(tmp_path / "there")["weights/proof_residual"] < 1e-3
+
+
+def test_a_node_with_another_rollfeed_is_named_and_gets_no_work(
+    run: Run, python: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "rollfeed"
+    (other / "cluster").mkdir(parents=True)
+    (other / "__init__.py").write_text('__version__ = "0.0.1"\n')
+    (other / "cluster" / "__init__.py").write_text("")
+    (other / "cluster" / "node_checks.py").write_text("PROTOCOL = 1\n")
+    cluster, address = start_cluster(python, environment, str(other.parent))
+    try:
+        ended = run("run", "there", "cluster.kind=ray", f"cluster.address={address}")
+        assert ended.returncode == 0, ended.stderr
+        assert "has rollfeed 0.0.1" in ended.stderr
+        assert metrics(tmp_path / "there")["engine/rollout_workers"] == 2
+    finally:
+        cluster.communicate()
+
+
+def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(run: Run, address: str) -> None:
+    ended = run("run", "a", "cluster.kind=ray", "cluster.address=127.0.0.1:1")
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "no cluster answers there" in ended.stderr
+    large = ("cluster.cpus_per_worker=64", "cluster.startup_timeout_seconds=5")
+    ended = run("run", "b", "cluster.kind=ray", f"cluster.address={address}", *large)
+    assert ended.returncode == 1
+    assert "there is no room for" in ended.stderr
+
+
+def test_kills_of_a_worker_of_a_node_and_of_the_driver_lose_and_double_nothing(
+    python: Path, environment: dict[str, str]
+) -> None:
+    script = ROOT / "bench" / "cluster.py"
+    ran = subprocess.run(
+        [python, script, "--repetitions", "0", "--kills", "1"], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    told = json.loads(ran.stdout)
+    assert (told["lost"], told["doubled"], told["problems"], told["left_behind"]) == (0, 0, [], [])
+    assert told["groups_run_again"] >= 1
