@@ -34,6 +34,36 @@ def fail(sample, prompt):
 """
 
 
+AGENT = """
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+from rollfeed.generate import Episode
+
+FOLDER = Path(__file__).parent
+
+
+async def play(request, *, services):
+    episode = Episode(request, services)
+    turn = await episode.sample()
+    line = f"{request.group_index} {request.index}"
+    episode.tell(await episode.call("append", line, partial(append, line), if_lost="lost"))
+    return episode.end(turn)
+
+
+async def append(line):
+    with (FOLDER / "effects").open("a") as file:
+        file.write(line + chr(10))
+    try:
+        (FOLDER / "killed").touch(exist_ok=False)
+    except FileExistsError:
+        return "done"
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def settings_for(checkpoint: Path, **changed: dict[str, Any]) -> Settings:
     tree: dict[str, dict[str, Any]] = {
         "model": {"checkpoint": str(checkpoint)},
@@ -201,3 +231,18 @@ def test_a_cluster_whose_workers_do_not_come_up_ends_the_run(
     prepared = prepared_on(Dead(multiprocessing.get_context("forkserver")), RunSpec(settings, (folder,)))
     with pytest.raises(EngineUnavailableError, match="none of 2 rollout workers was ready"):
         asyncio.run(app.run(prepared, out=folder / "run"))
+
+
+def test_a_call_of_a_tool_in_whose_middle_its_worker_died_is_not_made_again(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    (folder / "elsewhere_agent.py").write_text(AGENT)
+    rollout = {"num_rollout": 1, "over_sampling_batch_size": 3}
+    settings = settings_for(tiny_checkpoint, rollout=rollout, plugins={"generate": "elsewhere_agent:play"})
+    prepared = prepared_on(host(), RunSpec(settings, (folder,)))
+    summary = asyncio.run(app.run(prepared, out=folder / "run"))
+    effects = (folder / "effects").read_text().splitlines()
+    assert prepared.engine.metrics()["lost_rollout_workers"] == 1
+    assert len(effects) == 6
+    assert len(set(effects)) == 6
+    assert summary.ledger.trained == 3
