@@ -212,7 +212,7 @@ async def replay_through(route: Route, arguments: argparse.Namespace) -> dict[st
         before = router.cpu_seconds()
         figures = await Replay(session, fakes, router.address, arguments.speed).run(make_sessions(workload))
         cpu_ms = 1e3 * (router.cpu_seconds() - before) / figures["requests"]
-        counts = [(await fakes.stats(number))["requests"]["/generate"] for number in range(workload.num_engines)]
+        counts = [(await fakes.stats(number))["requests"].get("/generate", 0) for number in range(workload.num_engines)]
         return figures | {"cpu_ms_per_request": cpu_ms, "requests_at_servers": counts}
 
 
