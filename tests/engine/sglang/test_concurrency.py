@@ -302,10 +302,11 @@ def test_conversations_of_one_turn_cost_no_places() -> None:
         for number in range(20):
             await turn(permits, f"s{number}")
             await asyncio.sleep(1.0)
-        for _ in range(2):
-            late = flight()
-            permits.arrived(late, None)
-            await permits.acquire(late)
+        async with asyncio.timeout(60.0):
+            for _ in range(2):
+                late = flight()
+                permits.arrived(late, None)
+                await permits.acquire(late)
         assert permits.num_taken == 2
 
     run_in_virtual_time(main())
