@@ -68,6 +68,15 @@ def test_a_full_cache_spills() -> None:
     assert chooser.choose(servers, PROMPT, policy_version=1, session="s").address == "b"
 
 
+def test_a_long_conversation_waits_at_a_full_server_rather_than_be_computed_again() -> None:
+    chooser = Chooser()
+    long = np.arange(6000, dtype=np.int32)
+    chooser.choose(idle("a"), long, policy_version=1, session="s")
+    servers = [ServerLoadView("a", 1, 0, kv_use=0.99), ServerLoadView("b", 5, 0, kv_use=0.5)]
+    choice = chooser.choose(servers, long, policy_version=1, session="s")
+    assert (choice.address, choice.num_cached) == ("a", 5999)
+
+
 def test_a_server_that_came_back_is_believed_to_have_nothing() -> None:
     chooser = Chooser()
     chooser.choose(idle("a"), PROMPT, policy_version=1, session="s", group="g")

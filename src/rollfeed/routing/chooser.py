@@ -19,8 +19,6 @@ from rollfeed.routing.prefix_tree import PrefixMatch, PrefixTree, text_of
 
 Reason = Literal["session", "group", "prefix", "load"]
 
-_FULL_TOKENS = 1 << 32
-"""More than any prefix: a server without room gets no request while another has some."""
 _MOST_TREES = 2
 """Of policy versions: while weights are published, some servers have the old ones."""
 
@@ -80,6 +78,10 @@ class RoutingSettings:
     """The same as a share of what the least busy one has; the larger of the two counts."""
     full_kv_use: float = 0.95
     """Share of the KV cache from which on a server is full."""
+    full_tokens: int = 4096
+    """Tokens of prefill that cost a new request as much as its wait at a full server, or what that puts back for it: a
+    longer prefix is worth it, a shorter one is computed elsewhere.
+    """
     most_compared: int = 64
     """Servers whose loads are compared, drawn at random where there are more."""
     max_sessions: int = 100_000
@@ -226,7 +228,7 @@ class Chooser:
     def _work(self, server: HasLoad) -> float:
         """Return what is under way at a server, in tokens of prefill."""
         work = self._settings.request_tokens * (server.num_requests + server.num_waiting)
-        return work if self._has_room(server) else work + _FULL_TOKENS
+        return work if self._has_room(server) else work + self._settings.full_tokens
 
     def _cheapest(
         self, by_address: dict[str, HasLoad], compared: Sequence[HasLoad], match: PrefixMatch
