@@ -10,7 +10,7 @@ import inspect
 import json
 import random as global_random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -206,8 +206,9 @@ class _InstantContext:
         self.running: dict[int, RunningGroup] = {}
         self._num_drawn = 0
 
-    async def changed(self) -> None:
+    async def changed(self) -> Collection[int]:
         await asyncio.sleep(0)
+        return ()
 
     async def draw(self, count: int) -> list[Group]:
         numbers = range(self._num_drawn, self._num_drawn + count)

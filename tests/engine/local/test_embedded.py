@@ -321,7 +321,7 @@ async def test_tokens_decoded_on_keys_and_values_of_older_weights_are_counted(en
         await engine.generate(PROMPT, SamplingParams(max_new_tokens=5), request_id="before")
         assert engine.metrics()["stale_cache_share"] == 0.0
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=60), request_id="through"))
-        while not engine.num_running:  # noqa: ASYNC110 - its thread sets no event
+        while not (engine.num_running or task.done()):  # noqa: ASYNC110 - its thread sets no event
             await asyncio.sleep(0.001)
         await engine.apply(TensorUpdate({}, policy_version=1))
         completion = await task
