@@ -105,3 +105,13 @@ def test_a_cleared_tree_is_empty_and_can_be_used() -> None:
     assert (tree.num_tokens, tree.num_nodes, list(tree.find(text([1, 2])).holders())) == (0, 0, [])
     keep(tree, [1, 2, 3], "b")
     assert list(tree.find(text([1, 2, 4])).holders()) == [("b", 2)]
+
+
+def test_what_another_server_has_split_is_evicted_leaves_first_all_the_same() -> None:
+    tree = PrefixTree(max_tokens=100, max_server_tokens=6)
+    keep(tree, [1, 1, 2, 2], "b")
+    keep(tree, [1, 1, 3], "b")
+    keep(tree, [1, 1, 2, 5], "a")
+    keep(tree, [9, 9, 9, 9], "b")
+    assert tree.find(text([1, 1, 2, 2])).num_tokens_at("b") == 2
+    assert tree.find(text([1, 1, 2, 5])).num_tokens_at("a") == 4
