@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from tests.router.routing_fakes import Routed, routed
 
+from rollfeed.base.serving import serve_application
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
 
 LONG = ScriptedReply(output_ids=[3, 1, 2], delay_seconds=1000.0, num_tokens_when_aborted=2)
@@ -33,6 +37,24 @@ async def owner_of_the_only_request(fakes: Fakes, router: Routed) -> int:
     owner = next(number for number, address in enumerate(fakes.addresses) if at(router, address))
     await fakes.wait_until(lambda stats: stats["num_running"] == 1, worker=owner)
     return owner
+
+
+@asynccontextmanager
+async def _flood() -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Serve a stream that has no end; the event is set when it has begun."""
+    began = asyncio.Event()
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        began.set()
+        while True:
+            await response.write(b"data: " + b"1" * (1 << 16) + b"\n\n")
+
+    application = web.Application()
+    application.add_routes([web.post("/generate", generate)])
+    async with serve_application(application, host="127.0.0.1", port=0) as address:
+        yield address, began
 
 
 async def test_a_request_is_passed_on_as_it_is_and_its_reply_comes_back_with_the_name_of_its_worker() -> None:
@@ -255,3 +277,37 @@ async def test_a_key_is_asked_of_clients_and_given_to_workers() -> None:
                 assert "Authorization" in await reply.text()
             async with session.get(f"{router.address}/health") as reply:
                 assert reply.status == 200
+
+
+async def test_an_abort_of_a_request_with_several_ids_ends_it_by_any_of_them_and_by_their_base() -> None:
+    async with (
+        serve_fake_sglang(mode="scripted", script=[LONG] * 3) as fakes,
+        routed(fakes.addresses) as router,
+    ):
+        for rid, told in (("a", "a_1"), ("b_0", "b"), ("c_0", "c_0")):
+            asked = asyncio.create_task(router.generate(rid=rid))
+            await router.until(lambda: at(router, fakes.addresses[0]) == 1)
+            assert (await router.post("/abort_requests", request_ids=[told, "unknown_7"])).status == 200
+            assert (await asked).json["meta_info"]["finish_reason"]["type"] == "abort"
+        assert not router.fleet.owners
+        assert not router.fleet.owned("b")
+
+
+async def test_a_client_that_does_not_read_its_stream_loses_it_and_frees_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rollfeed.router.forwarding._MOST_PIECES_BYTES", 1 << 20)
+    async with (
+        serve_fake_sglang(mode="zero") as fakes,
+        _flood() as (flood, began),
+        routed(fakes.addresses, policy="round_robin") as router,
+    ):
+        member = router.fleet.members[fakes.addresses[0]]
+        member.address = flood  # its requests go there
+        body = json.dumps({"input_ids": [5], "stream": True}).encode()
+        host, port = router.address.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await began.wait()
+        await router.until(lambda: member.num_requests == 0)
+        writer.transport.abort()

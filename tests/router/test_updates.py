@@ -258,3 +258,59 @@ async def test_whole_weights_make_a_worker_good_again_that_was_out() -> None:
             await router.post("/end_weight_update")
             assert states(router, fakes) == expected
         assert await versions(fakes) == ["2", "2"]
+
+
+async def test_an_update_goes_to_its_end_though_whoever_asked_for_it_leaves() -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, routed(fakes.addresses) as router:
+        await fakes.add_fault("delay", seconds=1.0, path=DISK, worker=1, times=1)
+        asked = asyncio.create_task(router.post(DISK, model_path="/w/3", weight_version="3"))
+        await fakes.wait_until(lambda stats: stats["weight_version"] == "3", worker=0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        # Until it has ended one worker has the new weights and one the old ones.
+        for _ in range(4):
+            assert (await router.generate()).json["meta_info"]["weight_version"] == "3"
+        assert await versions(fakes) == ["3", "3"]
+        assert states(router, fakes) == ["ready", "ready"]
+
+
+async def test_requests_are_admitted_again_when_whoever_begins_an_update_leaves_before_it_has_begun() -> None:
+    async with serve_fake_sglang(mode="scripted", script=[LONG]) as fakes, routed(fakes.addresses) as router:
+        running = asyncio.create_task(router.generate(rid="running"))
+        await fakes.wait_until(lambda stats: stats["num_running"] == 1)
+        asked = asyncio.create_task(router.post("/begin_weight_update"))
+        await router.until(lambda: router.fleet.closed_by is not None)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await router.until(lambda: router.fleet.closed_by is None)
+        await router.post("/abort_request", rid="running")
+        assert (await running).json["output_ids"] == [3, 1]
+
+
+@pytest.mark.parametrize("path", [DISK, "/update_weights_from_tensor"])
+async def test_the_word_of_a_worker_with_half_of_an_update_does_not_count(path: str) -> None:
+    async with serve_fake_sglang(mode="zero", num_workers=2) as fakes, routed(fakes.addresses) as router:
+        await fakes.add_fault("status", status=500, path=path, worker=1)
+        if path == DISK:  # without a name it is the next one
+            await router.post(path, model_path="/w/1")
+            fakes.servers[1].set_version("1")
+        else:  # the name comes after the beginning
+            await router.post("/begin_weight_update")
+            await router.post(path, serialized_named_tensors=["gAU="], weight_version="7")
+            await router.post("/end_weight_update")
+            fakes.servers[1].set_version("7")
+        num_probes = (await fakes.stats(1))["requests"]["/model_info"]
+        await fakes.wait_until(lambda stats: stats["requests"]["/model_info"] >= num_probes + 3, worker=1)
+        assert states(router, fakes) == ["ready", "out"]
+
+
+async def test_a_call_of_an_update_cannot_name_an_older_version_than_is_served() -> None:
+    async with serve_fake_sglang(mode="zero") as fakes, routed(fakes.addresses) as router:
+        await router.post(DISK, model_path="/w/5", weight_version="5")
+        await router.post("/begin_weight_update")
+        bucket = {"serialized_named_tensors": ["gAU="]}
+        refused = await router.post("/update_weights_from_tensor", **bucket, weight_version="4")
+        assert (refused.status, await versions(fakes)) == (409, ["5"])
+        assert (await router.post("/update_weights_from_tensor", **bucket, weight_version="6")).status == 200
+        assert (await router.post("/end_weight_update")).status == 200
+        assert (await router.generate()).json["meta_info"]["weight_version"] == "6"

@@ -163,6 +163,12 @@ def sample_id(request_id: str, index: int) -> str:
     return f"{request_id}_{index}"
 
 
+def base_id(request_id: str) -> str | None:
+    """Return the id of the request of which this may be one of several samples; None if it cannot be one."""
+    base, _, number = request_id.rpartition("_")
+    return base if base and number.isdigit() else None
+
+
 def is_sample_of(request_id: str, base: str) -> bool:
     """Whether an id is a request's own, or that of one of several samples of it."""
     return request_id == base or (request_id.startswith(f"{base}_") and request_id[len(base) + 1 :].isdigit())

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from rollfeed.base.sglang_wire import RequestError
+from rollfeed.base.sglang_wire import RequestError, base_id
 from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.errors import EngineProtocolError
 from rollfeed.router.members import Member, MemberState, Transfer
@@ -47,6 +47,8 @@ class Fleet:
         """Requests here, waiting ones included."""
         self.owners: dict[str, set[Transfer]] = {}
         """By the ids that requests came with."""
+        self._bases: dict[str, set[Transfer]] = {}
+        """By the id of which theirs are those of several samples."""
         self.counters: Counter[str] = Counter()
         self.chooser = Chooser()
         self._closings: set[str] = set()
@@ -150,8 +152,8 @@ class Fleet:
             RequestError: If no worker has its route, too many wait, or none is there in time.
         """
         self.transfers.add(transfer)
-        for rid in transfer.fields.rids:
-            self.owners.setdefault(rid, set()).add(transfer)
+        for table, key in self._keys(transfer):
+            table.setdefault(key, set()).add(transfer)
         deadline = asyncio.get_running_loop().time() + self.settings.wait_seconds
         while True:
             if transfer.is_aborted:
@@ -182,12 +184,23 @@ class Fleet:
         """Know a request no more."""
         self.leave(transfer)
         self.transfers.discard(transfer)
-        for rid in transfer.fields.rids:
-            owners = self.owners.get(rid)
+        for table, key in self._keys(transfer):
+            owners = table.get(key)
             if owners is not None:
                 owners.discard(transfer)
                 if not owners:
-                    del self.owners[rid]
+                    del table[key]
+
+    def owned(self, rid: str) -> Sequence[Transfer]:
+        """Return the requests with an id; else that of which it is a sample's, or all that are samples of it."""
+        found = self.owners.get(rid) or self.owners.get(base_id(rid) or "") or self._bases.get(rid) or ()
+        return tuple(found)
+
+    def _keys(self, transfer: Transfer) -> Iterator[tuple[dict[str, set[Transfer]], str]]:
+        for rid in transfer.fields.rids:
+            yield self.owners, rid
+            if (base := base_id(rid)) is not None:
+                yield self._bases, base
 
     def able(self, path: str) -> Sequence[Member]:
         """Return the workers that may have requests and have a route."""

@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from rollfeed.base.sglang_wire import RequestError, is_sample_of
+from rollfeed.base.sglang_wire import RequestError
+from rollfeed.base.waiting import until_done
 from rollfeed.engine.http import Http
 from rollfeed.engine.http.json_answers import json_reply, read_json
 from rollfeed.errors import EngineError
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.forwarding import Forwarder
-from rollfeed.router.members import Member, MemberState, Transfer
+from rollfeed.router.members import Member, MemberState
 from rollfeed.router.watching import Watcher
 from rollfeed.router.weight_updates import PAUSED, UPDATE_ROUTES, WeightUpdates
 from rollfeed.router.worker_kinds import WorkerAsker, WorkerKind
@@ -125,26 +126,12 @@ class RouterControl:
         rids = [rid] if isinstance(rid, str) else rid
         if not isinstance(rids, list) or not all(isinstance(each, str) for each in rids):
             raise RequestError("give rid, request_ids or abort_all: true")
-        unknown = []
-        for each in rids:
-            owned = self._owned(each)
-            await asyncio.gather(*(self._forwarder.abort(transfer) for transfer in owned))
-            if not owned:
-                unknown.append(each)
-        if unknown:
+        owned = {each: self._fleet.owned(each) for each in rids}
+        found = {transfer for transfers in owned.values() for transfer in transfers}
+        await asyncio.gather(*(self._forwarder.abort(transfer) for transfer in found))
+        if unknown := [each for each, transfers in owned.items() if not transfers]:
             await self._asked_all(lambda member, kind: self._asker.abort(member.address, kind, unknown))
         return web.Response()
-
-    def _owned(self, rid: str) -> Sequence[Transfer]:
-        found = self._fleet.owners.get(rid)
-        if found is None:  # of one of several samples, or of all that one request has
-            found = {
-                each
-                for each in self._fleet.transfers
-                for own in each.fields.rids
-                if is_sample_of(own, rid) or is_sample_of(rid, own)
-            }
-        return tuple(found)
 
     async def _abort_all(self) -> None:
         for transfer in tuple(self._fleet.transfers):
@@ -176,7 +163,10 @@ class RouterControl:
 
     async def _continue(self, request: web.Request) -> web.Response:
         await read_json(request, optional=True)
+        await until_done(asyncio.create_task(self._release_all()))
+        return await json_reply({"message": "Generation continued successfully.", "status": "ok"})
 
+    async def _release_all(self) -> None:
         async def release(member: Member, kind: WorkerKind) -> None:
             path = "/continue_generation" if kind is WorkerKind.SGLANG else "/resume"
             await self._asker.command(member.address, path, {} if kind is WorkerKind.SGLANG else None)
@@ -187,7 +177,6 @@ class RouterControl:
         await self._updates.settle()
         self._fleet.open(PAUSED)
         _refuse(problems)
-        return await json_reply({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _is_paused(self, _request: web.Request) -> web.Response:
         return await json_reply({"is_paused": PAUSED in (self._fleet.closed_by or "")})

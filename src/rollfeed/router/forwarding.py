@@ -27,9 +27,11 @@ from rollfeed.router.worker_kinds import WorkerAsker
 _VERSION = re.compile(rb'"weight_version":\s*"([^"]*)"|"weight_versions":\s*\[\s*\{\s*"version":\s*"([^"]*)"')
 """Of the last token, or of the first; in a JSON text quotes are escaped, so that this is a key."""
 _CROSSING = re.compile(rb'"weight_versions":\s*\[[^\]]*\}\s*,\s*\{')
+_LONGEST_VERSION_BYTES = 128
+"""Of what these find, which may lie in two pieces of a stream."""
 _MOST_PIECES_BYTES = 1 << 26
 """Of a stream that its client does not read."""
-_ABORT_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)
+_ABORT_SECONDS = (0.5, 1.0, 2.0, 4.0)
 """Pauses before an abort is sent again, as it may have overtaken its request."""
 _BACKOFF_SECONDS = 0.1
 _CLIENT_ENDED, _BAD_GATEWAY, _TOO_LATE = 499, 502, 504
@@ -79,8 +81,8 @@ class Forwarder:
         """
         body, given = await request.read(), None
         if self._spans is not None and request.path == "/generate":
-            given = await self._rewritten(body)
-            body = msgspec.json.encode(dict(given))
+            came, given = await self._rewritten(body)
+            body = body if given is came else msgspec.json.encode(dict(given))
         fields = read_fields(body, request.headers, with_prompt=self._with_prompt)
         transfer = Transfer(request.path, fields, given)
         try:
@@ -205,7 +207,8 @@ class Forwarder:
                 return False
             if version > self._fleet.policy_version:
                 self._fleet.note_version(member, name)
-        if _CROSSING.search(content):
+        if not transfer.is_crossing and _CROSSING.search(content):
+            transfer.is_crossing = True
             self._fleet.counters["crossing_replies"] += 1
         return True
 
@@ -221,13 +224,13 @@ class Forwarder:
             return web.Response(body=content, status=status, headers=headers)
         return FailedTry(status, content, headers)
 
-    async def _rewritten(self, body: bytes) -> dict[str, Any]:
+    async def _rewritten(self, body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self._spans is not None
         try:
             given = msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"the body is no JSON object: {error}") from None
-        return await asyncio.to_thread(self._spans.rewrite, given)
+        return given, await asyncio.to_thread(self._spans.rewrite, given)
 
     def _kept(self, transfer: Transfer, content: bytes | bytearray) -> bytes:
         """Have the cache keep what a reply says, and return what its client gets of it."""
@@ -250,7 +253,7 @@ class Forwarder:
         return await json_reply(replies[0] if len(replies) == 1 else replies)
 
     async def _insist(self, transfer: Transfer, member: Member) -> None:
-        for seconds in _ABORT_SECONDS[1:]:
+        for seconds in _ABORT_SECONDS:
             await asyncio.sleep(seconds)
             if transfer.member is not member:
                 return
@@ -276,6 +279,7 @@ class _ToClient:
     """A stream on its way to the client, as it comes."""
 
     def __init__(self, request: web.Request) -> None:
+        self._request = request
         self._events = EventStream(request)
         self.has_begun = False
         """Whether the client has seen some of it."""
@@ -286,13 +290,15 @@ class _ToClient:
     def put(self, piece: bytes) -> None:
         self._num_bytes += len(piece)
         if self._num_bytes > _MOST_PIECES_BYTES:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # it would not read the error either
             raise BrokenConnectionError("the client does not read its stream")
         self._pieces.append(piece)
         self._arrived.set()
 
     async def send(self, sent: Coroutine[Any, Any, HttpReply], *, is_good: Callable[[bytes], bool]) -> HttpReply:
         """Pass pieces on until the reply has ended, and return it; raises BrokenConnectionError for a bad one."""
-        task = asyncio.create_task(sent)
+        task, end = asyncio.create_task(sent), b""
         task.add_done_callback(lambda _: self._arrived.set())
         try:
             while not (task.done() and not self._pieces):
@@ -301,8 +307,9 @@ class _ToClient:
                 while self._pieces:
                     piece = self._pieces.popleft()
                     self._num_bytes -= len(piece)
-                    if not is_good(piece):
+                    if not is_good(end + piece):
                         raise BrokenConnectionError("sampled with older weights")
+                    end = piece[-_LONGEST_VERSION_BYTES:]
                     self.has_begun = True
                     await self._events.write(piece)
             return task.result()

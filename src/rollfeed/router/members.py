@@ -91,6 +91,7 @@ class Transfer:
         "fields",
         "given",
         "is_aborted",
+        "is_crossing",
         "is_interrupted",
         "member",
         "path",
@@ -115,6 +116,8 @@ class Transfer:
         self.waiter: asyncio.Future[None] | None = None
         self.is_aborted = False
         self.is_interrupted = False
+        self.is_crossing = False
+        """Whether several versions have sampled its reply."""
 
     def interrupt(self, member: Member) -> None:
         """Give up the try that is at a worker."""

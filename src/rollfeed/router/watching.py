@@ -44,8 +44,7 @@ class Watcher:
         member.next_load = 0.0
         if member not in self._tasks:
             await self._look(member)
-            if self._fleet.members.get(address) is member:
-                self._watch(member)
+            self._watch(member)
         else:
             member.woken.set()
         return member
@@ -69,7 +68,8 @@ class Watcher:
         return self._fleet.members.setdefault(address, Member(address))
 
     def _watch(self, member: Member) -> None:
-        if member not in self._tasks:
+        is_there = self._fleet.members.get(member.address) is member
+        if is_there and member not in self._tasks:
             self._tasks[member] = asyncio.create_task(self._keep_looking(member), name=f"watch {member.address}")
 
     async def _keep_looking(self, member: Member) -> None:
@@ -136,6 +136,9 @@ class Watcher:
     def _settle(self, member: Member, told: ToldWeights) -> None:
         """Say by what a healthy worker tells of its weights whether it may have requests."""
         was_lost = member.state is MemberState.DOWN or member.is_suspect
+        if was_lost and member.lacks:
+            member.lacks.clear()  # it may be another one by now
+            self._fleet.changed()
         member.num_failed_probes, member.is_suspect = 0, False
         if member.state is MemberState.OUT and not _is_newer(told.version_name, member.distrusted_version):
             return  # its word does not count

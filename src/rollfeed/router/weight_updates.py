@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from rollfeed.base.sglang_wire import RequestError
+from rollfeed.base.waiting import until_done
 from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.errors import EngineError
 from rollfeed.router.fleet import Fleet
@@ -104,27 +105,32 @@ class WeightUpdates:
             self._check_kinds(members, "", None)
             await self._empty(members, aborts=body.get("abort_all_requests") is True)
             more = {key: value for key, value in body.items() if key not in ("model_path", "weight_version")}
+            # Once the first worker is told it goes to its end, whether or not the client is still there.
+            loading = self._load_folder(members, folder, name, old=old, more=more)
+            return await until_done(asyncio.create_task(loading))
 
-            async def load(member: Member) -> None:
-                assert member.kind is not None
-                await self._asker.load_folder(member.address, member.kind, folder, name, more=more)
+    async def _load_folder(
+        self, members: Sequence[Member], folder: str, name: str, *, old: tuple[str, str] | None, more: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        async def load(member: Member, kind: WorkerKind) -> None:
+            await self._asker.load_folder(member.address, kind, folder, name, more=more)
 
-            problems = await self._each(members, load)
-            told = "; ".join(problems.values())
-            voters = [member for member in members if member.state is not MemberState.DOWN]
-            failed = [member for member in problems if member in voters]
-            if voters and (not failed or (old is None and len(failed) < len(voters))):
-                for member in voters:
-                    if member in failed:
-                        self._fleet.set_state(member, MemberState.OUT, problems[member])
-                    else:
-                        self._watcher.has_loaded(member, folder, name)
-                left = f"; left out: {told}" if told else ""
-                message = f"Succeeded to update model weights. Weight version updated to {name}{left}."
-                return {"success": True, "message": message, "num_paused_requests": 0}
-            await self._undo(voters, old)
-            stays = f"version {self._fleet.policy_version} stays" if self._fleet.ready else "no worker is left"
-            raise RequestError(f"not all workers have loaded {folder}, and {stays}: {told}", status=_UNAVAILABLE)
+        problems = await self._each(members, load)
+        told = "; ".join(problems.values())
+        voters = [member for member in members if member.state is not MemberState.DOWN]
+        failed = [member for member in problems if member in voters]
+        if voters and (not failed or (old is None and len(failed) < len(voters))):
+            for member in voters:
+                if member in failed:
+                    self._fleet.set_state(member, MemberState.OUT, problems[member])
+                else:
+                    self._watcher.has_loaded(member, folder, name)
+            left = f"; left out: {told}" if told else ""
+            message = f"Succeeded to update model weights. Weight version updated to {name}{left}."
+            return {"success": True, "message": message, "num_paused_requests": 0}
+        await self._undo(voters, old)
+        stays = f"version {self._fleet.policy_version} stays" if self._fleet.ready else "no worker is left"
+        raise RequestError(f"not all workers have loaded {folder}, and {stays}: {told}", status=_UNAVAILABLE)
 
     async def step(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Pass on a call of an update that takes several; requests are admitted again when it is finished.
@@ -138,29 +144,34 @@ class WeightUpdates:
             self._check_kinds(members, path, route.kind)
             if route.phase is UpdatePhase.PREPARE:
                 return await self._passed_on(members, path, body)
+            if (name := body.get("weight_version", body.get("new_version"))) is not None:
+                self._next_name(name)
             if not self._touched:
                 await self._begin(members, path, body)
             self._is_session = self._is_session or route.phase is UpdatePhase.BEGIN
             self._await_end()
             self._touched.update(members)
-            try:
-                reply = await self._passed_on(members, path, body, is_weights=True)
-            except RequestError:
-                if route.phase is UpdatePhase.FINISH:
-                    await self._finish()
-                raise
-            if route.phase is UpdatePhase.FINISH or self._is_last(path, body):
+            return await until_done(asyncio.create_task(self._step(members, path, body)))
+
+    async def _step(self, members: Sequence[Member], path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        is_finish = UPDATE_ROUTES[path].phase is UpdatePhase.FINISH
+        try:
+            reply = await self._passed_on(members, path, body, is_weights=True)
+        except RequestError:
+            if is_finish:
                 await self._finish()
-            return reply
+            raise
+        if is_finish or self._is_last(path, body):
+            await self._finish()
+        return reply
 
     async def _begin(self, members: Sequence[Member], path: str, body: Mapping[str, Any]) -> None:
-        self._next_name(body.get("weight_version", body.get("new_version")))
         self._fleet.close(UNFINISHED)
         try:
             await self._watcher.until_brought()
             default = path == "/update_weight_version"
             await self._empty(members, aborts=body.get("abort_all_requests", default) is True)
-        except RequestError:
+        except BaseException:  # whoever asked has left, for example
             self._fleet.open(UNFINISHED)
             raise
 
@@ -199,10 +210,8 @@ class WeightUpdates:
     def _next_name(self, given: Any) -> str:
         """Return the name of the version to come; versions never go down."""
         current = self._fleet.policy_version
-        if given is None:
-            return str(current + 1)
         try:
-            version = version_number(given)
+            version = current + 1 if given is None else version_number(given)
         except VersionNameError as error:
             raise RequestError(str(error)) from None
         if version < current:
@@ -210,7 +219,7 @@ class WeightUpdates:
                 f"weight_version {given!r}: version {current} is served, and versions never go down", status=409
             )
         self._fleet.attempted_version = max(self._fleet.attempted_version, version)
-        return str(given)
+        return str(version if given is None else given)
 
     async def _empty(self, members: Sequence[Member], *, aborts: bool) -> None:
         """Return when no request of ours is at any of these."""
@@ -241,53 +250,47 @@ class WeightUpdates:
     async def abort_all(self, members: Sequence[Member]) -> None:
         """Have workers end all they have; one that cannot loses the connections of what it has."""
 
-        async def abort(member: Member) -> None:
-            assert member.kind is not None
-            if not await self._asker.abort(member.address, member.kind, None):
+        async def abort(member: Member, kind: WorkerKind) -> None:
+            if not await self._asker.abort(member.address, kind, None):
                 for transfer in tuple(member.transfers):
                     transfer.is_aborted = True
                     transfer.interrupt(member)
 
         await self._each(members, abort)
 
-    async def _each(self, members: Sequence[Member], act: Callable[[Member], Awaitable[object]]) -> dict[Member, str]:
+    async def _each(
+        self, members: Sequence[Member], act: Callable[[Member, WorkerKind], Awaitable[object]]
+    ) -> dict[Member, str]:
         """Act on all members at once; return what went wrong. Those that do not answer at all are down."""
 
         async def one(member: Member) -> str | None:
+            assert member.kind is not None
             try:
-                await act(member)
+                await act(member, member.kind)
+                return None
             except EngineError as error:
-                return str(error)
-            return None
+                problem = str(error)
+            _log.warning("%s", problem)
+            try:
+                await self._asker.weights(member.address, member.kind)
+            except EngineError:
+                self._fleet.set_state(member, MemberState.DOWN, problem)
+            return problem
 
         told = await asyncio.gather(*(one(member) for member in members))
-        problems = {member: problem for member, problem in zip(members, told, strict=True) if problem is not None}
-        for member, problem in problems.items():
-            _log.warning("%s", problem)
-            if await self._is_gone(member):
-                self._fleet.set_state(member, MemberState.DOWN, problem)
-        return problems
-
-    async def _is_gone(self, member: Member) -> bool:
-        assert member.kind is not None
-        try:
-            await self._asker.weights(member.address, member.kind)
-        except EngineError:
-            return True
-        return False
+        return {member: problem for member, problem in zip(members, told, strict=True) if problem is not None}
 
     async def _undo(self, members: Sequence[Member], old: tuple[str, str] | None) -> None:
         """Have workers serve the old weights again, or take them out."""
         name = old[1] if old is not None else ""
 
-        async def go_back(member: Member) -> None:
-            assert member.kind is not None
+        async def go_back(member: Member, kind: WorkerKind) -> None:
             folder = member.folder if member.folder is not None else old[0] if old is not None else None
             if folder is not None:
-                await self._asker.load_folder(member.address, member.kind, folder, name)
+                await self._asker.load_folder(member.address, kind, folder, name)
                 member.folder = folder
                 return
-            served = (await self._asker.weights(member.address, member.kind)).version_name
+            served = (await self._asker.weights(member.address, kind)).version_name
             told = f"may have weights of a version that does not stand, and says {served!r}"
             self._fleet.set_state(member, MemberState.OUT, told)
 
@@ -320,7 +323,7 @@ class WeightUpdates:
         for member in members:
             offsets[member] = sum(each.num_ranks for each in offsets)
 
-        async def send(member: Member) -> None:
+        async def send(member: Member, _kind: WorkerKind) -> None:
             replies[member] = told = await self._asker.command(
                 member.address, path, _with_offset(body, offsets[member])
             )
@@ -342,9 +345,8 @@ class WeightUpdates:
         touched, failed = self._touched, self._failed
         self._touched, self._failed, self._is_session = set(), set(), False
 
-        async def ask(member: Member) -> None:
-            assert member.kind is not None
-            told = await self._asker.weights(member.address, member.kind)
+        async def ask(member: Member, kind: WorkerKind) -> None:
+            told = await self._asker.weights(member.address, kind)
             self._fleet.note_version(member, told.version_name)
             is_other_folder = told.model_path != member.model_path
             member.model_path = told.model_path
