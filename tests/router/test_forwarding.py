@@ -311,3 +311,22 @@ async def test_a_client_that_does_not_read_its_stream_loses_it_and_frees_the_wor
         await began.wait()
         await router.until(lambda: member.num_requests == 0)
         writer.transport.abort()
+
+
+async def test_a_probe_asks_all_that_it_asks_on_one_connection() -> None:
+    asked: list[asyncio.BaseTransport | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.transport)
+        told = {"/v1/models": {"data": [{"id": "m"}]}, "/model_info": {"model_path": "m", "weight_version": "1"}}
+        return web.json_response(told.get(request.path, {}))
+
+    application = web.Application()
+    application.add_routes([web.get("/{path:.*}", answer)])
+    async with (
+        serve_application(application, host="127.0.0.1", port=0) as address,
+        routed([address], probe_seconds=3600.0) as router,
+    ):
+        assert router.fleet.members[address].is_at(1)
+        num_asked, num_connections = len(asked), len(set(map(id, asked)))
+    assert num_connections < num_asked, "as many connections as requests"

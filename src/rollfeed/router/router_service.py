@@ -65,7 +65,12 @@ class RouterService:
     async def __aenter__(self) -> RouterService:
         settings, fleet = self._settings, self.fleet
         http = await self._stack.enter_async_context(
-            Http(api_key=self._api_key, max_connections=1, control_timeout_seconds=settings.control_seconds)
+            Http(
+                api_key=self._api_key,
+                max_connections=_MOST_CONNECTIONS,
+                control_timeout_seconds=settings.control_seconds,
+                keeps_reads_open=True,
+            )
         )
         connections = Connections(limit=_MOST_CONNECTIONS, headers=self._api_key.headers)
         self._stack.push_async_callback(connections.close)

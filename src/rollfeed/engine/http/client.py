@@ -81,13 +81,17 @@ class ControlReply(NamedTuple):
 class Http:
     """Two pools of connections; entered with ``async with``, which closes them at its end.
 
-    Every request carries the key. A status that refuses it is an error at once.
+    Every request carries the key. A status that refuses it is an error at once. With ``keeps_reads_open`` GETs of
+    control share the connections of generation: who probes a thousand servers makes one each time, not four.
     """
 
-    def __init__(self, *, api_key: ApiKey, max_connections: int, control_timeout_seconds: float) -> None:
+    def __init__(
+        self, *, api_key: ApiKey, max_connections: int, control_timeout_seconds: float, keeps_reads_open: bool = False
+    ) -> None:
         self._api_key = api_key
         self._max_connections = max_connections
         self._control_timeout_seconds = control_timeout_seconds
+        self._keeps_reads_open = keeps_reads_open
 
     async def __aenter__(self) -> Http:
         self._generation = Connections(limit=self._max_connections, headers=self._api_key.headers)
@@ -163,9 +167,10 @@ class Http:
         parts = urlsplit(url)
         address = f"{parts.scheme}://{parts.netloc}"
         path = url.removeprefix(address) or "/"
+        send = self._read if method == "GET" and self._keeps_reads_open else self._control.request
         try:
             async with asyncio.timeout(seconds):
-                reply = await self._control.request(method, address, path, encoded, most_bytes=_LARGEST_CONTROL_BYTES)
+                reply = await send(method, address, path, encoded, most_bytes=_LARGEST_CONTROL_BYTES)
         except TimeoutError:
             raise EngineUnavailableError(f"{url}: no answer within {seconds:g} s") from None
         except ConnectionError as error:
@@ -174,6 +179,12 @@ class Http:
             raise EngineProtocolError(f"{url}: {self._api_key.refusal(reply.status)}")
         content = reply.content or b""
         return ControlReply(reply.status, content if reply.status == 200 else self._api_key.hidden(bytes(content)))
+
+    async def _read(self, method: str, address: str, path: str, body: bytes, *, most_bytes: int) -> HttpReply:
+        try:
+            return await self._generation.request(method, address, path, body, most_bytes=most_bytes)
+        except BrokenConnectionError:  # the server may just have closed it
+            return await self._control.request(method, address, path, body, most_bytes=most_bytes)
 
     async def command(self, url: str, body: Any, *, timeout_seconds: float | None = None) -> ControlReply:
         """POST a command and return the reply, which has status 200.
