@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import aiohttp
 import pytest
+from aiohttp import web
 from tests.router.routing_fakes import Routed, routed
 
+from rollfeed.base.serving import serve_application
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
 
 LONG = ScriptedReply(output_ids=[3, 1, 2], delay_seconds=1000.0, num_tokens_when_aborted=2)
@@ -314,3 +316,34 @@ async def test_a_call_of_an_update_cannot_name_an_older_version_than_is_served()
         assert (await router.post("/update_weights_from_tensor", **bucket, weight_version="6")).status == 200
         assert (await router.post("/end_weight_update")).status == 200
         assert (await router.generate()).json["meta_info"]["weight_version"] == "6"
+
+
+async def test_an_older_version_whose_name_comes_in_two_pieces_of_a_stream_is_seen() -> None:
+    has_first = asyncio.Event()
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text":"a","meta_info":{"weight_ver')
+        await has_first.wait()
+        await response.write(b'sion":"1","finish_reason":null}}\n\ndata: [DONE]\n\n')
+        await response.write_eof()
+        return response
+
+    application = web.Application()
+    application.add_routes([web.post("/generate", generate)])
+    async with (
+        serve_fake_sglang(mode="zero") as fakes,
+        serve_application(application, host="127.0.0.1", port=0) as stale,
+        routed(fakes.addresses, policy="round_robin", probe_seconds=3600.0) as router,
+        aiohttp.ClientSession() as session,
+    ):
+        await router.post(DISK, model_path="/w/2", weight_version="2")
+        router.fleet.members[fakes.addresses[0]].address = stale  # its requests go there
+        async with session.post(f"{router.address}/generate", json={"input_ids": [5], "stream": True}) as reply:
+            first = await reply.content.readany()
+            assert first.endswith(b"weight_ver")
+            has_first.set()
+            rest = await reply.content.read()
+        assert b"older weights" in rest
+        assert router.fleet.counters["stale_replies"] == 1

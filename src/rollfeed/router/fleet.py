@@ -207,7 +207,7 @@ class Fleet:
         found = self._able.get(path)
         if found is None:
             kinds = ROUTES.get(path, BOTH)
-            found = [each for each in self.ready if each.kind in kinds and path not in each.lacks]
+            found = tuple(each for each in self.ready if each.kind in kinds and path not in each.lacks)
             self._able[path] = found
         return found
 
@@ -220,6 +220,8 @@ class Fleet:
         most = self.settings.max_in_flight
         able = self.able(transfer.path)
         free = [each for each in able if len(each.transfers) < most and not each.is_suspect]
+        if len(free) == len(able) and not transfer.avoided:
+            return able  # the same tuple again costs the chooser less
         free = free or [each for each in able if len(each.transfers) < most]
         if transfer.avoided:
             return [each for each in free if each not in transfer.avoided] or free
