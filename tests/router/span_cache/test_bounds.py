@@ -79,7 +79,7 @@ def test_everything_forgotten_leaves_nothing() -> None:
     texts = ["x"]
     for number in range(200):
         texts.append(say(cache, chance.choice(texts) + str(number), text_of(chance, 10), version=number // 20))
-    cache.forget_versions_before(10)
+    cache._tree.forget_versions_before(10)
     use = cache.use()
     assert (use.num_bytes, use.num_tokens, use.num_spans) == (0, 0, 0)
     assert is_known(cache, say(cache, "x", "y"))
@@ -97,9 +97,9 @@ def test_what_no_newer_version_has_used_is_forgotten_and_what_is_under_way_is_no
     versions = [int(span["version"]) for span in cache.retrieve(going_on)["weight_versions"]]
     assert versions == list(range(1, newest + 1))
     branch = say(cache, "long: one", "!", version=newest)
-    cache.forget_versions_before(newest)
+    cache._tree.forget_versions_before(newest)
     assert is_known(cache, branch)
-    cache.forget_versions_before(newest + 1)
+    cache._tree.forget_versions_before(newest + 1)
     assert not is_known(cache, branch)
 
 
@@ -108,7 +108,7 @@ def test_a_prefix_that_is_forgotten_while_a_request_runs_comes_back_with_its_rep
     before = say(cache, "Q: ", "one", version=1)
     say(cache, "other", "x", version=2)
     body = cache.rewrite({"text": before + "?"})
-    cache.forget_versions_before(9)
+    cache._tree.forget_versions_before(9)
     assert cache.use().num_tokens == 0
     cache.keep(body, reply_of("two", 9), policy_version=9)
     got = cache.retrieve(before + "?two")
@@ -245,6 +245,6 @@ def test_a_late_reply_of_older_weights_is_no_older_than_its_arrival() -> None:
     cache = SpanCache(CharTokenizer())
     say(cache, "new", "one", version=5)
     late = say(cache, "late", "one", version=3)
-    cache.forget_versions_before(5)
+    cache._tree.forget_versions_before(5)
     assert is_known(cache, late)
     assert cache.retrieve(late)["weight_versions"][0]["version"] == "3"

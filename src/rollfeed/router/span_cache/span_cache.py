@@ -173,11 +173,6 @@ class SpanCache:
             "num_known_characters": num_known,
         }
 
-    def forget_versions_before(self, policy_version: int) -> None:
-        """Forget all that was last used before this version was known."""
-        with self._lock:
-            self._tree.forget_versions_before(policy_version)
-
     def use(self) -> SpanCacheUse:
         """Return what it holds and has done."""
         tree = self._tree
