@@ -41,7 +41,7 @@ CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-cluster.add_node(num_cpus=2)
+cluster.add_node(num_cpus=2, num_gpus=1)
 cluster.add_node(num_cpus=2, env_vars={"PYTHONPATH": sys.argv[1]} if sys.argv[1:] else None)
 print(cluster.address, flush=True)
 sys.stdin.read()
@@ -157,11 +157,87 @@ def test_a_cluster_of_the_runs_own_ends_with_it_also_when_it_is_killed(
     assert driver.returncode == 130, (tmp_path / "log").read_text()
 
 
-def test_training_publishes_to_all_workers(run: Run, address: str, tmp_path: Path) -> None:
-    (tmp_path / "train.toml").write_text(SETTINGS + "\n[train]\ncheckpoint_interval = 2\n")
-    ended = run("train", "there", "cluster.kind=ray", f"cluster.address={address}", file="train.toml")
+REWARD = """
+def score(sample, prompt):
+    return float(sample.response_token_ids.sum() % 7)
+"""
+TRAINED = """
+[train]
+checkpoint_interval = 2
+
+[reward]
+override_environments = true
+
+[plugins]
+reward = "reward_on_ray:score"
+"""
+
+
+def trained_files(run: Path) -> dict[str, bytes]:
+    found = [path for name in ("batches", "checkpoints", "model") for path in (run / name).rglob("*.*")]
+    return {str(path.relative_to(run)): path.read_bytes() for path in found if path.is_file()}
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> str:
+    (tmp_path / "reward_on_ray.py").write_text(REWARD)
+    (tmp_path / "train.toml").write_text(SETTINGS + TRAINED)
+    return "train.toml"
+
+
+def test_a_trainer_on_the_cluster_leaves_the_files_of_a_local_one(
+    run: Run, address: str, training: str, tmp_path: Path
+) -> None:
+    assert run("train", "local", file=training).returncode == 0
+    ended = run("train", "there", "cluster.kind=ray", f"cluster.address={address}", file=training)
     assert ended.returncode == 0, ended.stderr
+    assert trained_files(tmp_path / "there") == trained_files(tmp_path / "local")
     assert metrics(tmp_path / "there")["weights/proof_residual"] < 1e-3
+    ended = run("train", "here", "cluster.kind=ray", "cluster.address=local", "cluster.trainer=driver", file=training)
+    assert ended.returncode == 0, ended.stderr
+    assert trained_files(tmp_path / "here") == trained_files(tmp_path / "local")
+
+
+def test_a_training_whose_actors_are_killed_ends_with_one_line_and_goes_on(
+    run: Run, python: Path, environment: dict[str, str], address: str, training: str, tmp_path: Path
+) -> None:
+    there = ("cluster.kind=ray", f"cluster.address={address}")
+    words = [word for each in (*there, "rollout.num_rollout=100000") for word in ("--set", each)]
+    with (tmp_path / "log").open("w") as log:
+        driver = subprocess.Popen(
+            [python, "-m", "rollfeed", "train", training, "--out", "there", "--quiet", *words],
+            cwd=tmp_path,
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    checkpoints = tmp_path / "there" / "checkpoints"
+    while driver.poll() is None and not list(checkpoints.glob("step-*")):
+        time.sleep(0.05)
+    for number in hosted_actors(environment):
+        os.kill(number, signal.SIGKILL)
+    assert driver.wait(RUN_SECONDS) == 1
+    [said] = [line for line in (tmp_path / "log").read_text().splitlines() if "the trainer is lost: trainer: " in line]
+    step = int(sorted(checkpoints.glob("step-*"))[-1].name.removeprefix("step-"))
+    assert f"; the same command goes on at step {step + 1} from " in said
+    more = f"rollout.num_rollout={step + 4}"
+    ended = run("train", "there", *there, more, file=training)
+    assert ended.returncode == 0, ended.stderr
+    assert run("train", "local", more, file=training).returncode == 0
+    assert trained_files(tmp_path / "there") == trained_files(tmp_path / "local")
+
+
+def hosted_actors(environment: dict[str, str]) -> list[int]:
+    """Processes of this test's actors: rollout workers, and the trainer."""
+    mark = f"HOME={environment['HOME']}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "cmdline").read_bytes().startswith(b"ray::Hosted") and mark in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
 
 
 def test_a_node_with_another_rollfeed_is_named_and_gets_no_work(
@@ -182,7 +258,9 @@ def test_a_node_with_another_rollfeed_is_named_and_gets_no_work(
         cluster.communicate()
 
 
-def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(run: Run, address: str) -> None:
+def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(
+    run: Run, address: str, training: str, tmp_path: Path
+) -> None:
     ended = run("run", "a", "cluster.kind=ray", "cluster.address=127.0.0.1:1")
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
@@ -191,6 +269,11 @@ def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(r
     ended = run("run", "b", "cluster.kind=ray", f"cluster.address={address}", *large)
     assert ended.returncode == 1
     assert "there is no room for" in ended.stderr
+    few = ("cluster.kind=ray", f"cluster.address={address}", "cluster.startup_timeout_seconds=5")
+    ended = run("train", "c", *few, "cluster.trainer_cpus=64", file=training)
+    assert ended.returncode == 1
+    assert "there is no room for 1 trainer of {'CPU': 64.0, 'GPU': 1.0}" in ended.stderr
+    assert not (tmp_path / "c").exists()
 
 
 def test_kills_of_a_worker_of_a_node_and_of_the_driver_lose_and_double_nothing(

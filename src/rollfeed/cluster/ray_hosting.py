@@ -17,6 +17,7 @@ from rollfeed.cluster.hosting import Host, HostDiedError, Hosted, Hosting, retur
 from rollfeed.cluster.node_checks import NodeNeeds, node_probe
 from rollfeed.config import ClusterSettings
 from rollfeed.errors import ConfigError, RunFailedError, in_one_line
+from rollfeed.types.text import counted
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 5.0
@@ -24,15 +25,20 @@ _PROBE_SECONDS = 30.0
 _CALLS_AT_ONCE = 10_000
 _LOCAL = "local"
 _NODE_LABEL = "ray.io/node-id"
+_ROLLOUT_WORKER = "rollout worker"
+TRAINER = "trainer"
+_FEWER = {TRAINER: "trainer_gpus or trainer_cpus"}
+"""What helps where there is no room."""
 
 T = TypeVar("T")
 
 
 class Resources(NamedTuple):
-    """A rollout worker's share of a node, in Ray's units."""
+    """The share of a node that a worker in a place gets, in Ray's units."""
 
     cpus: float
-    gpus: float
+    gpus: float | None
+    """None is one where nodes have some."""
 
 
 class RayHost(Host):
@@ -63,7 +69,10 @@ class RayHost(Host):
 class RayHosting(Hosting):
     """Hosts on the nodes of a Ray cluster that have what the run needs."""
 
-    def __init__(self, settings: ClusterSettings, *, needs: NodeNeeds, per_worker: Resources) -> None:
+    def __init__(
+        self, settings: ClusterSettings, *, needs: NodeNeeds, per_worker: Resources, what: str = _ROLLOUT_WORKER
+    ) -> None:
+        self._what = what
         self._settings = settings
         self._needs = needs
         self._per_worker = per_worker
@@ -115,9 +124,9 @@ class RayHosting(Hosting):
         seconds = self._settings.startup_timeout_seconds
         if not await asyncio.to_thread(self._group.wait, seconds):
             raise RunFailedError(
-                f"cluster: there is no room for {num_places} workers of {bundle} within "
+                f"cluster: there is no room for {counted(num_places, self._what)} of {bundle} within "
                 f"cluster.startup_timeout_seconds = {seconds:g}; the nodes have {await asyncio.to_thread(_free)} free: "
-                "lower cluster.num_workers, or add nodes"
+                f"lower cluster.{_FEWER.get(self._what, 'num_workers')}, or add nodes"
             )
 
     async def start(self, factory: str, *args: Any, place: int | None) -> RayHost:
@@ -127,16 +136,17 @@ class RayHosting(Hosting):
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": _CALLS_AT_ONCE, "max_restarts": 0}
         if place is None:
             options |= {"scheduling_strategy": "SPREAD", "num_cpus": self._per_worker.cpus}
-            if self._refused:
-                options["label_selector"] = {_NODE_LABEL: f"!in({','.join(self._refused)})"}
         else:
             options |= {"num_cpus": self._per_worker.cpus, "num_gpus": self._per_worker.gpus}
-            if self._group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=place
-                )
+        if place is not None and self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=place
+            )
+        elif self._refused:
+            options["label_selector"] = {_NODE_LABEL: f"!in({','.join(self._refused)})"}
         made = await asyncio.to_thread(lambda: ray.remote(Hosted).options(**options).remote(factory, *args))
-        host = RayHost(made, f"reward worker of {factory}" if place is None else f"rollout worker {place}")
+        name = f"rollout worker {place}" if self._what == _ROLLOUT_WORKER else self._what
+        host = RayHost(made, f"reward worker of {factory}" if place is None else name)
         self._hosts.append(host)
         return host
 
@@ -186,6 +196,9 @@ class RayHosting(Hosting):
                 _log.warning("cluster: %s; it gets no work", told[-1])
                 self._refused.append(node["NodeID"])
         self._num_nodes = len(nodes) - len(told)
+        if self._per_worker.gpus is None:
+            some = any(node["Resources"].get("GPU") for node in nodes if node["NodeID"] not in self._refused)
+            self._per_worker = self._per_worker._replace(gpus=float(some))
         if not self._num_nodes:
             raise ConfigError(f"cluster: no node can be used: {'; '.join(told) or 'there is none'}")
 

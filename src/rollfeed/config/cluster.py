@@ -21,6 +21,15 @@ class ClusterKind(StrEnum):
     """Actors on the nodes of a Ray cluster."""
 
 
+class TrainerPlace(StrEnum):
+    """The process that trains, in `rollfeed train` on a cluster."""
+
+    ACTOR = "actor"
+    """One of its own, on a node with room for it."""
+    DRIVER = "driver"
+    """That of the run."""
+
+
 class ClusterSettings(Section, resume=Resume.FREE):
     """Rollout workers on the nodes of a cluster; this process keeps the ledger, the prompts and the run directory.
 
@@ -46,6 +55,16 @@ class ClusterSettings(Section, resume=Resume.FREE):
     reward_workers: int = Field(default=0, ge=0, le=10_000)
     """Actors that graders' and environments' calls of all rollout workers are spread over, with
     `reward.workers.num_workers` processes each; by default each rollout worker has such processes on its own node.
+    """
+    trainer: TrainerPlace = Field(default=TrainerPlace.ACTOR, strict=False)
+    """Where `rollfeed train` trains: an `actor` on a node that has room for it, or the `driver`, which is this process.
+    Checkpoints are in the run directory either way.
+    """
+    trainer_cpus: float = Field(default=1.0, ge=0.0, le=4096.0, strict=False)
+    """Of Ray's CPUs, for the trainer's actor; how many threads it takes, `train.threads` says."""
+    trainer_gpus: float | None = Field(default=None, ge=0.0, le=1.0, strict=False)
+    """Of Ray's GPUs, for the trainer's actor. By default one where `train.device` is `cuda`, or `auto` and nodes have
+    GPUs; none otherwise.
     """
     startup_timeout_seconds: float = Field(default=120.0, gt=0.0, le=86_400.0, strict=False)
     """For the cluster to answer and a first worker to be ready, and for a worker to come back where none is left."""

@@ -1,1 +1,1 @@
-"""The work of a cluster's nodes for a run: rollout workers, and reward workers."""
+"""The work of a cluster's nodes for a run: rollout workers, reward workers, and the trainer."""

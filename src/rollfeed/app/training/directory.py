@@ -22,7 +22,7 @@ from rollfeed.store.layout import CHECKPOINTS, EVAL_LOG, JOURNAL, METRICS, MODEL
 from rollfeed.weights import write_checkpoint
 
 if TYPE_CHECKING:
-    from rollfeed.training.trainer import Trainer
+    from rollfeed.app.training.remote_trainer import RunTrainer
 
 _NUM_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})")
@@ -54,7 +54,7 @@ def where_it_goes_on(out: Path) -> str | None:
     return "begins again at step 0: no checkpoint was written" if holds_training(out) else None
 
 
-def restore(trainer: Trainer, out: Path, newest: int | None) -> None:
+def restore(trainer: RunTrainer, out: Path, newest: int | None) -> None:
     """Take a trainer to where an earlier process left it."""
     if (out / CHECKPOINTS / WARM_UP).exists():
         trainer.load(out / CHECKPOINTS / WARM_UP)
@@ -67,7 +67,7 @@ def _step_folder(out: Path, step: int) -> Path:
     return out / CHECKPOINTS / f"step-{step:06d}"
 
 
-def save_step(trainer: Trainer, out: Path, step: int) -> None:
+def save_step(trainer: RunTrainer, out: Path, step: int) -> None:
     """Write the state after the batch ``step`` and remove all but the last two; blocks for the disk."""
     (out / CHECKPOINTS).mkdir(exist_ok=True)
     if not _step_folder(out, step).exists():
@@ -82,13 +82,13 @@ def has_warm_up(out: Path) -> bool:
     return (out / CHECKPOINTS / WARM_UP).exists()
 
 
-def save_warm_up(trainer: Trainer, out: Path) -> None:
+def save_warm_up(trainer: RunTrainer, out: Path) -> None:
     """Write the state after the warm-up; blocks for the disk."""
     (out / CHECKPOINTS).mkdir(exist_ok=True)
     trainer.save(out / CHECKPOINTS / WARM_UP)
 
 
-def export_model(trainer: Trainer, out: Path, *, checkpoint: Path, chat_template: str | None = None) -> None:
+def export_model(trainer: RunTrainer, out: Path, *, checkpoint: Path, chat_template: str | None = None) -> None:
     """Write the trained model as a folder in Hugging Face layout, which every command takes as ``model.checkpoint``.
 
     Configuration and tokenizer are copied from ``checkpoint``, which the model was loaded from, and the chat template

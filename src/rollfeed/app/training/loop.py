@@ -11,21 +11,16 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation, tell_of_evaluation
 from rollfeed.app.runs import RunSummary, early_end, run
 from rollfeed.app.training.checks import (
     EQUAL_REWARDS,
-    check_published,
     check_sampling_masks,
-    check_trained_model,
-    check_trained_prompts,
-    check_training,
-    tell_of_correction,
     warn_of_equal_rewards,
     why_no_update,
 )
@@ -42,11 +37,12 @@ from rollfeed.app.training.directory import (
     save_warm_up,
     where_it_goes_on,
 )
-from rollfeed.app.training.trained_checkpoints import trained_checkpoints
+from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
+from rollfeed.app.training.trainers import probes_of, trainer_of
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
 from rollfeed.base.waiting import until_done
+from rollfeed.cluster import Hosting
 from rollfeed.config import RolloutMode
-from rollfeed.config.weights import ProofSettings
 from rollfeed.engine.launch import LaunchedEngine
 from rollfeed.errors import (
     COMPUTING_ERRORS,
@@ -65,11 +61,6 @@ from rollfeed.report import warn_without_drawing, write_curves
 from rollfeed.store import Rewind
 from rollfeed.store.layout import EVAL_LOG, PRINTED, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.types import TensorUpdate, TrainBatch
-from rollfeed.weights import ServingForm
-
-if TYPE_CHECKING:
-    from rollfeed.training.probe import TrainerProbes
-    from rollfeed.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -99,12 +90,13 @@ async def train(
     on_step: Callable[[TrainedStep], None] | None = None,
     on_evaluation: OnEvaluation | None = None,
     on_warm_up: Callable[[WarmUpProbe], None] | None = None,
+    trainer_hosting: Hosting | None = None,
 ) -> RunSummary:
     """Train for ``rollout.num_rollout`` batches, or for those that an earlier process left to do.
 
     A finished training goes on when there are more of them now. Checkpoints of the trainer and its figures are beside
     the batches in ``out``; ``on_step``, ``on_evaluation`` and ``on_warm_up`` are told of every update, evaluation and
-    measurement.
+    measurement. A trainer that is an actor is made by ``trainer_hosting``, by default as ``[cluster]`` says.
 
     Raises:
         RunDirectoryError: If ``out`` cannot be used; nothing has been started then.
@@ -119,13 +111,12 @@ async def train(
     is_warm = not overwrite and has_warm_up(out)
     evaluation = prepare_run_evaluation(prepared.spec, prepared.model) if settings.eval.has_sets else None
     warm_up = None if is_warm else await prepare_warm_up(prepared)
-    trainer = await asyncio.to_thread(make_trainer, prepared)
-    if not overwrite:
-        await asyncio.to_thread(restore, trainer, out, newest)
     step = Rewind.START if newest is None and not overwrite and has_steps(out) else newest
-
-    async def make_batches(rollouts: Rollouts) -> str | None:
-        loop = _Loop(
+    async with trainer_of(prepared, out, trainer_hosting) as trainer:
+        if not overwrite:
+            await asyncio.to_thread(restore, trainer, out, newest)
+        loop = partial(
+            _Loop,
             prepared=prepared,
             trainer=trainer,
             out=out,
@@ -136,38 +127,13 @@ async def train(
             on_evaluation=on_evaluation,
             on_warm_up=on_warm_up,
         )
-        return await loop.run(rollouts)
 
-    return await run(prepared, out=out, overwrite=overwrite, step=step, observers=observers, make_steps=make_batches)
+        async def make_batches(rollouts: Rollouts) -> str | None:
+            return await loop().run(rollouts)
 
-
-def make_trainer(prepared: PreparedRun) -> Trainer:
-    """Return the trainer of a run, as its checkpoint is.
-
-    Raises:
-        ConfigError: If the settings cannot be trained with.
-        CheckpointError: If the model cannot be loaded.
-    """
-    settings = prepared.settings
-    check_training(settings)
-    tell_of_correction(settings)
-    start, reference = trained_checkpoints(settings, prepared.model.checkpoint)
-    check_trained_model(settings, start)
-    check_trained_prompts(settings, prepared.dataset_prompts, start)
-    # PyTorch takes seconds to import.
-    from rollfeed.training.trainer import Trainer
-
-    trainer = Trainer(
-        start,
-        reference=reference,
-        settings=settings.train,
-        temperature=1.0 if settings.rollout.mode is RolloutMode.SFT else settings.sampling.rollout_temperature,
-        num_batches=prepared.num_batches,
-        max_response_length=settings.sampling.rollout_max_response_len,
-        trust_remote_code=settings.model.trust_remote_code,
-    )
-    check_published(trainer.weights(), settings, prepared.model.checkpoint)
-    return trainer
+        return await run(
+            prepared, out=out, overwrite=overwrite, step=step, observers=observers, make_steps=make_batches
+        )
 
 
 def _give_memory_back() -> None:
@@ -177,30 +143,12 @@ def _give_memory_back() -> None:
     torch.cuda.empty_cache()
 
 
-def _probes_of(prepared: PreparedRun, trainer: Trainer) -> TrainerProbes:
-    # PyTorch takes seconds to import, and the trainer has.
-    from rollfeed.engine.backends.native.places import quantised
-    from rollfeed.training.probe import FP8, TrainerProbes, weight_types
-
-    settings, is_embedded = prepared.settings, prepared.settings.engine.is_embedded and prepared.settings.needs_engine
-    checkpoint = prepared.model.checkpoint
-    types = weight_types(checkpoint, precision=prepared.engine.precision, is_embedded=is_embedded)
-    return TrainerProbes(
-        trainer,
-        settings=settings.weights.proof if settings.needs_engine else ProofSettings(num_texts=0),
-        types=types,
-        micro_batch_tokens=settings.train.micro_batch_tokens,
-        to_int8=quantised,
-        to_fp8=ServingForm(checkpoint).rounded if FP8 in types else None,
-    )
-
-
 @dataclass(kw_only=True)
 class _Loop:
     """Batch, update, weights, checkpoint, evaluation; again and again."""
 
     prepared: PreparedRun
-    trainer: Trainer
+    trainer: RunTrainer
     out: Path
     evaluation: PreparedEvaluation | None
     warm_up: WarmUp | None
@@ -213,8 +161,12 @@ class _Loop:
 
     def __post_init__(self) -> None:
         out, trainer, self._num_batches = self.out, self.trainer, self.prepared.num_batches
-        self._probes = _probes_of(self.prepared, trainer)
-        settings = self.prepared.settings
+        settings, precision = self.prepared.settings, self.prepared.engine.precision
+        self._probes = (
+            trainer.probes(precision)
+            if isinstance(trainer, RemoteTrainer)
+            else probes_of(settings, trainer, checkpoint=self.prepared.model.checkpoint, precision=precision)
+        )
         self._only_evaluates = settings.rollout.mode is RolloutMode.SFT and settings.needs_engine
         """Whether the engine answers nothing but evaluations, and has the weights for them."""
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
@@ -288,7 +240,7 @@ class _Loop:
         await warm_up.run(
             self.trainer, engine=self.prepared.engine, publish=lambda: self._publish(rollouts), on_probe=tell
         )
-        self.trainer.take_as_reference()
+        await asyncio.to_thread(self.trainer.take_as_reference)
         await asyncio.to_thread(save_warm_up, self.trainer, self.out)
 
     async def _train_once(self, batch: TrainBatch, rollouts: Rollouts) -> None:
@@ -371,7 +323,7 @@ class _Loop:
 
     async def _publish(self, rollouts: Rollouts) -> None:
         """Hand the engine the trainer's weights; version ``n`` is what training on ``n`` batches gave."""
-        tensors, version = self.trainer.weights(), self.trainer.step
+        tensors, version = await asyncio.to_thread(self.trainer.weights), self.trainer.step
         probe = await self._probes.take()
         if probe is None:  # before the first batch there is nothing to prove them by
             with rollouts.clock.doing(Activity.PUBLISH):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate
 from rollfeed.app.sources import build_source
+from rollfeed.app.training.remote_trainer import RemoteTrainer, RemoteUpdates, RunTrainer
 from rollfeed.config import EvalKeys, EvalSettings, WarmUpSettings
 from rollfeed.conversations import answer_tokens
 from rollfeed.errors import ConfigError, RunFailedError
@@ -26,7 +28,6 @@ from rollfeed.types import Prompt
 
 if TYPE_CHECKING:
     from rollfeed.training.supervised import Demonstration
-    from rollfeed.training.trainer import Trainer
 
 _NAME = "warm-up"
 
@@ -59,7 +60,7 @@ class WarmUp:
 
     async def run(
         self,
-        trainer: Trainer,
+        trainer: RunTrainer,
         *,
         engine: Engine,
         publish: Callable[[], Awaitable[None]],
@@ -77,8 +78,11 @@ class WarmUp:
         from rollfeed.training.supervised import SupervisedUpdates
 
         settings, run = self.settings, self.prepared.settings
-        updates = SupervisedUpdates(
-            trainer.policy, learning_rate=settings.learning_rate, micro_batch_tokens=run.train.micro_batch_tokens
+        make: Callable[..., SupervisedUpdates | RemoteUpdates] = (
+            trainer.supervised if isinstance(trainer, RemoteTrainer) else partial(SupervisedUpdates, trainer.policy)
+        )
+        updates = await asyncio.to_thread(
+            make, learning_rate=settings.learning_rate, micro_batch_tokens=run.train.micro_batch_tokens
         )
         random = Random(derive_seed(run.seed, _NAME, "labels"))
         num_updates, loss = 0, None

@@ -1,0 +1,157 @@
+"""From settings to the trainer of a run: in its process, or as an actor of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollfeed.app.build import PreparedRun
+from rollfeed.app.training.checks import (
+    check_published,
+    check_trained_model,
+    check_trained_prompts,
+    check_training,
+    tell_of_correction,
+)
+from rollfeed.app.training.directory import where_it_goes_on
+from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
+from rollfeed.app.training.trained_checkpoints import TrainedCheckpoints, trained_checkpoints
+from rollfeed.cluster import Hosting, wanted_of_nodes
+from rollfeed.cluster.ray_hosting import TRAINER, RayHosting, Resources
+from rollfeed.config import ClusterKind, RolloutMode, Settings
+from rollfeed.config.cluster import TrainerPlace
+from rollfeed.config.paths import expand_path
+from rollfeed.config.weights import ProofSettings
+from rollfeed.weights import ServingForm
+
+if TYPE_CHECKING:
+    from rollfeed.training.probe import TrainerProbes
+    from rollfeed.training.trainer import Trainer
+
+_FACTORY = "rollfeed.app.inside_cluster.trainer_worker:TrainerWorker"
+_MODULES = ("torch", "transformers", "safetensors")
+
+
+def make_trainer(prepared: PreparedRun) -> Trainer:
+    """Return the trainer of a run, as its checkpoint is.
+
+    Raises:
+        ConfigError: If the settings cannot be trained with.
+        CheckpointError: If the model cannot be loaded.
+    """
+    settings, serving = prepared.settings, prepared.model.checkpoint
+    checkpoints = _checked(prepared)
+    return load_trainer(settings, serving=serving, checkpoints=checkpoints, num_batches=prepared.num_batches)
+
+
+def load_trainer(
+    settings: Settings, *, serving: Path, num_batches: int, checkpoints: TrainedCheckpoints | None = None
+) -> Trainer:
+    """Return a trainer for settings that have been checked; raises as :func:`make_trainer`.
+
+    Args:
+        settings: Of the run.
+        serving: The folder of ``model.checkpoint``.
+        num_batches: Of the whole run.
+        checkpoints: What training begins with; found anew by default.
+    """
+    # PyTorch takes seconds to import.
+    from rollfeed.training.trainer import Trainer
+
+    start, reference = checkpoints or trained_checkpoints(settings, serving)
+    trainer = Trainer(
+        start,
+        reference=reference,
+        settings=settings.train,
+        temperature=1.0 if settings.rollout.mode is RolloutMode.SFT else settings.sampling.rollout_temperature,
+        num_batches=num_batches,
+        max_response_length=settings.sampling.rollout_max_response_len,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    check_published(trainer.weights(), settings, serving)
+    return trainer
+
+
+@asynccontextmanager
+async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None = None) -> AsyncIterator[RunTrainer]:
+    """Make the trainer of a run where ``[cluster]`` has it, and end it.
+
+    Args:
+        prepared: The run.
+        out: Its directory.
+        hosting: Where an actor is; by default on a node of the cluster.
+
+    Raises:
+        ConfigError: As :func:`make_trainer`, and if there is no such cluster or no node that can be used.
+        RunFailedError: If no node has room for it.
+    """
+    settings, cluster = prepared.settings, prepared.settings.cluster
+    if cluster.kind is ClusterKind.LOCAL or cluster.trainer is TrainerPlace.DRIVER:
+        yield await asyncio.to_thread(make_trainer, prepared)
+        return
+    checkpoints = await asyncio.to_thread(_checked, prepared)
+    hosting = hosting or RayHosting(
+        cluster,
+        needs=wanted_of_nodes(modules=_MODULES, folders=_folders(settings)),
+        per_worker=Resources(cluster.trainer_cpus, _gpus(settings)),
+        what=TRAINER,
+    )
+    async with hosting:
+        await hosting.reserve(1)
+        host = await hosting.start(_FACTORY, settings, prepared.num_batches, place=0)
+        trainer = RemoteTrainer(host, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
+        await trainer.call("open")
+        yield trainer
+
+
+def probes_of(settings: Settings, trainer: Trainer, *, checkpoint: Path, precision: str) -> TrainerProbes:
+    """Return what scores texts with the trainer's weights as an engine holds them.
+
+    Args:
+        settings: Of the run.
+        trainer: Whose weights they are.
+        checkpoint: That the engine serves.
+        precision: Of the engine.
+    """
+    # PyTorch takes seconds to import, and the trainer has.
+    from rollfeed.engine.backends.native.places import quantised
+    from rollfeed.training.probe import FP8, TrainerProbes, weight_types
+
+    is_embedded = settings.engine.is_embedded and settings.needs_engine
+    types = weight_types(checkpoint, precision=precision, is_embedded=is_embedded)
+    return TrainerProbes(
+        trainer,
+        settings=settings.weights.proof if settings.needs_engine else ProofSettings(num_texts=0),
+        types=types,
+        micro_batch_tokens=settings.train.micro_batch_tokens,
+        to_int8=quantised,
+        to_fp8=ServingForm(checkpoint).rounded if FP8 in types else None,
+    )
+
+
+def _checked(prepared: PreparedRun) -> TrainedCheckpoints:
+    settings = prepared.settings
+    check_training(settings)
+    tell_of_correction(settings)
+    found = trained_checkpoints(settings, prepared.model.checkpoint)
+    check_trained_model(settings, found.start)
+    check_trained_prompts(settings, prepared.dataset_prompts, found.start)
+    return found
+
+
+def _gpus(settings: Settings) -> float | None:
+    """Return how many of Ray's GPUs the trainer gets; None for one where nodes have some."""
+    given, device = settings.cluster.trainer_gpus, settings.train.device
+    if given is not None or device == "auto":
+        return given
+    return float(device.startswith("cuda"))
+
+
+def _folders(settings: Settings) -> tuple[str, ...]:
+    """Return the models that are named by their folders."""
+    names = (settings.model.checkpoint, settings.train.checkpoint, settings.train.loss.reference_checkpoint)
+    named = [Path(expand_path(name)) for name in names if name is not None]
+    return tuple(str(path) for path in named if path.is_absolute() and path.is_dir())
