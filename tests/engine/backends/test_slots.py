@@ -43,12 +43,35 @@ def fill(slots: NotedSlots, slot: int, count: int) -> None:
     slots.advance(slot, count)
 
 
-def test_a_prompt_takes_the_lowest_free_slot() -> None:
+def test_a_prompt_takes_the_lowest_free_slot_that_holds_nothing() -> None:
     slots = make_slots()
     assert [slots.occupy(ids(1, 2, 3))[0] for _ in range(3)] == [0, 1, 2]
     assert not slots.has_free()
     slots.release(1)
     assert slots.occupy(ids(7, 8))[0] == 1
+
+
+def test_conversations_in_turn_keep_what_they_have() -> None:
+    slots = make_slots()
+    texts = [[number, 1, 2, 3] for number in (4, 5)]
+    for turn in range(3):
+        for text in texts:
+            slot, kept = slots.occupy(ids(*text))
+            assert kept == (len(text) - 1 if turn else 0)
+            fill(slots, slot, len(text) - 1 - kept)
+            text.append(6)
+            slots.append(slot, len(text) - 1, 6)
+            fill(slots, slot, 1)
+            slots.release(slot)
+
+
+def test_slots_that_were_never_used_stay_so() -> None:
+    slots = make_slots(num_slots=40)
+    for number in range(100):
+        slot, _ = slots.occupy(ids(number, number + 1))
+        fill(slots, slot, 1)
+        slots.release(slot)
+        assert slot < 8
 
 
 def test_the_same_prompt_is_copied_up_to_its_last_token() -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _EMPTY = -1
+_FEW_SLOTS = 8
+"""Slots that are used in turn from the beginning, so that some conversations, one after the other, keep theirs."""
 
 
 class KeyValueCache(Protocol):
@@ -55,6 +57,11 @@ class Slots:
         self._prefill_N = np.zeros(num_slots, np.int64)
         self._shareable_N = np.zeros(num_slots, np.bool_)
         self._occupied_N = np.zeros(num_slots, np.bool_)
+        self._released_N = np.zeros(num_slots, np.int64)
+        """Which release was each slot's last one."""
+        self._num_releases = 0
+        self._num_used = min(num_slots, _FEW_SLOTS)
+        """Slots that are used in turn: as many as have ever been occupied at once, since others take no memory yet."""
 
     def num_computed(self, slot: int) -> int:
         """Return how many tokens of the slot have keys and values."""
@@ -67,13 +74,19 @@ class Slots:
     def occupy(self, prompt_ids: NDArray[np.int32], *, reuse: bool = True) -> tuple[int, int]:
         """Take a free slot for a prompt; return it and how many prompt tokens it already holds.
 
-        The lowest free slot, except that a free slot of which the prompt repeats most is taken as it is.
-        Without ``reuse`` every token is to be computed.
+        The lowest free slot that holds nothing, or else the one that was released first, except that a free slot of
+        which the prompt repeats most is taken as it is. Without ``reuse`` every token is to be computed.
         """
         free = np.flatnonzero(~self._occupied_N)
         common_N = self._common_prefixes(prompt_ids)
         best = int(free[common_N[free].argmax()])
-        slot = best if 2 * common_N[best] >= self._computed_N[best] and common_N[best] > 0 else int(free[0])
+        if 2 * common_N[best] >= self._computed_N[best] and common_N[best] > 0:
+            slot = best
+        else:
+            in_turn = free[free < self._num_used] if free[0] < self._num_used else free[:1]
+            holds = self._shareable_N[in_turn] & (self._computed_N[in_turn] > 0)
+            slot = int(in_turn[np.where(holds, self._released_N[in_turn], _EMPTY).argmin()])
+        self._num_used = max(self._num_used, slot + 1)
         kept = int(common_N[slot]) if reuse else 0
         self._token_ids_NC[slot, : len(prompt_ids)] = prompt_ids
         self._computed_N[slot] = kept
@@ -85,6 +98,8 @@ class Slots:
     def release(self, slot: int) -> None:
         """Free a slot; what it holds stays usable as a prefix until the slot is taken."""
         self._occupied_N[slot] = False
+        self._num_releases += 1
+        self._released_N[slot] = self._num_releases
 
     def erase(self, slot: int) -> None:
         """Free a slot whose keys and values are not numbers any more."""
