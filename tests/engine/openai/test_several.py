@@ -142,3 +142,28 @@ async def test_what_a_server_says_of_its_memory_is_read(vllm: Any, engine_at: An
         assert (await dialect.load(server.address)).num_preempted == 3
         server.memory[2] = ("num_preemptions_total", 1)  # started again
         assert (await dialect.load(server.address)).num_preempted == 0
+
+
+async def test_what_is_put_back_is_no_failure_and_goes_on_from_its_tokens(
+    vllm: Any, engine_at: Any, asked: Any, until: Any, rescored: Any
+) -> None:
+    async with vllm(hold_after=3) as server, engine_at(server) as engine:
+        tasks = [asyncio.create_task(engine.generate(ids, asked(), request_id="x")) for ids in prompts(4)]
+        await until(lambda: engine.metrics()["tokens_in_flight"] == 12)
+        server.hold_after = None
+        for flight in engine._pool.flights:
+            flight.is_put_back = True
+            flight.interrupt()
+        completions = await asyncio.gather(*tasks)
+        for ids, completion in zip(prompts(4), completions, strict=True):
+            expected = rescored(ids.tolist(), completion.token_ids.tolist())
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+        metrics = engine.metrics()
+        assert metrics["put_back_requests"] == metrics["resumed_requests"] == 4
+        assert metrics["retries"] == metrics["redispatched_requests"] == 0
+
+
+@pytest.mark.parametrize("purpose", ["training", "evaluation"])
+def test_only_exact_tokens_are_put_back(engine_at: Any, purpose: str) -> None:
+    engine = engine_at("http://127.0.0.1:1", purpose=purpose)
+    assert engine._puts_back == (purpose == "training")

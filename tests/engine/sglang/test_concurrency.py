@@ -214,6 +214,9 @@ def test_the_youngest_leave_a_server_that_computes_again_what_does_not_fit() -> 
     assert [each.number for each in too_many(thrashing, flights, now=0.0)] == [9, 4, 1, 6, 5]
     flights[4].is_put_back = True  # it is leaving already
     assert 4 not in {each.number for each in too_many(thrashing, flights, now=0.0)}
+    for each in flights[:9]:
+        each.is_put_back = True
+    assert not too_many(thrashing, flights, now=0.0)  # enough are leaving: the last one stays
     for calm in (thrashing._replace(num_preempted=0), thrashing._replace(waiting=0, running=10)):
         assert not too_many(calm, flights, now=0.0)
     assert not too_many(ServerLoad(1, 0, kv_use=1.0, num_preempted=1), flights_at(5), now=0.0)  # it makes progress

@@ -71,6 +71,7 @@ async def test_a_server_that_hangs_is_taken_out_and_its_requests_go_elsewhere(
         completions = await asyncio.gather(*tasks)
         assert [len(each.token_ids) for each in completions] == [4] * 30
         assert engine.metrics()["orphaned_requests"] == moved
+        assert sick.bodies("/abort_request") == []  # it is out, and would keep others' aborts waiting
         await engine.abort()  # confirmed by the other one only
         assert engine.metrics()["orphans"] == moved
         assert engine.metrics()["orphans_max_tokens"] == 4 * moved
@@ -201,6 +202,8 @@ async def _not_found(_request: Any) -> Any:
         {"loads": [{"num_running_reqs": None}]},
         {"loads": [{"gen_throughput": "x"}]},
         {"loads": [{"queues": 3}]},
+        {"loads": [{"num_running_reqs": 1e999}]},
+        {"loads": [{"num_used_tokens": 5, "total_prefill_uncached_tokens": 7}]},
     ],
 )
 async def test_a_load_that_makes_no_sense_is_as_good_as_none(scripted: Any, engine_at: EngineAt, content: Any) -> None:
@@ -236,6 +239,11 @@ async def test_the_fullest_rank_of_a_server_counts(scripted: Any, engine_at: Eng
         dialect: Any = engine._dialect
         expected = ServerLoad(running=7, waiting=1, tokens_per_second=None, kv_use=0.75, num_preempted=2)
         assert await dialect.load(server.address) == expected._replace(recompute_seconds=0.02)
+        ranks[0]["gen_throughput"] = 0.0
+        assert (await dialect.load(server.address)).tokens_per_second == 5.0
+        ranks[1]["gen_throughput"] = 0.0  # started without --enable-metrics
+        assert (await dialect.load(server.address)).tokens_per_second is None
+        del ranks[0]["gen_throughput"]
         del ranks[0]["total_prefill_busy_us"]  # an older server
         del ranks[0]["total_prefill_uncached_tokens"]
         assert await dialect.load(server.address) == expected

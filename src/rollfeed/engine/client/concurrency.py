@@ -95,7 +95,7 @@ def too_many(load: ServerLoad, flights: Collection[Flight], *, now: float) -> Se
         return (known if known > flight.num_sampled else known + rate * (now - flight.sent)), -flight.number
 
     youngest = sorted((flight for flight in flights if not flight.is_put_back), key=num_tokens)
-    return youngest[: len(flights) - max(1, int(room * _RELIEVED))]
+    return youngest[: max(0, len(youngest) - max(1, int(room * _RELIEVED)))]
 
 
 class Window(NamedTuple):

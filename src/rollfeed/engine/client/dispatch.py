@@ -120,7 +120,8 @@ class Dispatcher:
             try:
                 reply = await self._try(flight, worker)
             except TryFailedError as failure:
-                await self._back_off(flight, worker, failure)
+                if not (flight.is_put_back and failure.failure is Failure.LOST):
+                    await self._back_off(flight, worker, failure)
                 continue
             except EngineProtocolError:
                 self._parts.counters.rejected_replies += 1

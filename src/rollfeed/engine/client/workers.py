@@ -263,8 +263,10 @@ class Orphans:
 
     async def _abort(self, rid: str, owners: Sequence[Worker]) -> None:
         async with self._slots:
-            if await self.tell(owners, rid):
-                self.clear([rid], at=owners)
+            # One that is out answers nothing, and is told to end everything before it has requests again.
+            told = [owner for owner in owners if owner.is_live or not owner.num_failed_probes]
+            if await self.tell(told, rid):
+                self.clear([rid], at=told)
 
 
 async def empty(worker: Worker, *, seconds: float) -> None:

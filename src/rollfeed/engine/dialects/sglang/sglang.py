@@ -145,16 +145,18 @@ class SGLang:
         # A rank whose memory is full puts requests back, whatever room the others have.
         uses = [each["token_usage"] for each in loads if each.get("token_usage") is not None]
         try:
+            running = sum(int(each.get("num_running_reqs", 0)) for each in loads)
             return ServerLoad(
-                running=sum(int(each.get("num_running_reqs", 0)) for each in loads),
+                running=running,
                 waiting=sum(int(each.get("num_waiting_reqs", 0)) for each in loads),
-                tokens_per_second=None if None in rates else float(sum(rates)),
+                # Without --enable-metrics it is 0, whatever runs.
+                tokens_per_second=None if None in rates or (running and not sum(rates)) else float(sum(rates)),
                 kv_use=float(max(uses)) if uses else None,
                 recompute_seconds=_recompute_seconds(loads),
                 # Of its latest stretch of decoding steps; requests that end say how often they were put back.
                 num_preempted=sum(int((each.get("queues") or {}).get("retracted", 0)) for each in loads),
             )
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             return None
 
     async def score(self, address: str, texts: Sequence[NDArray[Any]], *, policy_version: int) -> NDArray[float64]:

@@ -60,8 +60,8 @@ class VLLM:
     def __init__(self, settings: OpenAISettings) -> None:
         self.settings = settings
         self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
-        self.keeps_partial = settings.stream
         self.is_exact = settings.purpose is Purpose.TRAINING
+        self.keeps_partial = settings.stream and self.is_exact  # only from exact tokens can a response go on
         self._servers: dict[str, Server] = {}
         self._num_preemptions: dict[str, float] = {}
 
