@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollfeed import __version__
-from rollfeed.cluster import Host, HostDiedError, Hosted, NodeNeeds, wanted_of_nodes
+from rollfeed.cluster import Host, HostDiedError, Hosted, NodeNeeds, ray_hosting, wanted_of_nodes
 from rollfeed.cluster.hosting import returned
 from rollfeed.cluster.node_checks import node_probe
 from rollfeed.cluster.ray_hosting import RayHosting, Resources
@@ -101,3 +103,26 @@ def test_without_the_extra_one_line_has_the_command() -> None:
     hosting = RayHosting(RAY, needs=NodeNeeds("", 1, (3, 11), (), ()), per_worker=Resources(1.0, 0.0))
     with pytest.raises(ConfigError, match=r"pip install 'rollfeed\[ray\]'"):
         asyncio.run(hosting.__aenter__())
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_at_which_something_else_listens_is_refused(
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_hosting, "_CONNECT_SECONDS", 60.0 if answer is not None else 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.recv(1)
+                accepted.sendall(answer or b"")
+
+        thread = threading.Thread(target=serve)
+        if answer is not None:
+            thread.start()
+        with pytest.raises(ConfigError, match="no cluster answers there"):
+            ray_hosting._check_reachable(f"127.0.0.1:{port}", "cluster.address")
+        if answer is not None:
+            thread.join()

@@ -17,6 +17,10 @@ from tests.cluster.process_hosting import ProcessHosting
 from rollfeed import app
 from rollfeed.app.build import PreparedRun, prepare
 from rollfeed.app.cluster import ClusterEngine, cluster_engine
+from rollfeed.app.cluster.orders import AbortRequests
+from rollfeed.app.cluster.worker_places import RolloutWorkers, WorkerPlace
+from rollfeed.app.inside_cluster.rollout_worker import RolloutWorker
+from rollfeed.cluster import Host, HostDiedError, wanted_of_nodes
 from rollfeed.config import RunSpec, Settings
 from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
 from rollfeed.types import Group, Rollout
@@ -243,6 +247,83 @@ def test_a_call_of_a_tool_in_whose_middle_its_worker_died_is_not_made_again(
     summary = asyncio.run(app.run(prepared, out=folder / "run"))
     effects = (folder / "effects").read_text().splitlines()
     assert prepared.engine.metrics()["lost_rollout_workers"] == 1
-    assert len(effects) == 6
-    assert len(set(effects)) == 6
+    assert effects  # of the killed worker's other calls some may have been lost before they were made
+    assert len(set(effects)) == len(effects)
     assert summary.ledger.trained == 3
+
+
+class Refusing(Host):
+    """A worker that takes no orders and tells of nothing."""
+
+    name = "rollout worker 0"
+
+    def __init__(self, error: Exception) -> None:
+        self.is_killed = False
+        self._error = error
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if method == "take":
+            raise self._error
+        await asyncio.Event().wait()
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+class Watched:
+    """An attempt that notes why it is lost."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def tell(self, event: object) -> None: ...
+
+    def lose(self, error: HostDiedError) -> None:
+        self.lost.append(str(error))
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("no server answers"), ValueError("no such order")])
+def test_a_worker_that_takes_no_orders_is_lost_with_its_groups(
+    error: Exception, host: Callable[[], ProcessHosting], tiny_checkpoint: Path
+) -> None:
+    async def main() -> None:
+        cluster = settings_for(tiny_checkpoint).cluster
+        workers = RolloutWorkers(host(), cluster, spec_of=lambda number, count: RunSpec(settings), num_workers=1)
+        place, refusing, attempt = WorkerPlace(0), Refusing(error), Watched()
+        place.host = refusing
+        place.begin()
+        place.attempts[0] = attempt
+        place.order(AbortRequests())
+        died = await workers._serve(place, refusing)
+        assert str(error) in str(died)
+        assert attempt.lost == [str(died)]
+        assert refusing.is_killed
+        assert not place.is_live
+
+    settings = settings_for(tiny_checkpoint)
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_group_ends_with_an_error_of_whoever_is_told_of_it(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    class Failing(Kills):
+        def rollout_finished(self, rollout: Rollout) -> None:
+            raise KeyError("an observer")
+
+    hosting = host()
+    prepared = prepared_on(hosting, RunSpec(settings_for(tiny_checkpoint), (folder,)))
+    running = app.run(prepared, out=folder / "run", observers=[Failing(hosting)])
+    with pytest.raises(KeyError, match="an observer"):
+        asyncio.run(asyncio.wait_for(running, 60))
+
+
+def test_a_node_that_joined_with_another_rollfeed_starts_no_worker(tiny_checkpoint: Path) -> None:
+    worker = RolloutWorker(RunSpec(settings_for(tiny_checkpoint)))
+    with pytest.raises(EngineUnavailableError, match=r"^node \S+ has rollfeed .* this is 0\.0\.1"):
+        asyncio.run(worker.open(wanted_of_nodes()._replace(rollfeed="0.0.1")))
+
+
+def test_a_flush_with_nothing_on_its_way_ends_at_once(tiny_checkpoint: Path) -> None:
+    worker = RolloutWorker(RunSpec(settings_for(tiny_checkpoint)))
+    asyncio.run(asyncio.wait_for(worker._all_taken(), 60))

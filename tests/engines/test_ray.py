@@ -47,6 +47,27 @@ print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
 """
+REWARD_WORKER = """
+import asyncio, os, signal, sys
+from rollfeed.cluster import wanted_of_nodes
+from rollfeed.cluster.ray_hosting import RayHosting, Resources
+from rollfeed.cluster.remote_workers import RemoteWorkers
+from rollfeed.config import ClusterKind, ClusterSettings, RewardSettings
+
+async def main():
+    settings = ClusterSettings(kind=ClusterKind.RAY, address=sys.argv[1])
+    async with RayHosting(settings, needs=wanted_of_nodes(), per_worker=Resources(1.0, 0.0)) as hosting:
+        made = "rollfeed.app.inside_cluster.reward_worker:RewardWorker"
+        host = await hosting.start(made, RewardSettings(), place=None)
+        workers = RemoteWorkers([host])
+        parent = await workers.call("os:getppid", [], deadline_seconds=60.0)
+        while "ray::" not in open(f"/proc/{parent}/cmdline").read():
+            parent = int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])
+        os.kill(parent, signal.SIGKILL)
+        print(await workers.call("operator:add", [2, 3], deadline_seconds=60.0))
+
+asyncio.run(main())
+"""
 RUN_SECONDS = 300.0
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -67,12 +88,14 @@ def run(python: Path, environment: dict[str, str], tmp_path: Path) -> Run:
     """Run a command to its end, in a folder with settings."""
     (tmp_path / "settings.toml").write_text(SETTINGS)
 
-    def run(name: str, out: str, *overrides: str, file: str = "settings.toml") -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, out: str, *overrides: str, file: str = "settings.toml", address: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         words = [word for each in overrides for word in ("--set", each)]
         return subprocess.run(
             [python, "-m", "rollfeed", name, file, "--out", out, "--quiet", *words],
             cwd=tmp_path,
-            env=environment,
+            env={**environment, "RAY_ADDRESS": address},
             capture_output=True,
             text=True,
             timeout=RUN_SECONDS,
@@ -155,6 +178,14 @@ def test_a_cluster_of_the_runs_own_ends_with_it_also_when_it_is_killed(
         driver.wait(60)
         assert wait_until_none(lambda: below_ray(environment)) == []
     assert driver.returncode == 130, (tmp_path / "log").read_text()
+
+
+def test_the_only_reward_worker_that_is_killed_is_started_again(
+    python: Path, environment: dict[str, str], address: str
+) -> None:
+    words = [python, "-c", REWARD_WORKER, address]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
+    assert ended.stdout.splitlines()[-1] == "5", ended.stderr  # Ray tells of the killed process before
 
 
 REWARD = """
@@ -265,6 +296,10 @@ def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
     assert "no cluster answers there" in ended.stderr
+    ended = run("run", "c", "cluster.kind=ray", address="http://127.0.0.1:8265/")
+    assert ended.returncode == 2
+    assert "the variable RAY_ADDRESS" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
     large = ("cluster.cpus_per_worker=64", "cluster.startup_timeout_seconds=5")
     ended = run("run", "b", "cluster.kind=ray", f"cluster.address={address}", *large)
     assert ended.returncode == 1

@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
+import signal
 import socket
-from collections.abc import Awaitable
-from typing import Any, NamedTuple, TypeVar
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.cluster.hosting import Host, HostDiedError, Hosted, Hosting, returned
 from rollfeed.cluster.node_checks import NodeNeeds, node_probe
 from rollfeed.config import ClusterSettings
+from rollfeed.config.cluster import is_cluster_address
 from rollfeed.errors import ConfigError, RunFailedError, in_one_line
 from rollfeed.types.text import counted
 
@@ -29,8 +36,9 @@ _ROLLOUT_WORKER = "rollout worker"
 TRAINER = "trainer"
 _FEWER = {TRAINER: "trainer_gpus or trainer_cpus"}
 """What helps where there is no room."""
-
-T = TypeVar("T")
+_SETTINGS_FRAME = b"\4"
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS_FRAME + bytes(5)
+"""With empty settings; servers of gRPC answer with theirs, in a frame of the same type (RFC 9113, 3.4)."""
 
 
 class Resources(NamedTuple):
@@ -80,6 +88,8 @@ class RayHosting(Hosting):
         self._hosts: list[RayHost] = []
         self._refused: list[str] = []
         self._num_nodes = 0
+        self._session: Path | None = None
+        """The folder of a cluster that was started here."""
 
     @property
     def num_nodes(self) -> int:
@@ -99,7 +109,7 @@ class RayHosting(Hosting):
             ) from None
         self._is_own = not ray.is_initialized()
         if self._is_own:
-            await _in_time(asyncio.to_thread(self._connect), self._settings, "the cluster does not answer")
+            await self._connect()
         try:
             await self._check_nodes()
         except BaseException:
@@ -134,8 +144,8 @@ class RayHosting(Hosting):
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": _CALLS_AT_ONCE, "max_restarts": 0}
-        if place is None:
-            options |= {"scheduling_strategy": "SPREAD", "num_cpus": self._per_worker.cpus}
+        if place is None:  # nobody watches over it: Ray starts it again, on another node where its own is gone
+            options |= {"scheduling_strategy": "SPREAD", "num_cpus": self._per_worker.cpus, "max_restarts": -1}
         else:
             options |= {"num_cpus": self._per_worker.cpus, "num_gpus": self._per_worker.gpus}
         if place is not None and self._group is not None:
@@ -155,18 +165,47 @@ class RayHosting(Hosting):
 
         return ray.put(value)
 
-    def _connect(self) -> None:
+    async def _connect(self) -> None:
         import ray
 
-        address = self._settings.address or os.environ.get("RAY_ADDRESS") or _LOCAL
+        name, address = "cluster.address", self._settings.address
+        if address is None:
+            name, address = "the variable RAY_ADDRESS", os.environ.get("RAY_ADDRESS") or _LOCAL
+        named = f"{name} = {address!r}"
+        if not is_cluster_address(address):
+            raise ConfigError(f"{named}: no address of a cluster; set cluster.address to auto, local or host:6379")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        _check_reachable(address)
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it would tell of this thread, and of each restart
+        await asyncio.to_thread(_check_reachable, address, named)
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it would tell of its thread, and of each restart
         options: dict[str, Any] = {"include_dashboard": False} if address == _LOCAL else {}
+        connect = partial(ray.init, address=address, log_to_driver=False, configure_logging=False, **options)
         try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
+            if address == _LOCAL:
+                # In a thread that stays: Linux ends Ray's processes with the thread that has started them.
+                self._session = Path((await asyncio.to_thread(connect)).address_info["session_dir"])
+            else:
+                await self._join(connect, named)
+        except ConfigError:
+            raise
         except Exception as error:  # Ray raises many kinds
-            raise ConfigError(f"cluster.address = {address!r}: {in_one_line(error)}") from error
+            raise ConfigError(f"{named}: {in_one_line(error)}") from error
+        if threading.current_thread() is threading.main_thread():
+            # Ray has put a handler before ours, which prints a stack.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            signal.siginterrupt(signal.SIGTERM, False)
+
+    async def _join(self, connect: Callable[[], Any], named: str) -> None:
+        """Connect to a cluster, which may never answer: nobody waits for that thread then."""
+        seconds = self._settings.startup_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                _, error = await call_in_own_thread(connect, name="ray.init")
+        except TimeoutError:
+            raise ConfigError(
+                f"{named}: the cluster does not answer within cluster.startup_timeout_seconds = {seconds:g}"
+            ) from None
+        if error is not None:
+            raise error
 
     async def _check_nodes(self) -> None:
         """Find which nodes lack something; they are named, and get no work."""
@@ -195,12 +234,18 @@ class RayHosting(Hosting):
                 told.append(f"node {node['NodeManagerHostname']} ({node['NodeID'][:8]}) {problem}")
                 _log.warning("cluster: %s; it gets no work", told[-1])
                 self._refused.append(node["NodeID"])
-        self._num_nodes = len(nodes) - len(told)
+        good = [node for node in nodes if node["NodeID"] not in self._refused]
         if self._per_worker.gpus is None:
             some = any(node["Resources"].get("GPU") for node in nodes if node["NodeID"] not in self._refused)
             self._per_worker = self._per_worker._replace(gpus=float(some))
-        if not self._num_nodes:
+        # A head node often has no CPUs or GPUs to give; where none has enough, `reserve` tells of it.
+        self._num_nodes = sum(map(self._has_room, good)) or len(good)
+        if not good:
             raise ConfigError(f"cluster: no node can be used: {'; '.join(told) or 'there is none'}")
+
+    def _has_room(self, node: Any) -> bool:
+        given, wanted = node["Resources"], self._per_worker
+        return bool(given.get("CPU", 0.0) >= wanted.cpus and given.get("GPU", 0.0) >= wanted.gpus)
 
     def _leave(self) -> None:
         import ray
@@ -215,28 +260,25 @@ class RayHosting(Hosting):
                 _log.debug("the placement group cannot be removed: %s", error)
         if self._is_own:
             ray.shutdown()
+        if self._session is not None:
+            shutil.rmtree(self._session, ignore_errors=True)
 
 
-async def _in_time(work: Awaitable[T], settings: ClusterSettings, otherwise: str) -> T:
-    seconds = settings.startup_timeout_seconds
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError:
-        raise ConfigError(f"cluster: {otherwise} within cluster.startup_timeout_seconds = {seconds:g}") from None
-
-
-def _check_reachable(address: str) -> None:
-    """Refuse an address at which nobody listens; Ray itself would try for long."""
+def _check_reachable(address: str, named: str) -> None:
+    """Refuse an address at which nobody speaks gRPC, as Ray does; Ray itself would try for long."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(_HTTP2_GREETING)
+                if connection.recv(4, socket.MSG_WAITALL)[3:] != _SETTINGS_FRAME:
+                    raise ConnectionError("what listens is not Ray")
     except OSError as error:
         raise ConfigError(
-            f"cluster.address = {address!r}: no cluster answers there ({error.strerror or error}); start one with "
-            "`ray start --head`, or set cluster.address"
+            f"{named}: no cluster answers there ({error.strerror or error}); start one with `ray start --head`, or set "
+            "cluster.address"
         ) from None
 
 

@@ -12,6 +12,11 @@ from rollfeed.config.section import Resume, Section
 _ADDRESS = re.compile(r"auto|local|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 
 
+def is_cluster_address(text: str) -> bool:
+    """Whether a text can be the address of a Ray cluster."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
 class ClusterKind(StrEnum):
     """The machines that answer and score a run's prompts."""
 
@@ -72,6 +77,6 @@ class ClusterSettings(Section, resume=Resume.FREE):
     @field_validator("address", mode="after")
     @classmethod
     def _address_is_one(cls, given: str | None) -> str | None:
-        if given is not None and not _ADDRESS.fullmatch(given):
+        if given is not None and not is_cluster_address(given):
             raise ValueError(f"{given!r} is no address: write auto, local, host:6379 or ray://host:10001")
         return given

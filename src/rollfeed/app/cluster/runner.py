@@ -23,7 +23,7 @@ from rollfeed.app.cluster.orders import (
 from rollfeed.app.cluster.worker_places import RolloutWorkers, WorkerPlace
 from rollfeed.cluster import HostDiedError
 from rollfeed.cluster.hosting import returned
-from rollfeed.errors import RollfeedError, RunFailedError
+from rollfeed.errors import RunFailedError
 from rollfeed.pipeline.groups import Activity, GroupPlan, GroupRunner
 from rollfeed.protocols import RolloutRequest, RunningGroup
 from rollfeed.store.codec import decode, encode
@@ -57,9 +57,9 @@ class RemoteRunner(GroupRunner):
             EngineUnavailableError: If no worker is left.
         """
         for _ in range(_MOST_DEATHS):
-            if self._gate.is_closed:
-                return running.rest()
             place = await self._workers.pick()
+            if self._gate.is_closed:  # perhaps since then; the worker would begin anew behind the abort
+                return running.rest()
             try:
                 with self._clock.doing(Activity.GENERATE):
                     return await self._run_at(place, running, step)
@@ -138,7 +138,7 @@ class _Attempt:
             return
         try:
             self._tell(self._running, event)
-        except RollfeedError as error:
+        except Exception as error:  # also of an observer; it is the group's, as in a run without a cluster
             self.ended.set_exception(error)
 
     def lose(self, error: HostDiedError) -> None:

@@ -23,9 +23,10 @@ from rollfeed.app.cluster.orders import (
     pack,
     read_events,
 )
-from rollfeed.cluster import Host, HostDiedError, Hosting
+from rollfeed.base.waiting import all_at_once
+from rollfeed.cluster import Host, HostDiedError, Hosting, wanted_of_nodes
 from rollfeed.config import ClusterSettings, RunSpec
-from rollfeed.errors import ConfigError, EngineUnavailableError, RollfeedError
+from rollfeed.errors import ConfigError, EngineUnavailableError, RollfeedError, RunFailedError, in_one_line
 from rollfeed.protocols import Isolation, IsolationLevel, TurnJournal
 
 _log = logging.getLogger(__name__)
@@ -253,7 +254,8 @@ class RolloutWorkers:
         while True:
             try:
                 host = await self._start(place)
-            except RollfeedError as error:
+            except Exception as raised:  # Ray raises many kinds; the place is tried again
+                error = raised if isinstance(raised, RollfeedError) else RunFailedError(in_one_line(raised))
                 place.problem = error
                 place.is_tried.set()
                 self._is_changed.set()
@@ -273,7 +275,7 @@ class RolloutWorkers:
     async def _start(self, place: WorkerPlace) -> Host:
         spec = self._spec_of(place.number, len(self.places))
         place.host = host = await self._hosting.start(_WORKER, spec, self._reward_hosts, place=place.number)
-        facts: WorkerFacts = await host.call("open")
+        facts: WorkerFacts = await host.call("open", wanted_of_nodes())
         async with self.updating:
             place.facts, place.policy_version = facts, facts.policy_version
             if self.update is not None and facts.policy_version != self.policy_version:
@@ -286,24 +288,24 @@ class RolloutWorkers:
 
     async def _serve(self, place: WorkerPlace, host: Host) -> HostDiedError:
         """Take a worker's events until it dies; return why."""
-        sending = asyncio.create_task(place.send_orders(host))
         try:
-            num_taken = 0
-            while True:
-                events = read_events(await host.call("poll", num_taken))
-                if await self._take(place, events):
-                    await self.journal.flush()
-                num_taken += len(events)
-        except RollfeedError as error:
-            died = error if isinstance(error, HostDiedError) else HostDiedError(f"{host.name}: {error}")
-            self._drop(place, host)
-            attempts, place.attempts = place.attempts, {}
-            for attempt in attempts.values():
-                attempt.lose(died)
-            return died
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            # Neither goes on without the other: a worker that takes no orders has no use.
+            await all_at_once([place.send_orders(host), self._take_events(place, host)])
+        except Exception as error:  # whatever it is, nobody may wait for this worker
+            died = error if isinstance(error, HostDiedError) else HostDiedError(f"{host.name}: {in_one_line(error)}")
+        self._drop(place, host)
+        attempts, place.attempts = place.attempts, {}
+        for attempt in attempts.values():
+            attempt.lose(died)
+        return died
+
+    async def _take_events(self, place: WorkerPlace, host: Host) -> None:
+        num_taken = 0
+        while True:
+            events = read_events(await host.call("poll", num_taken))
+            if await self._take(place, events):
+                await self.journal.flush()
+            num_taken += len(events)
 
     async def _take(self, place: WorkerPlace, events: Sequence[Event]) -> bool:
         """Tell everybody concerned; return whether turns are to be on the disk before the worker goes on."""

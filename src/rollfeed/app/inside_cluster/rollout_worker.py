@@ -7,6 +7,7 @@ Invariants: events are told in their order and each once; a turn that was writte
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -35,10 +36,11 @@ from rollfeed.app.cluster.orders import (
     read_orders,
 )
 from rollfeed.app.model import Model, load_settings_model, run_engine
-from rollfeed.cluster import Host
+from rollfeed.cluster import Host, NodeNeeds
+from rollfeed.cluster.node_checks import node_probe
 from rollfeed.cluster.remote_workers import RemoteWorkers
 from rollfeed.config import RunSpec
-from rollfeed.errors import RollfeedError, RunFailedError, in_one_line
+from rollfeed.errors import EngineUnavailableError, RollfeedError, RunFailedError, in_one_line
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import Engine, Isolation, RolloutRequest, RunningGroup, TurnJournal
@@ -47,6 +49,8 @@ from rollfeed.types import Completion, EngineLoad, Group, Rollout, SamplingParam
 
 _POLL_SECONDS = 5.0
 _METRICS_SECONDS = 1.0
+_GATHER_SECONDS = 0.002
+"""Between two answers, at least: each costs a millisecond of both processes."""
 
 Tell = Callable[[Event], None]
 
@@ -73,14 +77,18 @@ class RolloutWorker:
         self._attempt_of: dict[int, int] = {}
         """The attempt of a group, by its index."""
         self._told_metrics = 0.0
+        self._answered = 0.0
 
-    async def open(self) -> WorkerFacts:
+    async def open(self, needs: NodeNeeds) -> WorkerFacts:
         """Make everything and start the engine.
 
         Raises:
             ConfigError: If something that the run needs is not on this node.
-            EngineUnavailableError: If the engine does not start.
+            EngineUnavailableError: If the engine does not start, or the node, which may have joined since the start,
+                has another rollfeed.
         """
+        if (problem := node_probe()(*needs)) is not None:
+            raise EngineUnavailableError(f"node {socket.gethostname()} {problem}")
         settings, folders = self._spec.settings, self._spec.folders
         functions: Functions = await asyncio.to_thread(load_functions, settings, folders=folders)
         model: Model = await asyncio.to_thread(load_settings_model, settings)
@@ -137,7 +145,9 @@ class RolloutWorker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._told.wait()
-        if (now := time.monotonic()) - self._told_metrics > _METRICS_SECONDS:
+        await asyncio.sleep(self._answered + _GATHER_SECONDS - time.monotonic())
+        self._answered = now = time.monotonic()
+        if now - self._told_metrics > _METRICS_SECONDS:
             self._told_metrics = now
             self._events.append(WorkerMetrics(dict(self._engine.metrics())))
         return pack(self._events)
@@ -234,6 +244,8 @@ class RolloutWorker:
 
     async def _all_taken(self) -> None:
         """Return when the run's process has taken all events so far."""
+        if not self._events:
+            return
         number = self._num_taken + len(self._events)
         waiting = self._waiting.setdefault(number, asyncio.get_running_loop().create_future())
         try:
