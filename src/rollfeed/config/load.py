@@ -187,7 +187,8 @@ def _meant(root: type[Section], location: Sequence[str | int]) -> str:
     """Return what to tell who wrote an unknown key: the keys of all tables with its name, or one that is like it."""
     name, here = str(location[-1]), _fields_at(root, location[:-1])
     keys = list(keys_of(root))
-    found = [key for key in keys if f".{key}".endswith((f".{name}", f"_{name}"))]
+    is_typo = bool(difflib.get_close_matches(name, here, n=1, cutoff=0.8))
+    found = [key for key in keys if f".{key}".endswith(f".{name}" if is_typo else (f".{name}", f"_{name}"))]
     near = difflib.get_close_matches(name, {*here, *(key.rpartition(".")[2] for key in keys)}, n=1, cutoff=0.8)
     if not found and near and near[0] not in here:
         found = [key for key in keys if key.endswith(f".{near[0]}")]

@@ -49,8 +49,6 @@ from rollfeed.types import Completion, EngineLoad, Group, Rollout, SamplingParam
 
 _POLL_SECONDS = 5.0
 _METRICS_SECONDS = 1.0
-_GATHER_SECONDS = 0.002
-"""Between two answers, at least: each costs a millisecond of both processes."""
 
 Tell = Callable[[Event], None]
 
@@ -77,7 +75,6 @@ class RolloutWorker:
         self._attempt_of: dict[int, int] = {}
         """The attempt of a group, by its index."""
         self._told_metrics = 0.0
-        self._answered = 0.0
 
     async def open(self, needs: NodeNeeds) -> WorkerFacts:
         """Make everything and start the engine.
@@ -145,8 +142,7 @@ class RolloutWorker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._told.wait()
-        await asyncio.sleep(self._answered + _GATHER_SECONDS - time.monotonic())
-        self._answered = now = time.monotonic()
+        now = time.monotonic()
         if now - self._told_metrics > _METRICS_SECONDS:
             self._told_metrics = now
             self._events.append(WorkerMetrics(dict(self._engine.metrics())))
