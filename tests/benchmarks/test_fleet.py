@@ -90,7 +90,7 @@ def test_published_deaths_of_a_thousand_servers_are_six_hours_apart() -> None:
 
 
 def test_a_small_fleet_with_deaths(capsys: pytest.CaptureFixture[str]) -> None:
-    size = ["--servers", "5", "--in-flight", "50", "--minutes", "2", "--warm-up", "1", "--deaths", "200000"]
+    size = ["--servers", "10", "--in-flight", "50", "--minutes", "2", "--warm-up", "1", "--deaths", "60000"]
     assert main(["bench", "fleet", *size, "--json"]) == exit_codes.DONE
     result = json.loads(capsys.readouterr().out)
     assert 0.0 < result["utilisation"] <= 1.0

@@ -13,8 +13,8 @@ from rollfeed.store import RunDirectory
 
 Write = Callable[..., Path]
 FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
-EXAMPLES = [file for file in FILES if "prompts" in file.read_text(encoding="utf-8")]
-"""Those that are whole by themselves."""
+EXAMPLES = [file for file in FILES if "prompts" in file.read_text(encoding="utf-8") and file.parent.name != "slurm"]
+"""Those that are whole by themselves: that on Slurm is told its servers by its script."""
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: "-".join(file.parts[-2:]))
