@@ -40,8 +40,10 @@ def script() -> list[dict[str, Any]]:
     held = [{**HELD, "rid_prefix": f"step0-rollout{index}"} for index in (8, 9, 10, 11)]
     rest = [{**REST, "rid_prefix": f"step1-rollout{index}"} for index in (8, 9, 10, 11)]
     # The others take until group 2 has reached the servers.
-    others = [{**WHOLE, "delay_seconds": 0.4, "rid_prefix": f"step0-rollout{index}"} for index in range(8)]
-    return [*held, *rest, *others, *[WHOLE] * 24]
+    others = [{**WHOLE, "delay_seconds": 2.0, "rid_prefix": f"step0-rollout{index}"} for index in range(8)]
+    # And those of the next step until its rest is there.
+    later = [{**WHOLE, "delay_seconds": 2.0, "rid_prefix": f"step1-rollout{index}"} for index in range(12, 20)]
+    return [*held, *rest, *others, *later, *[WHOLE] * 24]
 
 
 @pytest.mark.parametrize("dialect", ["old", "new"])
