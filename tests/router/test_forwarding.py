@@ -121,7 +121,7 @@ async def test_what_one_worker_fails_to_do_another_does(kind: str, policy: str, 
 async def test_requests_at_a_worker_that_is_lost_end_elsewhere(dies: bool) -> None:
     async with (
         serve_fake_sglang(mode="scripted", num_workers=2) as fakes,
-        routed(fakes.addresses, policy="round_robin", probe_timeout_seconds=0.05) as router,
+        routed(fakes.addresses, policy="round_robin", probe_timeout_seconds=0.5) as router,
     ):
         await fakes.extend_script(*[LONG] * 3, worker=0)
         asked = [asyncio.create_task(router.generate(num_tokens=7)) for _ in range(6)]
