@@ -1,10 +1,12 @@
-"""Choice of the server for a request, by what it has computed already and by what it has to do."""
+"""Choice of the server for a request, by what it has computed and has to do; how many there may be at once."""
 
+from rollfeed.routing.adaptive_limit import AdaptiveLimit, Throughput, Window
 from rollfeed.routing.affinity import Affinity, belonging, current_affinity
 from rollfeed.routing.chooser import Choice, Chooser, HasLoad, RoutingSettings, ServerLoadView
 from rollfeed.routing.prefix_tree import PrefixMatch, PrefixTree
 
 __all__ = [
+    "AdaptiveLimit",
     "Affinity",
     "Choice",
     "Chooser",
@@ -13,6 +15,8 @@ __all__ = [
     "PrefixTree",
     "RoutingSettings",
     "ServerLoadView",
+    "Throughput",
+    "Window",
     "belonging",
     "current_affinity",
 ]

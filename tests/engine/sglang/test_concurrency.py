@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 
 from rollfeed.engine.client.concurrency import (
-    AdaptiveLimit,
     Permits,
-    Throughput,
-    Window,
     memory_room,
     room_at,
     too_many,
 )
 from rollfeed.engine.client.flights import Flight, FlightAbortedError
 from rollfeed.engine.client.replies import ServerLoad
+from rollfeed.routing import AdaptiveLimit, Throughput, Window
 from rollfeed.testing.virtual_loop import run_in_virtual_time
 from rollfeed.types import SamplingParams
 

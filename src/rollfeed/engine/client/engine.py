@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.completions import LARGEST_VOCABULARY
-from rollfeed.engine.client.concurrency import AdaptiveLimit, Permits, Throughput
+from rollfeed.engine.client.concurrency import Permits
 from rollfeed.engine.client.connecting import connect
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Context, Dialect
@@ -22,6 +22,7 @@ from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Http
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Engine, MetServer, ServerUpdate, Tokenizer, WeightTransport
+from rollfeed.routing import AdaptiveLimit, Throughput
 from rollfeed.types import (
     Completion,
     CompletionTimings,

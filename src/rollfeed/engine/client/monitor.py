@@ -9,15 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rollfeed.engine.client.concurrency import (
-    AdaptiveLimit,
-    Permits,
-    Throughput,
-    Window,
-    memory_room,
-    room_at,
-    too_many,
-)
+from rollfeed.engine.client.concurrency import Permits, memory_room, room_at, too_many
 from rollfeed.engine.client.dialect import Dialect
 from rollfeed.engine.client.flights import Worker
 from rollfeed.engine.client.replies import Router, ServerLoad
@@ -25,6 +17,7 @@ from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import TryFailedError
 from rollfeed.errors import EngineError, EngineProtocolError
+from rollfeed.routing import AdaptiveLimit, Throughput, Window
 
 _log = logging.getLogger(__name__)
 
