@@ -108,7 +108,8 @@ class WeightsBench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.is_small = arguments.cpu
-        self.num_requests, self.num_publishes, self.num_tokens = (2, 2, 24) if arguments.cpu else (64, 6, 200)
+        self.num_requests, self.num_tokens = (2, 24) if arguments.cpu else (64, 200)
+        self.num_publishes = 2 if arguments.cpu else arguments.publishes
         self.device = "cpu" if arguments.cpu else "cuda:0"
 
     def write(self, part: str, result: Any) -> None:
@@ -124,6 +125,9 @@ class WeightsBench:
         """Publish by each transport while requests run, and say what each publish took."""
         model = rollfeed.load_model(str(self.arguments.model))
         tensors = trained_tensors(model.checkpoint, self.device)
+        if self.arguments.freeze:
+            async with aiohttp.ClientSession(trust_env=False) as session:
+                (await session.post(self.arguments.server + "/freeze_gc")).raise_for_status()
         found: dict[str, Any] = {"tensors_bytes_in_bf16": 2 * sum(tensor.numel() for tensor in tensors.values())}
         for transport in self.arguments.transports:
             with self.servers_table(transport, self.arguments.server) as table:
@@ -373,14 +377,15 @@ def cast_rates(matrices: Sequence[torch.Tensor]) -> dict[str, Any]:
     """Return how fast matrices become FP8, by kernel and by plain operations, and how fast they are copied."""
     block = (128, 128)
     num_equal = 0
-    for matrix in matrices[:8]:
-        ours, plain = fused(matrix, block), reference(matrix, block)
+    for matrix, ours in zip(matrices[:8], fused(matrices[:8], block), strict=True):
+        plain = reference(matrix, block)
         same_codes = torch.equal(ours.codes.view(torch.uint8), plain.codes.view(torch.uint8))
         num_equal += same_codes and torch.equal(ours.scale, plain.scale)
     copies = [torch.empty_like(matrix) for matrix in matrices]
     num_bytes = sum(matrix.nbytes for matrix in matrices)
     moved = num_bytes + sum(matrix.numel() for matrix in matrices)
-    kernel = bandwidth(lambda: [fused(matrix, block) for matrix in matrices], moved)
+    groups = [matrices[start : start + 32] for start in range(0, len(matrices), 32)]  # as publishing has them
+    kernel = bandwidth(lambda: [fused(group, block) for group in groups], moved)
     copy = bandwidth(lambda: [new.copy_(old) for new, old in zip(copies, matrices, strict=True)], 2 * num_bytes)
     plain_rate = bandwidth(lambda: [reference(matrix, block) for matrix in matrices], moved)
     return {
@@ -479,6 +484,8 @@ def main() -> None:
     parser.add_argument("--fp8-server", help="fp8: address of a server of that")
     parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=[*TRANSPORTS, "nccl"])
     parser.add_argument("--receiver-port", type=int, default=30200, help="of the receiver of deltas, which is started")
+    parser.add_argument("--publishes", type=int, default=6, help="transports: how many by each")
+    parser.add_argument("--freeze", action="store_true", help="transports: SGLang freezes what its collector looks at")
     parser.add_argument("--tokenizer", type=Path, help="make: a folder to take the tokenizer from")
     parser.add_argument("--folder", type=Path, help="make: what is written")
     parser.add_argument("--layers", type=int, default=28, help="make: fewer make a smaller model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rollfeed.errors import CheckpointError
 from rollfeed.weights import DiskTransport
 from rollfeed.weights.serving import ServingForm
-from rollfeed.weights.serving.fp8 import quantise
+from rollfeed.weights.serving.fp8 import quantise, reference
 
 BLOCK = (128, 128)
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
@@ -53,6 +53,47 @@ def test_what_is_fp8_in_the_checkpoint_goes_with_its_scales_and_the_rest_in_its_
     assert torch.equal(served[SCALE], scale)
     assert served["model.own"] is not None
     assert served["model.own"].dtype == torch.float32
+
+
+def make_fp8_checkpoint(folder: Path, names: Sequence[str]) -> Path:
+    """Write a folder of matrices in FP8 with a norm behind each third."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"quantization_config": FP8}))
+    codes, scale = quantise(torch.ones(130, 20), BLOCK)
+    tensors = {name: codes.clone() for name in names} | {f"{name}_scale_inv": scale.clone() for name in names}
+    tensors |= {f"{name}.norm": torch.ones(4) for name in names[::3]}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_matrices_that_one_launch_makes_fp8_of_come_as_if_one_after_another(tmp_path: Path, monkeypatch) -> None:
+    names = [f"model.layers.{number}.weight" for number in range(120)]
+    form = ServingForm(make_fp8_checkpoint(tmp_path / "served", names))
+    trained: dict[str, torch.Tensor] = {}
+    for number, name in enumerate(names):
+        # Each third of the first sixty has a norm behind it; one matrix is of another type.
+        trained[name] = random_matrix(130, 20) * (number + 1)
+        trained |= {f"{name}.norm": torch.ones(4)} if number % 3 == 0 and number < 60 else {}
+    trained[names[100]] = trained[names[100]].bfloat16()
+    alone = list(form.of(trained))
+    launches: list[int] = []
+
+    def launched(tensors, block, *, scale_type):
+        launches.append(len(tensors))
+        assert len({tensor.dtype for tensor in tensors}) == 1
+        return [reference(tensor, block, scale_type=scale_type) for tensor in tensors]
+
+    monkeypatch.setattr("rollfeed.weights.serving.fp8.is_fused", lambda tensor, block: tensor.shape == (130, 20))
+    monkeypatch.setattr("rollfeed.weights.serving.fp8.fused", launched)
+    together = list(form.of(trained))
+    assert [name for name, _ in together] == [name for name, _ in alone]
+    for (_, ours), (_, theirs) in zip(together, alone, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    assert max(launches) == 32
+    trained[names[70]][3, 4] = torch.inf
+    with pytest.raises(CheckpointError, match=rf"{names[70]}' has values that are not finite"):
+        list(form.of(trained))
 
 
 def test_headers_say_what_is_given_without_computing_it(tmp_path: Path) -> None:

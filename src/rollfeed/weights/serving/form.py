@@ -7,10 +7,13 @@ scales. Whatever brings tensors to servers takes them from here.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files import CONFIG_FILE, TensorHeader, find_config, has_weights, headers_by_file
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Of tensors that are cast, as PyTorch calls them."""
 _FP8 = "F8_E4M3"
+_MOST_MATRICES = 32
+"""That one launch makes FP8 of: more are made while the host prepares the next ones."""
+_MOST_ELEMENTS = 1 << 28
+"""Of such matrices, since they are there together."""
 _EMBEDDING = re.compile(r"((?:.*\.)?)model\.(?:language_model\.)?embed_tokens\.weight")
 _NUMPY_TYPES = {"bool": "BOOL", "float8_e4m3fn": _FP8, **{ours: theirs for theirs, ours in TYPES.items()}}
 _REMEDY = "publish to servers of a model in BF16 or FP8 (e4m3, activation_scheme dynamic)"
@@ -66,8 +73,11 @@ class ServingForm:
         Raises:
             CheckpointError: If a tensor does not fit the checkpoint's, or has values that FP8 cannot hold; names it.
         """
-        for name, tensor in self._named(tensors).items():
-            yield from self._cast(name, tensor)
+        for together in self._together(self._named(tensors).items()):
+            if len(together) > 1:
+                yield from self._fp8(together)
+            else:
+                yield from self._cast(*together[0])
 
     def headers(self, tensors: Mapping[str, Any]) -> dict[str, TensorHeader]:
         """Return shape and type of all that :meth:`of` yields, by name, without computing it.
@@ -121,6 +131,32 @@ class ServingForm:
         heads = {head_of(name): tensor for name, tensor in tensors.items() if _EMBEDDING.fullmatch(name)}
         return {**heads, **tensors}
 
+    def _together(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+        """Yield the tensors in order, in lists: those that one launch on a GPU makes FP8 of, and each other alone."""
+        together: list[tuple[str, Any]] = []
+        kind, num_elements = None, 0
+        for name, tensor in tensors:
+            found = self._launch_kind(name, tensor)
+            full = len(together) == _MOST_MATRICES or num_elements + math.prod(tensor.shape) > _MOST_ELEMENTS
+            if together and (found is None or found != kind or full):
+                yield together
+                together, num_elements = [], 0
+            kind = found
+            together.append((name, tensor))
+            num_elements += math.prod(tensor.shape)
+        if together:
+            yield together
+
+    def _launch_kind(self, name: str, tensor: Any) -> tuple[object, ...] | None:
+        """Return what tensors share that one launch can make FP8 of; None where none is made of this one."""
+        self._checked_shape(name, tensor)
+        if not self.is_fp8(name) or isinstance(tensor, np.ndarray) or not tensor.is_floating_point():
+            return None
+        from rollfeed.weights.serving.fp8 import is_fused
+
+        scale_type = self._served[self.scale_of(name)].dtype
+        return (tensor.dtype, tensor.device, scale_type) if is_fused(tensor, self._block) else None
+
     def _cast(self, name: str, given: Any) -> Iterator[tuple[str, Any]]:
         self._checked_shape(name, given)
         stored = self._served.get(name)
@@ -134,23 +170,30 @@ class ServingForm:
         tensor: Tensor = torch.as_tensor(given).detach()
         if stored is not None and tensor.is_floating_point():
             if stored.dtype == _FP8:
-                yield from self._fp8(name, tensor)
+                yield from self._fp8([(name, tensor)])
                 return
             tensor = tensor.to(getattr(torch, TYPES[stored.dtype])) if stored.dtype in TYPES else tensor
         yield name, tensor
 
-    def _fp8(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _fp8(self, tensors: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors in FP8 and their scales; several are of one kind, and made by one launch."""
         import torch
 
-        from rollfeed.weights.serving.fp8 import quantise
+        from rollfeed.weights.serving.fp8 import fused, quantise
 
-        scale_name = self.scale_of(name)
-        stored = self._served[scale_name]
-        quantised = quantise(tensor, self._block, scale_type=getattr(torch, TYPES[stored.dtype]))
-        if not bool(quantised.scale.isfinite().all()):
-            raise CheckpointError(f"weight {name!r} has values that are not finite, which FP8 cannot hold")
-        yield name, quantised.codes
-        yield scale_name, quantised.scale.reshape(stored.shape)
+        stored = [self._served[self.scale_of(name)] for name, _ in tensors]
+        scale_type = getattr(torch, TYPES[stored[0].dtype])
+        if len(tensors) > 1:
+            assert self._block is not None
+            quantised = fused([tensor.detach() for _, tensor in tensors], self._block, scale_type=scale_type)
+        else:
+            quantised = [quantise(tensors[0][1], self._block, scale_type=scale_type)]
+        are_finite = torch.stack([each.scale.isfinite().all() for each in quantised]).tolist()  # one wait for the GPU
+        for (name, _), header, each, is_finite in zip(tensors, stored, quantised, are_finite, strict=True):
+            if not is_finite:
+                raise CheckpointError(f"weight {name!r} has values that are not finite, which FP8 cannot hold")
+            yield name, each.codes
+            yield self.scale_of(name), each.scale.reshape(header.shape)
 
     def _checked_shape(self, name: str, tensor: Any) -> tuple[int, ...]:
         shape = tuple(map(int, tensor.shape))

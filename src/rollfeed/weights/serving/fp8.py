@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -48,17 +49,23 @@ def quantise(tensor: Tensor, block: Block | None, *, scale_type: torch.dtype = t
 
     Codes are made with the scale as it is stored, in ``scale_type``. What is not finite has a scale that is not.
     """
-    if block is not None and tensor.is_cuda and block[0] * block[1] <= _LARGEST_BLOCK and _has_triton():
-        return fused(tensor, block, scale_type=scale_type)
+    if is_fused(tensor, block):
+        assert block is not None
+        return fused([tensor], block, scale_type=scale_type)[0]
     return reference(tensor, block, scale_type=scale_type)
 
 
-def fused(tensor: Tensor, block: Block, *, scale_type: torch.dtype = torch.float32) -> Fp8Tensor:
-    """Return what :func:`quantise` does, by a kernel of Triton."""
+def is_fused(tensor: Tensor, block: Block | None) -> bool:
+    """Whether :func:`fused` can take a tensor."""
+    return block is not None and tensor.is_cuda and block[0] * block[1] <= _LARGEST_BLOCK and _has_triton()
+
+
+def fused(tensors: Sequence[Tensor], block: Block, *, scale_type: torch.dtype = torch.float32) -> list[Fp8Tensor]:
+    """Return what :func:`quantise` does of matrices of one type and device, by one launch of a kernel of Triton."""
     from rollfeed.weights.serving.fp8_kernel import quantise_blocks
 
     bounds = {"largest": LARGEST, "smallest_amax": SMALLEST_AMAX}
-    return Fp8Tensor(*quantise_blocks(tensor, block, scale_type=scale_type, **bounds))
+    return [Fp8Tensor(*each) for each in quantise_blocks(tensors, block, scale_type=scale_type, **bounds)]
 
 
 def reference(tensor: Tensor, block: Block | None, *, scale_type: torch.dtype = torch.float32) -> Fp8Tensor:
