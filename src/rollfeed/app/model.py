@@ -17,7 +17,7 @@ from rollfeed.config import EngineSettings, LaunchSettings, Settings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.paths import as_paths, expand_path
 from rollfeed.config.servers import ServerSettings
-from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, resolve_checkpoint
+from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, TINY_VISION_MODEL, resolve_checkpoint
 from rollfeed.engine.client import Dialect, ServerEngine
 from rollfeed.engine.dialects import DIALECTS
 from rollfeed.engine.embeddable import is_embeddable
@@ -113,11 +113,14 @@ def load_model_tokenizer(settings: ModelSettings, *, seed: int) -> Tokenizer:
 
 
 def _named_checkpoint(settings: ModelSettings, seed: int) -> str:
-    if settings.checkpoint != TINY_MODEL:
+    if settings.checkpoint not in (TINY_MODEL, TINY_VISION_MODEL):
         return settings.checkpoint
-    # Imported here because it brings safetensors, which commands on servers do without.
+    # Imported here because they bring safetensors, which commands on servers do without.
     from rollfeed.engine.tiny import tiny_checkpoint
+    from rollfeed.engine.tiny_vision import tiny_vision_checkpoint
 
+    if settings.checkpoint == TINY_VISION_MODEL:
+        return str(tiny_vision_checkpoint(settings.tiny, seed=seed))
     return str(tiny_checkpoint(settings.tiny, seed=seed))
 
 

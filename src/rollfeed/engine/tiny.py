@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +35,56 @@ def tiny_checkpoint(settings: TinyModelSettings, *, seed: int, cache_directory: 
     Raises:
         CheckpointError: If it cannot be kept there.
     """
+    return made_checkpoint("tiny", settings, seed=seed, cache_directory=cache_directory, write=_write)
+
+
+def made_checkpoint(
+    kind: str,
+    settings: TinyModelSettings,
+    *,
+    seed: int,
+    cache_directory: Path | None,
+    write: Callable[[Path, TinyModelSettings, int], None],
+) -> Path:
+    """Return the folder of a model of a kind, as :func:`tiny_checkpoint` does of its own."""
     cache = cache_directory or user_cache("models")
     identity = json.dumps([_FORMAT, seed, settings.model_dump()])
-    folder = cache / f"tiny-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    return make_once(folder, lambda partial: _write(partial, settings, seed))
+    folder = cache / f"{kind}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    return make_once(folder, lambda partial: write(partial, settings, seed))
 
 
 def _write(folder: Path, settings: TinyModelSettings, seed: int) -> None:
-    vocabulary = {token: number for number, token in enumerate([_END, _UNKNOWN, *settings.characters])}
-    (folder / "tokenizer.json").write_text(_tokenizer(vocabulary).to_str(pretty=True), encoding="utf-8")
-    _write_json(
-        folder / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END, "pad_token": _END, "unk_token": _UNKNOWN},
-    )
-    _write_json(folder / "config.json", _config(settings, len(vocabulary)))
-    (folder / "model.safetensors").write_bytes(
-        save(_weights(settings, len(vocabulary), seed), metadata={"format": "pt"})
-    )
+    vocab_size = write_tokenizer(folder, settings)
+    write_json(folder / "config.json", llama_config(settings, vocab_size))
+    write_weights(folder, llama_weights(settings, vocab_size, np.random.default_rng(seed)))
 
 
-def _tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+def write_tokenizer(folder: Path, settings: TinyModelSettings, *, named: Mapping[str, str] | None = None) -> int:
+    """Write the tokenizer's files; return how many tokens it has.
+
+    ``named`` are special tokens beside the common ones, by what transformers calls them.
+    """
+    special = [_END, _UNKNOWN, *(named or {}).values()]
+    tokens = [_END, _UNKNOWN, *settings.characters, *settings.words, *special[2:]]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = _tokenizer(vocabulary, special=special, words=settings.words)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END, "pad_token": _END, "unk_token": _UNKNOWN}
+    write_json(folder / "tokenizer_config.json", {**about, **({"extra_special_tokens": dict(named)} if named else {})})
+    return len(vocabulary)
+
+
+def _tokenizer(vocabulary: dict[str, int], *, special: Sequence[str], words: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN))
-    tokenizer.add_special_tokens([_END, _UNKNOWN])
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_tokens(list(words))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
 
-def _config(settings: TinyModelSettings, vocab_size: int) -> dict[str, Any]:
+def llama_config(settings: TinyModelSettings, vocab_size: int) -> dict[str, Any]:
+    """Return the configuration of the language model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -85,9 +108,11 @@ def _config(settings: TinyModelSettings, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def _weights(settings: TinyModelSettings, vocab_size: int, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Return all weights by Hugging Face name, matrices as ``(out, in)``."""
-    random, width = np.random.default_rng(seed), settings.hidden_size
+def llama_weights(
+    settings: TinyModelSettings, vocab_size: int, random: np.random.Generator
+) -> dict[str, NDArray[np.float32]]:
+    """Return the language model's weights by Hugging Face name, matrices as ``(out, in)``."""
+    width = settings.hidden_size
     inner = 4 * width
 
     def matrix(rows: int, columns: int) -> NDArray[np.float32]:
@@ -106,5 +131,11 @@ def _weights(settings: TinyModelSettings, vocab_size: int, seed: int) -> dict[st
     return weights | {"model.norm.weight": np.ones(width, np.float32)}
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_weights(folder: Path, weights: dict[str, NDArray[np.float32]]) -> None:
+    """Write all weights of a model as its one file."""
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a value as a file that people can read."""
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -94,6 +94,8 @@ def refusal(path: Path, problem: str) -> CheckpointError:
 
 
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+_SEEING_SUFFIX = "ForConditionalGeneration"
+"""Of models that write what follows pictures and text; those of another kind have no ``vision_config``."""
 CONFIG_FILE = "config.json"
 
 
@@ -108,7 +110,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: not a model folder, it has no {CONFIG_FILE}{_hint(folder)}")
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    if not any(isinstance(name, str) and name.endswith(_CAUSAL_SUFFIXES) for name in names):
+    suffixes = (
+        (*_CAUSAL_SUFFIXES, _SEEING_SUFFIX) if isinstance(config.get("vision_config"), dict) else _CAUSAL_SUFFIXES
+    )
+    if not any(isinstance(name, str) and name.endswith(suffixes) for name in names):
         raise CheckpointError(
             f"{folder / CONFIG_FILE}: not a causal language model: architectures is {architectures!r}, not one of "
             "*ForCausalLM; give model.checkpoint one that is"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from rollfeed.errors import CheckpointError
@@ -102,8 +102,15 @@ def _empty_model(
     config: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
     change_config(config)
     auto_model: Any = AutoModelForCausalLM
+    if sees(config) and type(config) not in auto_model._model_mapping:
+        auto_model = AutoModelForImageTextToText
     with torch.device("meta"):
         return auto_model.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def sees(config: Any) -> bool:
+    """Whether a model of this configuration of transformers takes pictures."""
+    return getattr(config, "vision_config", None) is not None
 
 
 def _refuse_differences(folder: Path, *, mismatched: Any, missing: Any) -> None:
