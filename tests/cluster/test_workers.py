@@ -17,16 +17,21 @@ from tests.cluster.process_hosting import ProcessHosting
 from rollfeed import app
 from rollfeed.app.build import PreparedRun, prepare
 from rollfeed.app.cluster import ClusterEngine, cluster_engine
-from rollfeed.app.cluster.orders import AbortRequests
+from rollfeed.app.cluster.orders import AbortRequests, OutputWritten, read_events
 from rollfeed.app.cluster.worker_places import RolloutWorkers, WorkerPlace
+from rollfeed.app.inside_cluster.reward_worker import RewardWorker
 from rollfeed.app.inside_cluster.rollout_worker import RolloutWorker
 from rollfeed.cluster import Host, HostDiedError, wanted_of_nodes
-from rollfeed.config import RunSpec, Settings
+from rollfeed.config import RewardSettings, RunSpec, Settings
+from rollfeed.engine.idle import IdleEngine
 from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
-from rollfeed.types import Group, Rollout
+from rollfeed.types import Group, Rollout, TensorUpdate
 
 REWARD = """
+import logging
 from pathlib import Path
+
+from rollfeed.generate import default_generate
 
 
 def score(sample, prompt):
@@ -35,6 +40,18 @@ def score(sample, prompt):
 
 def fail(sample, prompt):
     raise ValueError("nothing to see")
+
+
+def talk(sample, prompt):
+    print("a reward")
+    logging.getLogger("rollfeed.aloud").warning("a process of a pool has logged")
+    return score(sample, prompt)
+
+
+async def generate_aloud(request, *, services):
+    print("an answer")
+    logging.getLogger("rollfeed.aloud").info("an answer is logged")
+    return await default_generate(request, services=services)
 """
 
 
@@ -327,3 +344,117 @@ def test_a_node_that_joined_with_another_rollfeed_starts_no_worker(tiny_checkpoi
 def test_a_flush_with_nothing_on_its_way_ends_at_once(tiny_checkpoint: Path) -> None:
     worker = RolloutWorker(RunSpec(settings_for(tiny_checkpoint)))
     asyncio.run(asyncio.wait_for(worker._all_taken(), 60))
+
+
+def test_what_workers_print_and_log_is_where_a_local_run_has_it(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(
+        tiny_checkpoint,
+        rollout={"num_rollout": 1, "over_sampling_batch_size": 3},
+        plugins={"reward": "elsewhere_reward:talk", "generate": "elsewhere_reward:generate_aloud"},
+        reward={"functions_in_workers": True, "workers": {"num_workers": 1}},
+    )
+    with caplog.at_level("INFO", "rollfeed"):
+        asyncio.run(app.run(prepared_on(host(), RunSpec(settings, (folder,))), out=folder / "run"))
+    printed = (folder / "run" / "rewards.log").read_text().splitlines()
+    assert printed.count("a reward") == printed.count("an answer") == 6
+    assert (folder / "run" / "run.log").read_text().count("a process of a pool has logged") == 6
+    told = {f"rollout worker {number}: an answer is logged" for number in range(2)}
+    assert {message for name, _, message in caplog.record_tuples if name == "rollfeed.aloud"} == told
+
+
+def test_a_reward_worker_gives_what_was_printed_once_and_in_whole_lines() -> None:
+    async def main() -> None:
+        worker = RewardWorker(RewardSettings.model_validate({"workers": {"num_workers": 1}}))
+        folder = worker._output.printed.parent
+        await worker.call("builtins:print", ["one\ntwo"], 60.0, False)
+        assert read_events(await worker.output()) == [OutputWritten("rewards.log", b"one\ntwo\n")]
+        with worker._output.printed.open("a") as file:
+            file.write("begun")
+        assert read_events(await worker.output()) == []
+        with worker._output.printed.open("a") as file:
+            file.write(" and ended\n")
+        assert read_events(await worker.close()) == [OutputWritten("rewards.log", b"begun and ended\n")]
+        assert not folder.exists()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_metrics_of_workers_are_those_of_one_engine_and_counts_outlive_their_worker(
+    host: Callable[[], ProcessHosting], tiny_checkpoint: Path
+) -> None:
+    def told(tokens: float, stale: float, kv_use: float) -> dict[str, float]:
+        return {
+            "sampled_tokens": tokens,
+            "stale_cache_tokens": stale,
+            "stale_cache_share": stale / tokens,
+            "kv_use": kv_use,
+            "live_workers": 1.0,
+            "weights_pause_seconds": kv_use,
+        }
+
+    async def main() -> None:
+        settings = settings_for(tiny_checkpoint)
+        workers = RolloutWorkers(
+            host(), settings.cluster, spec_of=lambda number, count: RunSpec(settings), num_workers=2
+        )
+        workers.places = (WorkerPlace(0), WorkerPlace(1))
+        engine = ClusterEngine(workers, IdleEngine(context_length=10, vocab_size=10))
+        for place, values in zip(workers.places, (told(100.0, 10.0, 0.5), told(300.0, 0.0, 0.25)), strict=True):
+            place.metrics = values
+        metrics = engine.metrics()
+        assert (metrics["sampled_tokens"], metrics["stale_cache_share"]) == (400.0, 10 / 400)
+        assert (metrics["kv_use"], metrics["weights_pause_seconds"]) == (0.5, 0.5)
+        assert metrics["live_workers"] == 2.0
+        place, gone = workers.places[0], Refusing(HostDiedError("gone"))
+        place.host = gone
+        place.begin()
+        place.order(AbortRequests())
+        await workers._serve(place, gone)
+        metrics = engine.metrics()
+        assert (metrics["sampled_tokens"], metrics["stale_cache_share"]) == (400.0, 10 / 400)
+        assert (metrics["kv_use"], metrics["live_workers"]) == (0.25, 1.0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Hanging(Host):
+    """A worker that answers nothing but questions of one kind."""
+
+    name = "rollout worker 0"
+
+    def __init__(self, answered: str) -> None:
+        self.is_killed = False
+        self._answered = answered
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if method != self._answered:
+            await asyncio.Event().wait()
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+def test_a_worker_that_does_not_take_weights_in_time_is_lost_and_others_go_on(
+    host: Callable[[], ProcessHosting], tiny_checkpoint: Path
+) -> None:
+    async def main() -> None:
+        settings = settings_for(tiny_checkpoint)
+        cluster = settings.cluster.model_copy(update={"answer_timeout_seconds": 0.05})
+        workers = RolloutWorkers(host(), cluster, spec_of=lambda number, count: RunSpec(settings), num_workers=2)
+        workers.places = (WorkerPlace(0), WorkerPlace(1))
+        hosts = hanging, taking = Hanging("pause"), Hanging("apply")
+        for place, each in zip(workers.places, hosts, strict=True):
+            place.host = each
+            place.begin()
+        engine = ClusterEngine(workers, IdleEngine(context_length=10, vocab_size=10))
+        await engine.apply(TensorUpdate(policy_version=3, tensors={}))
+        assert (hanging.is_killed, taking.is_killed) == (True, False)
+        assert workers.live == [workers.places[1]]
+        assert engine.policy_version == 3
+        died = await workers._serve(workers.places[1], taking)  # it answers no poll
+        assert "has not answered 'poll' within cluster.answer_timeout_seconds = 0.05" in str(died)
+        assert taking.is_killed
+
+    asyncio.run(asyncio.wait_for(main(), 60))

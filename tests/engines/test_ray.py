@@ -190,6 +190,7 @@ def test_the_only_reward_worker_that_is_killed_is_started_again(
 
 REWARD = """
 def score(sample, prompt):
+    print("scored")
     return float(sample.response_token_ids.sum() % 7)
 """
 TRAINED = """
@@ -220,8 +221,10 @@ def test_a_trainer_on_the_cluster_leaves_the_files_of_a_local_one(
     run: Run, address: str, training: str, tmp_path: Path
 ) -> None:
     assert run("train", "local", file=training).returncode == 0
-    ended = run("train", "there", "cluster.kind=ray", f"cluster.address={address}", file=training)
+    there = ("cluster.kind=ray", f"cluster.address={address}", "cluster.reward_workers=1")
+    ended = run("train", "there", *there, file=training)
     assert ended.returncode == 0, ended.stderr
+    assert set((tmp_path / "there" / "rewards.log").read_text().splitlines()) == {"scored"}
     assert trained_files(tmp_path / "there") == trained_files(tmp_path / "local")
     assert metrics(tmp_path / "there")["weights/proof_residual"] < 1e-3
     ended = run("train", "here", "cluster.kind=ray", "cluster.address=local", "cluster.trainer=driver", file=training)
@@ -305,10 +308,10 @@ def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(
     assert ended.returncode == 1
     assert "there is no room for" in ended.stderr
     few = ("cluster.kind=ray", f"cluster.address={address}", "cluster.startup_timeout_seconds=5")
-    ended = run("train", "c", *few, "cluster.trainer_cpus=64", file=training)
+    ended = run("train", "d", *few, "cluster.trainer_cpus=64", file=training)
     assert ended.returncode == 1
     assert "there is no room for 1 trainer of {'CPU': 64.0, 'GPU': 1.0}" in ended.stderr
-    assert not (tmp_path / "c").exists()
+    assert not (tmp_path / "d").exists()
 
 
 def test_kills_of_a_worker_of_a_node_and_of_the_driver_lose_and_double_nothing(

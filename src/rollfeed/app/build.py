@@ -253,7 +253,7 @@ def open_rollouts(
     plugins.check_methods(source, PromptSource, key="source")
     plan = group_plan(config, made, engine, tokenizer, turns)
     if isinstance(engine, ClusterEngine):
-        engine.workers.on_isolation = on_isolation
+        engine.workers.on_isolation, engine.workers.printed = on_isolation, made.services.workers.output
     rollouts = Rollouts(
         plan=plan,
         parts=_parts(config, made, engine, spill),

@@ -73,6 +73,10 @@ class ClusterSettings(Section, resume=Resume.FREE):
     """
     startup_timeout_seconds: float = Field(default=120.0, gt=0.0, le=86_400.0, strict=False)
     """For the cluster to answer and a first worker to be ready, and for a worker to come back where none is left."""
+    answer_timeout_seconds: float = Field(default=1200.0, gt=0.0, le=86_400.0, strict=False)
+    """For a rollout worker to do what it is told, such as to take new weights; one that takes longer is replaced. Above
+    `update_timeout_seconds` of the servers.
+    """
 
     @field_validator("address", mode="after")
     @classmethod

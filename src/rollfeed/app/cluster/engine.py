@@ -19,6 +19,8 @@ from rollfeed.protocols import Engine
 from rollfeed.types import Completion, EngineLoad, SamplingParams, TensorUpdate, WeightUpdate
 
 _log = logging.getLogger(__name__)
+_MAXIMA = frozenset({"kv_use", "weights_prepare_seconds", "weights_pause_seconds"})
+"""Of the fullest server, and of the last update of all."""
 
 
 class ClusterEngine(Engine):
@@ -115,15 +117,10 @@ class ClusterEngine(Engine):
             raise EngineUnavailableError("no rollout worker is left")
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the sums of what the workers' engines count, and how many workers there are."""
+        """Return what the workers' engines count, as if they were one, and how many workers there are."""
         workers = self.workers
-        told = [place.metrics for place in workers.places if place.metrics]
-        names = dict.fromkeys(name for each in told for name in each)
-        sums = {name: sum(each.get(name, 0.0) for each in told) for name in names}
-        shares = {name: value / len(told) for name, value in sums.items() if name.endswith(("_share", "_ratio"))}
         return {
-            **sums,
-            **shares,
+            **joined([workers.lost_counts, *(place.metrics for place in workers.places)]),
             #: engine/rollout_workers: workers of `[cluster]` that may have work
             "rollout_workers": float(len(workers.live)),
             #: engine/lost_rollout_workers: workers that have died since the start, in whose places others were started
@@ -142,6 +139,15 @@ class ClusterEngine(Engine):
                 raise outcome
         answered = zip(places, outcomes, strict=True)
         return [(place, outcome) for place, outcome in answered if not isinstance(outcome, RollfeedError)]
+
+
+def joined(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of several engines as those of one: a maximum of each stays one, the rest adds up."""
+    names = dict.fromkeys(name for each in told for name in each)
+    all_of = {name: (max if name in _MAXIMA else sum)(each.get(name, 0.0) for each in told) for name in names}
+    if "stale_cache_share" in all_of:
+        all_of["stale_cache_share"] = all_of["stale_cache_tokens"] / max(1.0, all_of["sampled_tokens"])
+    return all_of
 
 
 def _on_cpu(update: WeightUpdate) -> WeightUpdate:

@@ -113,8 +113,25 @@ class WorkerMetrics(msgspec.Struct, array_like=True, frozen=True, tag="metrics")
     values: dict[str, float]
 
 
+class OutputWritten(msgspec.Struct, array_like=True, frozen=True, tag="output"):
+    """Tells of lines that functions have printed, or that processes of a pool have logged."""
+
+    name: str
+    """Of the file of the run directory that they belong to."""
+    lines: bytes
+
+
+class LineLogged(msgspec.Struct, array_like=True, frozen=True, tag="logged"):
+    """Tells of a record of the worker's log."""
+
+    logger: str
+    level: int
+    text: str
+
+
 Order = AnswerGroup | CancelGroup | AbortRequests
-Event = RolloutGenerated | RolloutFailed | TurnWritten | GroupEnded | IsolationFound | WorkerMetrics
+_OfAttempt = RolloutGenerated | RolloutFailed | TurnWritten | GroupEnded
+Event = _OfAttempt | IsolationFound | WorkerMetrics | OutputWritten | LineLogged
 _ORDERS = msgspec.msgpack.Decoder(list[Order])
 _EVENTS = msgspec.msgpack.Decoder(list[Event])
 

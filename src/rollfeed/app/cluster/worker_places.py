@@ -11,12 +11,16 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, Protocol
 
 from rollfeed.app.cluster.orders import (
     Event,
     IsolationFound,
+    LineLogged,
     Order,
+    OutputWritten,
     TurnWritten,
     WorkerFacts,
     WorkerMetrics,
@@ -26,13 +30,16 @@ from rollfeed.app.cluster.orders import (
 from rollfeed.base.waiting import all_at_once
 from rollfeed.cluster import Host, HostDiedError, Hosting, wanted_of_nodes
 from rollfeed.config import ClusterSettings, RunSpec
+from rollfeed.engine.client.counters import Counters
 from rollfeed.errors import ConfigError, EngineUnavailableError, RollfeedError, RunFailedError, in_one_line
 from rollfeed.protocols import Isolation, IsolationLevel, TurnJournal
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_SECONDS = 30.0
 _CLOSING_SECONDS = 20.0
+_OUTPUT_SECONDS = 5.0
 _WORKER = "rollfeed.app.inside_cluster.rollout_worker:RolloutWorker"
+_COUNTS = frozenset(each.name for each in fields(Counters))
 _REWARD_WORKER = "rollfeed.app.inside_cluster.reward_worker:RewardWorker"
 
 SpecOf = Callable[[int, int], RunSpec]
@@ -96,12 +103,16 @@ class RolloutWorkers:
         self.journal = TurnJournal()
         """Keeps what workers' rollouts do in their turns."""
         self.on_isolation: Callable[[Isolation], None] | None = None
+        self.printed: Path | None = None
+        """The file that gets what functions print in workers, with the log beside it; by default it is lost."""
         self.places: tuple[WorkerPlace, ...] = ()
         self.policy_version = 0
         self.num_lost = 0
         """Workers that have died."""
         self.num_run_again = 0
         """Groups that were answered again because of that."""
+        self.lost_counts: dict[str, float] = {}
+        """Of the engines of workers that have died."""
         self.updating = asyncio.Lock()
         """Held while weights change, and while a worker joins."""
         self.update: Any = None
@@ -140,6 +151,7 @@ class RolloutWorkers:
         self._tasks = [
             asyncio.create_task(self._keep_up(place), name=f"worker {place.number}") for place in self.places
         ]
+        self._tasks += [asyncio.create_task(self._follow_output(host), name=host.name) for host in self._reward_hosts]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.startup_timeout_seconds):
                 for place in self.places:
@@ -161,7 +173,8 @@ class RolloutWorkers:
         hosts = [place.host for place in self.places if place.host is not None]
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
-                await asyncio.gather(*(host.call("close") for host in hosts), return_exceptions=True)
+                for each in (hosts, self._reward_hosts):
+                    await asyncio.gather(*(self._take_output(host, "close") for host in each), return_exceptions=True)
         await self._hosting.__aexit__()
 
     @property
@@ -188,21 +201,32 @@ class RolloutWorkers:
         return min(self.live, key=lambda place: (len(place.attempts) + place.num_calls, place.number))
 
     async def call(self, place: WorkerPlace, method: str, *args: Any) -> Any:
-        """Call a method of a worker; one that has died is no longer live.
+        """Call a method of a worker; one that has died, or does not answer in time, is no longer live.
 
         Raises:
-            HostDiedError: If it has died.
+            HostDiedError: If it has died, or is taken for dead.
         """
         host = place.host
         assert host is not None
         place.num_calls += 1
         try:
-            return await host.call(method, *args)
+            return await self._ask(host, method, *args)
         except HostDiedError:
             self._drop(place, host)
             raise
         finally:
             place.num_calls -= 1
+
+    async def _ask(self, host: Host, method: str, *args: Any) -> Any:
+        # A request takes as long as its engine lets it; who makes none notices a worker that hangs.
+        seconds = None if method == "generate" else self._settings.answer_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await host.call(method, *args)
+        except TimeoutError:
+            raise HostDiedError(
+                f"{host.name} has not answered {method!r} within cluster.answer_timeout_seconds = {seconds:g}"
+            ) from None
 
     def drop(self, place: WorkerPlace) -> None:
         """Kill a worker, in whose place another is started."""
@@ -279,7 +303,7 @@ class RolloutWorkers:
         async with self.updating:
             place.facts, place.policy_version = facts, facts.policy_version
             if self.update is not None and facts.policy_version != self.policy_version:
-                await host.call("apply", self.update)
+                await self._ask(host, "apply", self.update)
                 place.policy_version = self.policy_version
             place.begin()
         place.is_tried.set()
@@ -294,6 +318,9 @@ class RolloutWorkers:
         except Exception as error:  # whatever it is, nobody may wait for this worker
             died = error if isinstance(error, HostDiedError) else HostDiedError(f"{host.name}: {in_one_line(error)}")
         self._drop(place, host)
+        last, place.metrics = place.metrics, {}
+        for name in _COUNTS & last.keys():
+            self.lost_counts[name] = self.lost_counts.get(name, 0.0) + last[name]
         attempts, place.attempts = place.attempts, {}
         for attempt in attempts.values():
             attempt.lose(died)
@@ -302,7 +329,7 @@ class RolloutWorkers:
     async def _take_events(self, place: WorkerPlace, host: Host) -> None:
         num_taken = 0
         while True:
-            events = read_events(await host.call("poll", num_taken))
+            events = read_events(await self._ask(host, "poll", num_taken))
             if await self._take(place, events):
                 await self.journal.flush()
             num_taken += len(events)
@@ -320,8 +347,29 @@ class RolloutWorkers:
                         self.on_isolation(
                             Isolation(level=found, network_cut=network_cut, files_hidden=files_hidden, detail=detail)
                         )
+                case OutputWritten() | LineLogged():
+                    self._keep(event, f"rollout worker {place.number}")
                 case _:
                     has_turns |= isinstance(event, TurnWritten)
                     if (attempt := place.attempts.get(event.attempt)) is not None:
                         attempt.tell(event)
         return has_turns
+
+    async def _follow_output(self, host: Host) -> None:
+        """Take what a reward worker has printed, now and then; one that has died is started again by its hosting."""
+        while True:
+            await asyncio.sleep(_OUTPUT_SECONDS)
+            with suppress(HostDiedError):
+                await self._take_output(host, "output")
+
+    async def _take_output(self, host: Host, method: str) -> None:
+        for event in read_events(await self._ask(host, method)):
+            self._keep(event, host.name)
+
+    def _keep(self, event: Event, name: str) -> None:
+        """Put what a worker has printed or logged where it would be in a run without a cluster."""
+        if isinstance(event, LineLogged):
+            logging.getLogger(event.logger).log(event.level, "%s: %s", name, event.text)
+        elif isinstance(event, OutputWritten) and self.printed is not None:
+            with suppress(OSError), self.printed.with_name(event.name).open("ab") as file:
+                file.write(event.lines)

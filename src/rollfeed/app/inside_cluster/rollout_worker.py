@@ -35,6 +35,7 @@ from rollfeed.app.cluster.orders import (
     pack,
     read_orders,
 )
+from rollfeed.app.inside_cluster.kept_output import KeptOutput
 from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.cluster import Host, NodeNeeds
 from rollfeed.cluster.node_checks import node_probe
@@ -87,13 +88,14 @@ class RolloutWorker:
         if (problem := node_probe()(*needs)) is not None:
             raise EngineUnavailableError(f"node {socket.gethostname()} {problem}")
         settings, folders = self._spec.settings, self._spec.folders
-        functions: Functions = await asyncio.to_thread(load_functions, settings, folders=folders)
-        model: Model = await asyncio.to_thread(load_settings_model, settings)
-        services = functions.services
-        services.on_isolation = self._tell_isolation
-        self._engine: Engine = await asyncio.to_thread(run_engine, model, settings, folders=folders)
-        self._journal = _ToldJournal(self._tell_turn, self._all_taken)
+        self._journal, self._output = _ToldJournal(self._tell_turn, self._all_taken), KeptOutput()
         async with AsyncExitStack() as entered:
+            entered.enter_context(self._output.keeping())
+            functions: Functions = await asyncio.to_thread(load_functions, settings, folders=folders)
+            model: Model = await asyncio.to_thread(load_settings_model, settings)
+            services = functions.services
+            services.on_isolation, services.workers.output = self._tell_isolation, self._output.printed
+            self._engine: Engine = await asyncio.to_thread(run_engine, model, settings, folders=folders)
             await entered.enter_async_context(services)
             await entered.enter_async_context(self._engine)
             self._entered = entered.pop_all()
@@ -145,15 +147,16 @@ class RolloutWorker:
         now = time.monotonic()
         if now - self._told_metrics > _METRICS_SECONDS:
             self._told_metrics = now
-            self._events.append(WorkerMetrics(dict(self._engine.metrics())))
+            self._events += [WorkerMetrics(dict(self._engine.metrics())), *self._output.take()]
         return pack(self._events)
 
-    async def close(self) -> None:
-        """End what runs, and the engine."""
+    async def close(self) -> bytes:
+        """End what runs, and the engine; return what has been printed and logged since the last events."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._entered.aclose()
+        return pack(self._output.take())
 
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, request_id: str, images: Sequence[str]
