@@ -22,6 +22,8 @@ _UNREAD_BYTES = 1 << 18
 """About what an operating system holds of a connection before its writer must wait."""
 _FIRST_PORT = 1024
 _READINGS = 500
+_NOBODY = asyncio.Protocol()
+"""At the end of a connection that is lost."""
 
 
 class StandstillError(RuntimeError):
@@ -233,9 +235,14 @@ class _Transport(asyncio.Transport):
         self._lose()
 
     def _lose(self) -> None:
+        if self.protocol is _NOBODY:
+            return
         self._unread.clear()
+        # As asyncio's own: without circles both ends go at once, and the collector has nothing to do that is not ours.
+        protocol, self.protocol = self.protocol, _NOBODY
+        del self.peer
         if self._work is None:
-            self.protocol.connection_lost(None)
+            protocol.connection_lost(None)
             return
         with self._work.counted():
-            self.protocol.connection_lost(None)
+            protocol.connection_lost(None)

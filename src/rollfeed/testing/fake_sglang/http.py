@@ -108,19 +108,20 @@ class Exchange:
 
     def drop(self) -> None:
         """Reset the connection, with no answer or after the beginning of one."""
-        self._is_open = False
+        self._is_open, self.on_lost = False, None
         self._connection.drop()
 
     def lost(self) -> None:
         """Note that the client has left."""
         if self._is_open:
             self._is_open = False
-            if self.on_lost is not None:
-                self.on_lost()
+            on_lost, self.on_lost = self.on_lost, None
+            if on_lost is not None:
+                on_lost()
 
     def _end(self, parts: Sequence[Part]) -> None:
         if self._is_open:
-            self._is_open = False
+            self._is_open, self.on_lost = False, None
             self._connection.send(parts)
             self._connection.answered()
 
@@ -199,6 +200,7 @@ class _ServerConnection(asyncio.Protocol):
         self._outgoing.clear()
         if self._exchange is not None:
             self._exchange.lost()
+        del self._parser  # which refers to this
 
     def data_received(self, data: bytes) -> None:
         try:
