@@ -125,9 +125,6 @@ class WeightsBench:
         """Publish by each transport while requests run, and say what each publish took."""
         model = rollfeed.load_model(str(self.arguments.model))
         tensors = trained_tensors(model.checkpoint, self.device)
-        if self.arguments.freeze:
-            async with aiohttp.ClientSession(trust_env=False) as session:
-                (await session.post(self.arguments.server + "/freeze_gc")).raise_for_status()
         found: dict[str, Any] = {"tensors_bytes_in_bf16": 2 * sum(tensor.numel() for tensor in tensors.values())}
         for transport in self.arguments.transports:
             with self.servers_table(transport, self.arguments.server) as table:
@@ -173,6 +170,7 @@ class WeightsBench:
     def servers_table(self, transport: str, server: str) -> Iterator[dict[str, Any]]:
         """Yield the table ``[engine.sglang]`` of a transport, and run the receiver that it needs."""
         table: dict[str, Any] = {"workers": [server], "weights_transport": transport}
+        table["weight_update"] = self.arguments.update
         with contextlib.ExitStack() as stack:
             if transport in ("disk", "shm"):
                 where = "/dev/shm" if transport == "shm" else None
@@ -485,7 +483,7 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=[*TRANSPORTS, "nccl"])
     parser.add_argument("--receiver-port", type=int, default=30200, help="of the receiver of deltas, which is started")
     parser.add_argument("--publishes", type=int, default=6, help="transports: how many by each")
-    parser.add_argument("--freeze", action="store_true", help="transports: SGLang freezes what its collector looks at")
+    parser.add_argument("--update", choices=["retract", "abort", "in_place"], default="retract", help="what runs then")
     parser.add_argument("--tokenizer", type=Path, help="make: a folder to take the tokenizer from")
     parser.add_argument("--folder", type=Path, help="make: what is written")
     parser.add_argument("--layers", type=int, default=28, help="make: fewer make a smaller model")

@@ -61,9 +61,10 @@ class SGLangSettings(ServerSettings, resume=Resume.FREE):
     """Requests at all servers together; by default found from their throughput and queues."""
     max_concurrency: int = Field(default=1024, ge=1, le=1_000_000)
     """Most requests that may be found best, all servers together."""
-    weight_update: WeightUpdateMode = Field(default=WeightUpdateMode.ABORT, strict=False)
-    """`abort` stops what runs, changes the weights, and goes on from the tokens so far; `retract` has the servers put
-    it back and compute its keys and values again; `in_place` lets it go on with keys and values of older weights.
+    weight_update: WeightUpdateMode = Field(default=WeightUpdateMode.RETRACT, strict=False)
+    """`retract` has the servers put back what runs and compute its keys and values again (releases before 0.5.23 are
+    emptied as with `abort`); `abort` stops it, changes the weights, and goes on from the tokens so far; `in_place` lets
+    it go on with keys and values of older weights.
     """
 
     @property

@@ -105,10 +105,11 @@ async def test_what_runs_through_an_update_has_both_versions(engine_at: EngineAt
     assert completion.finish_reason.kind is FinishKind.LENGTH
 
 
-async def test_an_update_by_abort_needs_no_pause(engine_at: EngineAt) -> None:
+@pytest.mark.parametrize(("mode", "release"), [("abort", "0.5.23"), ("abort", "0.5.15"), ("retract", "0.5.15")])
+async def test_an_update_that_ends_what_runs_needs_no_pause(engine_at: EngineAt, mode: str, release: str) -> None:
     async with (
-        serve_fake_sglang(mode="scripted", script=[{**HELD, "delay_seconds": 60.0}]) as fakes,
-        engine_at(fakes.address) as engine,
+        serve_fake_sglang(mode="scripted", script=[{**HELD, "delay_seconds": 60.0}], release=release) as fakes,
+        engine_at(fakes.address, weight_update=mode) as engine,
     ):
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
         await fakes.wait_until(lambda stats: stats["num_running"] == 1)

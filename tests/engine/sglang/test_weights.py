@@ -54,7 +54,10 @@ async def test_what_runs_goes_on_with_the_new_weights_and_spans_tell_which_token
     script = [
         {"output_ids": [1, 2, 3, 4], "finish_reason": "length", "delay_seconds": 60.0, "num_tokens_when_aborted": 2}
     ]
-    async with serve_fake_sglang(mode="scripted", script=script) as fakes, engine_at(fakes.address) as engine:
+    async with (
+        serve_fake_sglang(mode="scripted", script=script) as fakes,
+        engine_at(fakes.address, weight_update="abort") as engine,
+    ):
         task = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_new_tokens=6), request_id="r"))
         await fakes.wait_until(lambda stats: stats["requests"].get("/generate", 0) == 1)
         await engine.apply(TensorUpdate(TENSORS, policy_version=4))
@@ -65,7 +68,7 @@ async def test_what_runs_goes_on_with_the_new_weights_and_spans_tell_which_token
         assert engine.metrics()["weight_updates"] == 1
 
 
-@pytest.mark.parametrize("mode", ["abort", "in_place"])
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 @pytest.mark.parametrize("router", [None, "new"])
 async def test_a_busy_server_survives_updates(engine_at: EngineAt, mode: str, router: str | None) -> None:
     model = {"num_slots": 8, "median_length": 60.0, "max_length": 100}

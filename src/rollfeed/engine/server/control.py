@@ -184,9 +184,9 @@ class ControlHandlers:
 
 def _version() -> str:
     try:
-        return package_version("rollfeed")
+        return f"rollfeed {package_version('rollfeed')}"  # numbers alone would be a release of SGLang
     except PackageNotFoundError:  # run from its source folder
-        return "unknown"
+        return "rollfeed"
 
 
 _VERSION = _version()

@@ -22,6 +22,7 @@ from torch import Tensor
 def _quantise_block(  # type: ignore[no-untyped-def]
     table,
     owners,
+    is_even: tl.constexpr,
     value_type: tl.constexpr,
     scale_type: tl.constexpr,
     height: tl.constexpr,
@@ -38,6 +39,10 @@ def _quantise_block(  # type: ignore[no-untyped-def]
     num_rows, num_columns = tl.load(matrix + 3), tl.load(matrix + 4)
     row_stride, column_stride = tl.load(matrix + 5), tl.load(matrix + 6)
     number = tl.program_id(0) - tl.load(matrix + 7)
+    if is_even:  # what the compiler is not told of numbers in a table, and needs for wide loads
+        column_stride = 1
+        values, codes = tl.multiple_of(values, 16), tl.multiple_of(codes, 16)
+        row_stride, num_columns = tl.multiple_of(row_stride, 16), tl.multiple_of(num_columns, 16)
     num_across = tl.cdiv(num_columns, width)
     row, column = tl.arange(0, padded_height), tl.arange(0, padded_width)
     rows = number // num_across * height + row
@@ -87,6 +92,7 @@ def quantise_blocks(
         kernel[(num_programs,)](
             table_M8,
             owners,
+            is_even=all(map(_is_even, matrices)),
             value_type=_TYPES[matrices[0].dtype],
             scale_type=_TYPES[scale_type],
             height=height,
@@ -98,6 +104,12 @@ def quantise_blocks(
             num_warps=8,
         )
     return found
+
+
+def _is_even(matrix: Tensor) -> bool:
+    """Whether rows are stored one after another, and each begins where 16 values or bytes do."""
+    row_stride, column_stride = matrix.stride()
+    return column_stride == 1 and row_stride % 16 == matrix.shape[1] % 16 == matrix.data_ptr() % 16 == 0
 
 
 _TYPES = {

@@ -81,6 +81,8 @@ class SGLang:
         self.keeps_cache = settings.weight_update is WeightUpdateMode.IN_PLACE
         self._ending: set[str] = set()
         """Servers that end what runs by themselves, when an update says so."""
+        self._old: set[str] = set()
+        """Servers of releases that die of that, and of a flush behind a retraction."""
         self._holding = {"mode": "retract" if is_retracted else "in_place"}
 
     def open(self, context: Context) -> None:
@@ -107,8 +109,8 @@ class SGLang:
             )
         model, info = await self._model(address), await self._server_info(address)
         await self._check_context(address)
-        if _ends_requests(info):
-            self._ending.add(address)
+        if (release := _release(info)) is not None:
+            (self._ending if release >= _ENDING_SINCE else self._old).add(address)
         return Found(
             policy_version=version_told_by(address, model.get("weight_version", "default")),
             precision=_precision(info),
@@ -177,16 +179,16 @@ class SGLang:
         await self._http.command(f"{address}/continue_generation", {}, timeout_seconds=timeout_seconds)
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
-        if self.settings.weight_update is WeightUpdateMode.ABORT:
+        address, mode = worker.address, self.settings.weight_update
+        if mode is WeightUpdateMode.ABORT or (mode is WeightUpdateMode.RETRACT and address in self._old):
             return await self._update_emptied(worker, update, is_held=is_held)
-        address = worker.address
         if not is_held:
             await self.hold(address)
         async with _afterwards(None if is_held else partial(self.release, address)):
             num_bytes = await self._load(address, update, empties=False)
             # Apart from the update: a server that cannot do it now says so, instead of ending. In place it can if idle.
             problem = await self._flush(address)
-            if problem and self.settings.weight_update is WeightUpdateMode.RETRACT:
+            if problem and mode is WeightUpdateMode.RETRACT:
                 _log.warning("%s: goes on with keys and values of older weights: %s", address, problem)
         return num_bytes
 
@@ -316,10 +318,10 @@ async def _afterwards(do: Callable[[], Awaitable[object]] | None) -> AsyncIterat
         await do()
 
 
-def _ends_requests(told: Mapping[str, Any]) -> bool:
-    """Whether a server ends what runs when an update says so; one of an old release dies of it."""
+def _release(told: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the release of SGLang that a server is; None where it is none, or tells no numbers."""
     found = _RELEASE.match(str(told.get("version")))
-    return found is not None and tuple(map(int, found.groups())) >= _ENDING_SINCE
+    return found and tuple(map(int, found.groups()))
 
 
 def _precision(told: Mapping[str, Any]) -> str:
