@@ -17,10 +17,12 @@ def spread(sample, prompt):
 """
 HOOK = """
 from dataclasses import replace
+from rollfeed.types import Picture
 
 def add(sample, prompt):
     versions = {span.policy_version for span in sample.version_spans}
-    return replace(sample, images=("chart.png",)) if 2 in versions else sample
+    shown = Picture(content_hash="ab", media_type="image/png", width=1, height=1)
+    return replace(sample, images=(shown,)) if 2 in versions else sample
 """
 SETTINGS = """
 seed = 5

@@ -44,7 +44,7 @@ async def test_row_becomes_a_prompt(make_source: Make, write_jsonl: Write) -> No
         "answer": ["4", 4],
         "extra": '{"rm_type": "exact"}',
         "tools": [{"name": "add"}],
-        "picture": "a.png",
+        "picture": [],
     }
     keys = {
         "input_key": "question",
@@ -61,7 +61,7 @@ async def test_row_becomes_a_prompt(make_source: Make, write_jsonl: Write) -> No
     assert prompt.label == ["4", 4]
     assert prompt.metadata == {"rm_type": "exact"}
     assert prompt.tools == ({"name": "add"},)
-    assert prompt.images == ("a.png",)
+    assert prompt.images == ()
 
 
 async def test_prompts_of_a_row_share_one_array_of_token_ids(make_source: Make, write_jsonl: Write) -> None:
@@ -186,7 +186,7 @@ async def test_a_template_is_tried_with_the_rows_and_no_other_question(
 def test_an_image_in_a_message_is_named_with_its_row(make_source: Make, write_jsonl: Write) -> None:
     part = {"type": "image_url", "image_url": {"url": "a.png"}}
     path = write_jsonl([{"prompt": "a"}, {"prompt": [{"role": "user", "content": [part]}]}])
-    assert refusal(make_source, path).startswith(f"{path}:2: message 0 has a part of type 'image'")
+    assert refusal(make_source, path).startswith(f"{path}:2: content may hold text only here, no pictures")
 
 
 async def test_batches_of_a_parquet_file_that_are_too_large_to_join_are_read_in_smaller_ones(
@@ -349,13 +349,13 @@ def test_bad_row_is_named_with_file_and_line(make_source: Make, tmp_path: Path, 
         ({"answer": "{"}, "metadata_key", "column 'answer' is a text that is not JSON"),
         ({"answer": [1]}, "metadata_key", "column 'answer' must be an object or its JSON text, is a list"),
         ({"answer": ["search"]}, "tools_key", "column 'answer' must be a list of tool objects or its JSON text"),
-        ({"answer": [3]}, "image_key", "column 'answer' must be a path or URL, or a list of them"),
+        ({"answer": [3]}, "image_key", "column 'answer' must be a path, URL, data URI or bytes, or a list"),
     ],
 )
 def test_bad_column_of_a_row_is_named(
     make_source: Make, write_jsonl: Write, row: dict[str, Any], key: str, what: str
 ) -> None:
-    good: dict[str, Any] = {"metadata_key": {}, "tools_key": [], "image_key": "a.png"}
+    good: dict[str, Any] = {"metadata_key": {}, "tools_key": [], "image_key": []}
     path = write_jsonl([{"prompt": "a", "answer": good[key]}, {"prompt": "b", **row}])
     assert refusal(make_source, path, **{key: "answer"}).startswith(f"{path}:2: {what}")
 

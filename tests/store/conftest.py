@@ -15,6 +15,8 @@ from rollfeed.types import (
     Group,
     LedgerCounts,
     Outcome,
+    Picture,
+    PictureKind,
     Prompt,
     Reward,
     Rollout,
@@ -45,6 +47,18 @@ def array(values: Sequence[float], kind: type) -> Any:
     return np.array(values, dtype=kind)
 
 
+def pictures() -> st.SearchStrategy[Picture]:
+    return st.builds(
+        Picture,
+        content_hash=TEXT,
+        media_type=TEXT,
+        width=st.integers(1, 2**31 - 1),
+        height=st.integers(1, 2**31 - 1),
+        kind=st.sampled_from(PictureKind),
+        source=TEXT,
+    )
+
+
 @st.composite
 def prompts(draw: st.DrawFn) -> Prompt:
     return Prompt(
@@ -56,7 +70,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
         label=draw(JSON),
         metadata=draw(OBJECT),
         tools=draw(st.none() | st.lists(OBJECT, max_size=2).map(tuple)),
-        images=draw(st.lists(TEXT, max_size=2).map(tuple)),
+        images=draw(st.lists(pictures(), max_size=2).map(tuple)),
     )
 
 
@@ -87,7 +101,7 @@ def samples(draw: st.DrawFn, group_index: int, index: int, rollout_id: int, rewa
         label=draw(JSON),
         reward=reward,
         metadata=draw(OBJECT),
-        images=draw(st.lists(TEXT, max_size=2).map(tuple)),
+        images=draw(st.lists(pictures(), max_size=2).map(tuple)),
         non_generation_seconds=draw(FLOAT),
         cached_tokens=draw(st.integers(0, 2**31 - 1)),
         precision=draw(st.sampled_from(["", "fp32", "bf16+int8"])),

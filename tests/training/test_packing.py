@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
 from rollfeed.training.packing import pack_sequences, sequence_weights, split_into_minibatches, token_weights
+from rollfeed.types import Picture
 
 
 def pack(batch, *, micro_batch_tokens=40, share_prompts=True):
@@ -134,7 +135,7 @@ def test_a_first_token_that_nothing_predicts_is_an_error(sample_of, group_of, ba
 
 def test_images_are_an_error(sample_of, group_of, batch_of) -> None:
     with pytest.raises(ConfigError, match="text only"):
-        pack(batch_of([group_of(0, [[sample_of([1], [2], images=("a.png",))]])], [1.0]))
+        pack(batch_of([group_of(0, [[sample_of([1], [2], images=(PICTURE,))]])], [1.0]))
 
 
 def test_minibatches_are_whole_groups_in_order(batch_by_seed) -> None:
@@ -157,6 +158,7 @@ def test_forks_of_a_rollout_are_one_rollout(sample_of, group_of, batch_of) -> No
     assert [s.rollout_id for s in sequences] == [0, 0, 1]
 
 
+PICTURE = Picture(content_hash="ab12", media_type="image/png", width=4, height=3, source="a.png")
 MASK = np.array([1, 1, 0, 1, 1, 1, 1, 0], np.float32)
 ROLLOUTS = np.array([0, 0, 0, 1, 2, 2, 2, 3])
 

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from rollfeed.types import Correct, Prompt, Rollout, Sample, Verdict, VersionSpan
+from rollfeed.types import Correct, Picture, Prompt, Rollout, Sample, Verdict, VersionSpan
 from rollfeed.types.fields import Kind, documentation, fields_of, from_dict, to_dict
+
+PICTURE = Picture(content_hash="ab12", media_type="image/png", width=4, height=3, source="a.png")
 
 
 @pytest.mark.parametrize("record", [Prompt, Sample])
@@ -69,7 +71,7 @@ def test_prompts_and_verdicts_have_a_dictionary_form() -> None:
         text="t",
         token_ids=np.array([1, 2], np.int32),
         messages=({"role": "user", "content": "t"},),
-        images=("a.png",),
+        images=(PICTURE,),
     )
     again = from_dict(Prompt, json.loads(json.dumps(to_dict(prompt))))
     assert to_dict(again) == to_dict(prompt)

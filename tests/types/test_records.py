@@ -16,6 +16,7 @@ from rollfeed.types import (
     Group,
     LedgerCounts,
     Outcome,
+    Picture,
     Prompt,
     Rollout,
     Sample,
@@ -25,6 +26,7 @@ from rollfeed.types import (
     VersionSpan,
 )
 
+PICTURE = Picture(content_hash="ab12", media_type="image/png", width=4, height=3, source="a.png")
 KEYS = ("token_ids", "response_length", "loss_mask", "logprobs", "version_spans", "status")
 
 
@@ -61,7 +63,7 @@ def test_the_dictionary_form_keeps_everything() -> None:
         label=[4],
         reward={"score": 0.0},
         metadata={"a": {"b": None}},
-        images=("a.png",),
+        images=(PICTURE,),
         non_generation_seconds=0.25,
         cached_tokens=2,
         remove_sample=True,

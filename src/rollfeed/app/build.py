@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from rollfeed import plugins
-from rollfeed.app.checks import check_combination, needs_keyed_cut
+from rollfeed.app.checks import check_combination, needs_keyed_cut, no_images_of
 from rollfeed.app.cluster import ClusterEngine, RemoteRunner, cluster_engine
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, label_names, reward_hub
-from rollfeed.app.sources import RowChecks, build_source, no_images_of
+from rollfeed.app.sources import RowChecks, build_source
 from rollfeed.app.stored_run import stored_template_date
 from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch, equal_advantages
 from rollfeed.buffer import Buffer, Spill, built_in_policy
@@ -141,9 +141,15 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
         no_images=no_images_of(settings.engine, model),
         function_problem=functions.scorer.function_problem,
     )
-    tools = functions.services.toolbox.definitions
-    workers = functions.services.workers
-    source = build_source(with_functions, model.tokenizer, folders=folders, rows=rows, tools=tools, workers=workers)
+    source = build_source(
+        with_functions,
+        model.tokenizer,
+        folders=folders,
+        rows=rows,
+        tools=functions.services.toolbox.definitions,
+        workers=functions.services.workers,
+        picture_input=model.picture_input,
+    )
     return PreparedRun(
         spec=spec,
         functions=functions,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rollfeed.config import RolloutConfig, RolloutMode, Settings
+from rollfeed.app.model import Model
+from rollfeed.config import EngineSettings, RolloutConfig, RolloutMode, Settings
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError
+from rollfeed.model_files import find_config
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 
 _OWN_NAMESPACE = "core/"
@@ -19,6 +21,23 @@ _KEYS: dict[str, Sequence[str]] = {
     CODE_RM_TYPE: (),
     RLVE_RM_TYPE: RLVE_KEYS,
 }
+
+
+_SEES = ("vision", "visual", "image", "img")
+"""Parts of the names in a model's configuration, one of which every model that takes images has."""
+
+
+def no_images_of(settings: EngineSettings, model: Model) -> str | None:
+    """Return why an engine takes text only; None where it takes images, or only its servers know."""
+    remedy = "remove image_key, or use [engine.sglang] servers of a model that takes images"
+    if settings.openai is not None:
+        return f"engine.openai takes text only: {remedy}"
+    if settings.sglang is None:
+        return f"the embedded engine takes text only: {remedy}"
+    config = find_config(model.checkpoint)
+    if config is None or any(part in key.lower() for key in config for part in _SEES):
+        return None
+    return f"the model in {model.checkpoint} takes text only: remove image_key, or use another model"
 
 
 def check_combination(settings: Settings) -> None:

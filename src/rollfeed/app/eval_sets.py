@@ -101,7 +101,7 @@ def _dataset_set(
     plan: SetPlan,
     renderer: MakeRenderer,
     folders: Sequence[Path],
-    rows: RowChecks,
+    checks: RowChecks,
 ) -> EvalSet:
     def column(key: str) -> Any:
         own = getattr(chosen, key)
@@ -112,7 +112,8 @@ def _dataset_set(
     def note(prompt: Prompt, rm_type: str) -> None:
         unlabelled[prompt.prompt_id] = rm_type
 
-    keys = {key: column(key) for key in ("template", "label_key", "metadata_key", "tools_key", "image_key")}
+    names = ("template", "label_key", "metadata_key", "tools_key", "image_key", "video_key")
+    keys = {key: column(key) for key in names}
     keys["metadata_columns"] = column("metadata_columns") or ()
     try:
         loaded = load_prompts(
@@ -122,7 +123,8 @@ def _dataset_set(
             renderer=renderer(rollout_max_prompt_len=plan.max_prompt_length, **asking(plan)),
             keys=ColumnKeys(input_key=column("input_key") or "prompt", **keys),
             apply_chat_template=plan.apply_chat_template,
-            check_row=rows.of(chosen.path, label_key=keys["label_key"], unlabelled=note, marker=asked_marker(plan)),
+            check_row=checks.of(chosen.path, label_key=keys["label_key"], unlabelled=note, marker=asked_marker(plan)),
+            no_images=checks.no_images,
             skip_bad_rows=False,  # without some of its rows it is another set
         )
     except ConfigError as error:

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollfeed import plugins
-from rollfeed.app.checks import reward_key_problem
+from rollfeed.app.checks import no_images_of, reward_key_problem
 from rollfeed.app.eval_sets import load_sets
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model
 from rollfeed.app.rewards import RewardServices, label_names, reward_hub
-from rollfeed.app.sources import RowChecks, no_images_of
+from rollfeed.app.sources import RowChecks
 from rollfeed.base.atomic import replace_file, temporary_path
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import EvalSettings, GroupFailurePolicy, RolloutConfig, RolloutMode, RunSpec
@@ -45,7 +45,7 @@ from rollfeed.evaluation import (
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.prompts import ChatRenderer
-from rollfeed.protocols import Engine, GenerateFn, Isolation, RunningGroup, SampleHook, Tokenizer
+from rollfeed.protocols import Engine, GenerateFn, Isolation, PictureInput, RunningGroup, SampleHook, Tokenizer
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.store.json_text import read_records, to_json
 from rollfeed.store.layout import ANSWERS_FILE, EVAL_LOG, RESULT_FILE
@@ -84,11 +84,12 @@ def prepare_evaluation(
     context_length: int,
     folders: Sequence[str | Path] = (),
     no_images: str | None = None,
+    picture_input: PictureInput | None = None,
 ) -> PreparedEvaluation:
     """Read and check all sets, without starting anything.
 
     A set takes from ``config``, what training does, whatever ``settings`` do not say. ``no_images`` says why the engine
-    takes none, where that is known.
+    takes none, where that is known; ``picture_input`` brings pictures into prompts.
 
     Raises:
         ConfigError: If there is no set, a file or environment is wrong, keys do not fit together, or nothing can
@@ -110,7 +111,8 @@ def prepare_evaluation(
         return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images)
 
     tools = RewardServices(config.reward, rm_types=(), tools=config.tools, folders=folders).toolbox
-    render = partial(ChatRenderer, tokenizer, tools=tools.definitions, call_format=tools.call_format)
+    shown = {} if picture_input is None else picture_input._asdict()
+    render = partial(ChatRenderer, tokenizer, tools=tools.definitions, call_format=tools.call_format, **shown)
     sets = load_sets(settings, training=training, renderer=render, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
         sets=sets, seed=settings.seed, config=config, tokenizer=tokenizer, folders=tuple(folders)
@@ -132,6 +134,7 @@ def prepare_run_evaluation(spec: RunSpec, model: Model) -> PreparedEvaluation:
         context_length=settings.engine.context_length,
         folders=spec.folders,
         no_images=no_images_of(settings.engine, model),
+        picture_input=model.picture_input,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.config import EngineSettings, LaunchSettings, Settings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.paths import as_paths, expand_path
+from rollfeed.config.pictures import PictureSettings
 from rollfeed.config.servers import ServerSettings
 from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, TINY_VISION_MODEL, resolve_checkpoint
 from rollfeed.engine.client import Dialect, ServerEngine
@@ -27,9 +28,19 @@ from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config
 from rollfeed.plugins import load_factory
 from rollfeed.prompts import load_tokenizer
-from rollfeed.protocols import Engine, Tokenizer, TransportContext, WeightTransport
+from rollfeed.prompts.pictures import ModelPictures, PictureLoader, takes_pictures
+from rollfeed.prompts.pictures.picture_folder import PictureFolder
+from rollfeed.protocols import (
+    Engine,
+    PictureInput,
+    PictureLoading,
+    PictureProcessor,
+    Tokenizer,
+    TransportContext,
+    WeightTransport,
+)
 from rollfeed.store.layout import SERVERS
-from rollfeed.types import Completion, SamplingParams
+from rollfeed.types import Completion, Picture, SamplingParams
 from rollfeed.weights import TRANSPORTS
 
 _SERVED_NAME = "policy"
@@ -46,6 +57,17 @@ class Model:
     """Whether code in the folder may be run."""
     template_date: str | None = None
     """What the chat template is told of the date, as ``model.template_date``; None where it does not ask."""
+    store: PictureFolder = field(default_factory=PictureFolder)
+    """Has the bytes of pictures."""
+    loader: PictureLoading | None = None
+    """Loads pictures into it."""
+    pictures: PictureProcessor | None = None
+    """Of the checkpoint; None where it takes none."""
+
+    @property
+    def picture_input(self) -> PictureInput | None:
+        """The way of pictures into prompts."""
+        return None if self.loader is None else PictureInput(self.loader, self.pictures)
 
 
 def load_model(
@@ -54,11 +76,12 @@ def load_model(
     *,
     with_weights: bool = True,
     samples: bool = True,
+    pictures: PictureSettings | None = None,
 ) -> Model:
     """Find a checkpoint and load its tokenizer; the default model is converted on first use.
 
     ``settings`` are what else there is in ``[model]``; servers have the weights themselves. ``samples`` is as of
-    :func:`load_tokenizer`.
+    :func:`load_tokenizer`, and ``pictures`` bounds what is loaded of them.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is of an unsupported kind.
@@ -73,12 +96,16 @@ def load_model(
         template_date=settings.template_datetime,
         samples=samples,
     )
-    told = tokenizer.template_date
+    told, store = tokenizer.template_date, PictureFolder()
+    processor = ModelPictures(folder, store, trust_remote_code=settings.trust_remote_code)
     return Model(
         checkpoint=folder,
         tokenizer=tokenizer,
         trust_remote_code=settings.trust_remote_code,
         template_date=None if told is None else told.isoformat(),
+        store=store,
+        loader=PictureLoader(store, limits=pictures),
+        pictures=processor if takes_pictures(folder) else None,
     )
 
 
@@ -92,7 +119,8 @@ def load_settings_model(settings: Settings, *, samples: bool = True) -> Model:
     # What trains asks for its weights where it begins; from a hub they come now or never.
     is_fetched = settings.trains and not Path(checkpoint).expanduser().exists()
     is_served = settings.engine.needs_weights and settings.needs_engine
-    return load_model(checkpoint, settings.model, with_weights=is_served or is_fetched, samples=samples)
+    with_weights, bounds = is_served or is_fetched, settings.prompts.pictures
+    return load_model(checkpoint, settings.model, with_weights=with_weights, samples=samples, pictures=bounds)
 
 
 def load_model_tokenizer(settings: ModelSettings, *, seed: int) -> Tokenizer:
@@ -273,7 +301,7 @@ class Endpoint:
         return self._engine.policy_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         return await self._engine.generate(token_ids, params, request_id=request_id, images=images)
 

@@ -14,12 +14,10 @@ from rollfeed.app.checks import reward_key_problem
 from rollfeed.app.environments.adaptive import adaptive_source
 from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source, one_worker
 from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
-from rollfeed.app.model import Model
 from rollfeed.app.rewards import own_verifiers
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import (
     DatasetSettings,
-    EngineSettings,
     EnvironmentSettings,
     RolloutConfig,
     RolloutMode,
@@ -41,7 +39,6 @@ from rollfeed.environments.making import PooledTaskMaker
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.evaluation import EvalSet
 from rollfeed.evaluation.overlap import Overlap, find_overlaps
-from rollfeed.model_files import find_config
 from rollfeed.prompts import (
     AdaptiveDatasetSource,
     ChatRenderer,
@@ -55,6 +52,7 @@ from rollfeed.prompts import (
 from rollfeed.protocols import (
     MULTI_TURN,
     AnswerMarker,
+    PictureInput,
     PromptSource,
     Tokenizer,
 )
@@ -68,8 +66,6 @@ from rollfeed.workers import WorkerPool
 
 _log = logging.getLogger(__name__)
 
-_SEES = ("vision", "visual", "image", "img")
-"""Parts of the names in a model's configuration, one of which every model that takes images has."""
 _MAX_PROBLEMS = 2_000
 """Of an environment that are made for the comparison; data sets are compared whole."""
 _MAX_SECONDS = 30.0
@@ -122,6 +118,7 @@ def build_source(
     rows: RowChecks | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
     workers: WorkerPool | None = None,
+    picture_input: PictureInput | None = None,
 ) -> PromptSource:
     """Return the prompt source that the settings describe, read and checked.
 
@@ -139,6 +136,7 @@ def build_source(
         rollout_max_prompt_len=settings.max_prompt_length,
         tools=tools,
         call_format=settings.tools.call_format,
+        **({} if picture_input is None else picture_input._asdict()),
     )
     sources: list[tuple[str, float, PromptSource]] = []
     own = [] if workers is not None else [WorkerPool(num_workers=1)]
@@ -204,9 +202,11 @@ def _dataset_source(
             metadata_columns=dataset.metadata_columns,
             tools_key=dataset.tools_key,
             image_key=dataset.image_key,
+            video_key=dataset.video_key,
         ),
         apply_chat_template=dataset.apply_chat_template,
         skip_bad_rows=settings.prompts.skip_bad_rows,
+        no_images=None if rows is None else rows.no_images,
         check_row=None
         if rows is None
         else rows.of(dataset.path, label_key=dataset.label_key, unlabelled=unlabelled, marker=asked_marker(dataset)),
@@ -281,7 +281,7 @@ class RowChecks:
         self._has_function = config.plugins.has_reward
         self._unscored = unscored
         # What a function of the user's makes of images is not known.
-        self._no_images = None if config.plugins.generate or config.plugins.rollout else no_images
+        self.no_images = None if config.plugins.generate or config.plugins.rollout else no_images
         # One that gives samples further metadata may be the user's, too.
         is_known = not (config.plugins.generate or config.plugins.rollout)
         self._asks = function_problem if function_problem is not None and is_known else lambda prompt: None
@@ -314,8 +314,8 @@ class RowChecks:
         """
 
         def check(prompt: Prompt) -> str | None:
-            if prompt.images and self._no_images is not None:
-                raise ConfigError(f"{path}: {prompt.prompt_id} has images, and {self._no_images}")
+            if prompt.images and self.no_images is not None:
+                raise ConfigError(f"{path}: {prompt.prompt_id} has images, and {self.no_images}")
             rm_type, problem = self._problem(prompt)
             if rm_type and marker is not None and not reads(rm_type, marker):
                 raise ConfigError(
@@ -358,19 +358,6 @@ class RowChecks:
             key = metadata.get(REWARD_KEY) or self._reward.reward_key
             problem = reward_key_problem(key, rm_type, is_of_others=True)
         return rm_type, problem if problem in (None, NO_LABEL) else f"rm_type {rm_type}: {problem}"
-
-
-def no_images_of(settings: EngineSettings, model: Model) -> str | None:
-    """Return why an engine takes text only; None where it takes images, or only its servers know."""
-    remedy = "remove image_key, or use [engine.sglang] servers of a model that takes images"
-    if settings.openai is not None:
-        return f"engine.openai takes text only: {remedy}"
-    if settings.sglang is None:
-        return f"the embedded engine takes text only: {remedy}"
-    config = find_config(model.checkpoint)
-    if config is None or any(part in key.lower() for key in config for part in _SEES):
-        return None
-    return f"the model in {model.checkpoint} takes text only: remove image_key, or use another model"
 
 
 @one_worker()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rollfeed.benchmarks.schedule_workload import NumberedPrompts, ScheduleWorkload
 from rollfeed.engine.client import ServerEngine
 from rollfeed.testing.fake_sglang import bound_tokens_per_second, draw_length, mean_length
-from rollfeed.types import Completion, FinishKind, Group, Sample, SamplingParams, StepCommit
+from rollfeed.types import Completion, FinishKind, Group, Picture, Sample, SamplingParams, StepCommit
 
 DISCARDED = "discarded"
 """Tokens of prompts that were thrown away by the scheduler, aborted or finished."""
@@ -58,7 +58,7 @@ class RecordingEngine(ServerEngine):
         self.update_times: list[float] = []
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """As :meth:`ServerEngine.generate`."""
         key = np.asarray(token_ids[: self._prompt_tokens], np.int32).tobytes()

@@ -89,7 +89,9 @@ class EvalColumnKeys(EvalKeys):
     tools_key: _Key | None = None
     """Column with tool definitions for the chat template."""
     image_key: _Key | None = None
-    """Column with image paths or URLs."""
+    """Column with pictures, as in `[[prompts.datasets]]`."""
+    video_key: _Key | None = None
+    """Column with videos, as in `[[prompts.datasets]]`."""
 
 
 class EvalDatasetSettings(EvalColumnKeys):

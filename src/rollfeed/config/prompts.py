@@ -8,6 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from rollfeed.config.pictures import PictureSettings
 from rollfeed.config.section import Free, Resume, Section
 from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 from rollfeed.types.text import template_fields
@@ -107,7 +108,11 @@ class DatasetSettings(AskingSettings):
     tools_key: Key | None = None
     """Column with tool definitions for the chat template."""
     image_key: Key | None = None
-    """Column with image paths or URLs."""
+    """Column with pictures: paths beside the file, URLs, data URIs or bytes, one or a list; each has its place
+    `<image>`, or a part of that type, in the question. See docs/pictures.md.
+    """
+    video_key: Key | None = None
+    """Column with videos: files, animations, folders of frames or lists of pictures; their places are `<video>`."""
     adaptive: bool = False
     """Ask rows that were always or never solved less often, until that is forgotten; see docs/adaptive.md."""
 
@@ -216,6 +221,8 @@ class PromptSettings(Section, resume=Resume.PROMPTS):
     """Procedural environments, each at one level."""
     adaptive: AdaptiveSettings | None = None
     """Procedural environments whose difficulty follows the answers."""
+    pictures: PictureSettings = PictureSettings()
+    """Bounds of pictures."""
 
     @property
     def environment_ids(self) -> tuple[str, ...]:

@@ -186,8 +186,8 @@ class Settings(RolloutConfig):
                 f"{self.engine.context_length}: raise the latter"
             )
         if self.rollout.mode is RolloutMode.SFT:
-            if any(dataset.image_key for dataset in prompts.datasets):
-                yield "prompts.datasets: rollout.mode = 'sft' learns text only: remove image_key"
+            if any(dataset.image_key or dataset.video_key for dataset in prompts.datasets):
+                yield "prompts.datasets: rollout.mode = 'sft' learns text only: remove image_key and video_key"
         elif self.max_prompt_length < 1:
             yield (
                 f"sampling.rollout_max_response_len = {self.sampling.rollout_max_response_len} leaves no room for a "

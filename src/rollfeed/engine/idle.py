@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rollfeed.errors import EngineProtocolError
 from rollfeed.protocols import Engine
-from rollfeed.types import Completion, EngineLoad, SamplingParams, WeightUpdate
+from rollfeed.types import Completion, EngineLoad, Picture, SamplingParams, WeightUpdate
 
 
 class IdleEngine(Engine):
@@ -31,7 +31,7 @@ class IdleEngine(Engine):
         """Nothing was started."""
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Raise EngineProtocolError: no request can be served."""
         raise EngineProtocolError("there is no engine: with rollout.mode = 'sft' nothing is sampled")

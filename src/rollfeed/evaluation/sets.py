@@ -170,4 +170,4 @@ def without_repeats(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 def what_is_asked(prompt: Prompt) -> tuple[bytes, tuple[str, ...]]:
     """Return what makes two prompts the same to a model: tokens and images."""
-    return prompt.token_ids.tobytes(), prompt.images
+    return prompt.token_ids.tobytes(), tuple(picture.content_hash for picture in prompt.images)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from rollfeed.conversations import AnsweredPrompt
 from rollfeed.errors import ConfigError, DataError
-from rollfeed.prompts.files import RawRow, missing_column, open_prompt_file
+from rollfeed.prompts.files import PromptFile, RawRow, missing_column, open_prompt_file
+from rollfeed.prompts.pictures.picture_places import needed
 from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
 from rollfeed.protocols import PromptRenderer, PromptSource, Rendered
 from rollfeed.seeds import derive_seed
@@ -69,12 +71,14 @@ def load_prompts(
     check_row: RowCheck | None = None,
     learn: Learn | None = None,
     split: str | None = None,
+    no_images: str | None = None,
 ) -> LoadedPrompts:
     """Read a prompt file, so that a mistake in it shows before anything else starts.
 
     Args:
         path: As :func:`rollfeed.prompts.files.open_prompt_file` takes it; ``path@[start:stop]`` is a slice.
-        renderer: Makes token ids, and holds the length limit.
+        renderer: Makes token ids, holds the length limit, and has what loads pictures, whose paths are relative to the
+            file.
         name: Names the source in prompt ids; by default the file's stem, or the folder's name.
         keys: Which column holds what.
         apply_chat_template: Render through the chat template; False takes texts as they are.
@@ -82,28 +86,26 @@ def load_prompts(
         check_row: Says why a row cannot be used that could be read.
         learn: Says what is learned of a row that has its answer, whose whole length then counts.
         split: Of a folder or a data set of the hub that has several.
+        no_images: Why what answers takes no pictures; rows that have any are refused then.
 
     Raises:
         DataError: If the file or a row cannot be used, or no prompt is left.
-        ConfigError: If the model has no chat template but one is to be applied, or ``check_row`` raises it.
+        ConfigError: If the model has no chat template but one is to be applied, rows have pictures that nothing takes,
+            or ``check_row`` raises it.
     """
     keys = keys or ColumnKeys()
     file = open_prompt_file(path, columns={column for _, column in keys.named()}, split=split)
     if apply_chat_template:
         renderer.check_template()  # a missing one is no fault of a row
     loaded = LoadedPrompts(name=name or well_formed(file.name), has_answers=learn is not None)
-    records: Iterable[tuple[RawRow, Mapping[str, Any]]] = _parsed(file.rows, loaded, skip_bad_rows)
-    columns = file.columns
-    if columns is None:
-        records = list(records)
-        columns = tuple(dict.fromkeys(column for _, record in records for column in record))
-    for key, column in keys.named() if columns else ():
-        if column not in columns:
-            raise missing_column(file.path, key, column, columns)
-    for raw, record in records:
+    records = _parsed(file.rows, loaded, skip_bad_rows)
+    for raw, record in _with_columns(file, keys, records):
+        if no_images is not None and any(record.get(key) for key in (keys.image_key, keys.video_key) if key):
+            raise ConfigError(f"{file.path}: {loaded.name}/{raw.number} has images, and {no_images}")
         try:
             row = read_fields(record, keys, is_chat=apply_chat_template)
-            prompt, token_ids = _make_prompt(row, renderer, f"{loaded.name}/{raw.number}", apply_chat_template, learn)
+            where = f"{loaded.name}/{raw.number}"
+            prompt, token_ids = _make_prompt(row, renderer, where, file.path.parent, apply_chat_template, learn)
         except ValueError as error:
             loaded.refuse(raw.where, error, is_skipped=skip_bad_rows)
             continue
@@ -119,6 +121,20 @@ def load_prompts(
     return loaded
 
 
+def _with_columns(
+    file: PromptFile, keys: ColumnKeys, records: Iterable[tuple[RawRow, Mapping[str, Any]]]
+) -> Iterable[tuple[RawRow, Mapping[str, Any]]]:
+    """Return the rows of a file that has the columns. Raises DataError where it lacks one."""
+    columns = file.columns
+    if columns is None:
+        records = list(records)
+        columns = tuple(dict.fromkeys(column for _, record in records for column in record))
+    for key, column in keys.named() if columns else ():
+        if column not in columns:
+            raise missing_column(file.path, key, column, columns)
+    return records
+
+
 def _parsed(
     rows: Iterable[RawRow], loaded: LoadedPrompts, skip_bad_rows: bool
 ) -> Iterator[tuple[RawRow, Mapping[str, Any]]]:
@@ -132,12 +148,17 @@ def _parsed(
 
 
 def _make_prompt(
-    row: RowFields, renderer: PromptRenderer, prompt_id: str, is_chat: bool, learn: Learn | None
+    row: RowFields, renderer: PromptRenderer, prompt_id: str, folder: Path, is_chat: bool, learn: Learn | None
 ) -> tuple[Prompt, NDArray[np.int32]]:
     """Return the prompt, and the tokens that have to fit."""
     if learn is None or not is_chat:
         rendered = renderer.render(
-            row.content, apply_chat_template=is_chat, tools=row.tools, num_images=len(row.images)
+            row.content,
+            apply_chat_template=is_chat,
+            tools=row.tools,
+            images=[needed(renderer.loader).load(each, folder=folder) for each in row.images],
+            videos=[needed(renderer.loader).load_video(each, folder=folder) for each in row.videos],
+            folder=folder,
         )
     else:
         messages = ({"role": "user", "content": row.content},) if isinstance(row.content, str) else row.content
@@ -148,12 +169,11 @@ def _make_prompt(
         **rendered._asdict(),
         label=row.label,
         metadata=row.metadata,
-        images=row.images,
     )
     if learn is None:
         return prompt, prompt.token_ids
-    shown = learn(prompt)
-    return shown.prompt, shown.token_ids
+    learned = learn(prompt)
+    return learned.prompt, learned.token_ids
 
 
 def _check_not_empty(path: str, loaded: LoadedPrompts) -> None:
@@ -250,6 +270,7 @@ def _digest(loaded: LoadedPrompts) -> str:
     """Return a digest of all that a rollout gets to see, row numbers included."""
     digest = blake2b(digest_size=16)
     for prompt in loaded.prompts:
-        seen = [prompt.prompt_id, prompt.text, prompt.label, prompt.metadata, prompt.tools, prompt.images]
+        seen = [prompt.prompt_id, prompt.text, prompt.label, prompt.metadata, prompt.tools]
+        seen.append([picture.content_hash for picture in prompt.images])
         digest.update(json.dumps([*seen, prompt.messages] if loaded.has_answers else seen, sort_keys=True).encode())
     return digest.hexdigest()

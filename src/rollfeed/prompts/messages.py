@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
-_IMAGE_TYPES = ("image", "image_url", "input_image")
+IMAGE_TYPES = ("image", "image_url", "input_image")
 
 
 def read_message(message: Any, where: str) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def check_parts(messages: Sequence[Mapping[str, Any]], *, num_images: int) -> No
             if part["type"] != "image" or found > num_images:
                 brings = f" and the prompt brings {num_images} images" if num_images else ""
                 raise ValueError(
-                    f"message {index} has a part of type {part['type']!r}{brings}: content may hold text only, images "
-                    "and audio are not supported (images of a data set come by image_key)"
+                    f"message {index} has a part of type {part['type']!r}{brings}: content may hold text only, further "
+                    "pictures and audio are not supported (pictures of a data set come by image_key)"
                 )
 
 
@@ -103,11 +103,11 @@ def _read_part(part: Any, where: str) -> dict[str, Any]:
     kept = {name: value for name, value in part.items() if value is not None}
     kind = kept.get("type", "text" if "text" in kept else None)
     if not isinstance(kind, str):
-        kind = next((name for name in _IMAGE_TYPES if name in kept), None)
+        kind = next((name for name in IMAGE_TYPES if name in kept), None)
         if kind is None:
             raise ValueError(f"a part of the content of {where} has no type; a text is {{'type': 'text', 'text': ...}}")
     if kind not in _TEXT_TYPES:
-        return {**kept, "type": "image" if kind in _IMAGE_TYPES else kind}
+        return {**kept, "type": "image" if kind in IMAGE_TYPES else kind}
     text = kept.get("text", "")
     if not isinstance(text, str):
         raise ValueError(f"the text of a part of the content of {where} is {kind_of(text)}")

@@ -28,11 +28,13 @@ class ColumnKeys:
     tools_key: str | None = None
     """A list of objects, or its JSON text. Rows may leave it out."""
     image_key: str | None = None
-    """Paths or URLs, or one. Rows may leave it out."""
+    """Pictures, or one. Rows may leave it out."""
+    video_key: str | None = None
+    """Videos, or one. Rows may leave it out."""
 
     def named(self) -> list[tuple[str, str]]:
         """Return the settings that name columns in use, and these."""
-        keys = ("label_key", "metadata_key", "tools_key", "image_key")
+        keys = ("label_key", "metadata_key", "tools_key", "image_key", "video_key")
         named = [(key, value) for key in keys if (value := getattr(self, key)) is not None]
         named += [("metadata_columns", name) for name in self.metadata_columns]
         if self.template is None:
@@ -48,7 +50,9 @@ class RowFields:
     label: Any
     metadata: Mapping[str, Any]
     tools: tuple[Mapping[str, Any], ...] | None
-    images: tuple[str, ...]
+    images: tuple[Any, ...]
+    """As they were given: paths, URLs, data URIs, bytes or mappings with one of these."""
+    videos: tuple[Any, ...]
 
 
 def read_fields(record: Mapping[str, Any], keys: ColumnKeys, *, is_chat: bool) -> RowFields:
@@ -71,7 +75,8 @@ def read_fields(record: Mapping[str, Any], keys: ColumnKeys, *, is_chat: bool) -
         label=None if keys.label_key is None else _read_label(record, keys.label_key),
         metadata={**_read_metadata(record, keys.metadata_key), **_read_columns(record, keys.metadata_columns)},
         tools=_read_tools(record, keys.tools_key),
-        images=_read_images(record, keys.image_key),
+        images=_read_media(record, keys.image_key),
+        videos=_read_media(record, keys.video_key),
     )
 
 
@@ -149,12 +154,17 @@ def _read_tools(record: Mapping[str, Any], key: str | None) -> tuple[Mapping[str
     return tools or None
 
 
-def _read_images(record: Mapping[str, Any], key: str | None) -> tuple[str, ...]:
+def _read_media(record: Mapping[str, Any], key: str | None) -> tuple[Any, ...]:
+    """Return what a column has of pictures or videos."""
     value = record.get(key) if key is not None else None
-    images = [value] if isinstance(value, str) else value or []
-    if not isinstance(images, Sequence) or not all(isinstance(image, str) for image in images):
-        raise ValueError(f"column {key!r} must be a path or URL, or a list of them, is {kind_of(value)}")
-    return tuple(images)
+    if value is None:
+        return ()
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(each, str | bytes | Mapping | list) for each in given):
+        raise ValueError(
+            f"column {key!r} must be a path, URL, data URI or bytes, or a list of these, is {kind_of(value)}"
+        )
+    return tuple(given)
 
 
 def _decode(value: Any, key: str | None) -> Any:

@@ -23,9 +23,18 @@ from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import check_content, read_eos_token_ids, read_object
 from rollfeed.prompts.asking import asked
 from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate, check_template
+from rollfeed.prompts.pictures.picture_places import Placing, needed
 from rollfeed.prompts.plain_tokenizer import PlainTokenizer, plain_tokenizer
-from rollfeed.protocols import AnswerMarker, CallFormat, PromptPreprocessor, Rendered, Tokenizer
-from rollfeed.types import Message
+from rollfeed.protocols import (
+    AnswerMarker,
+    CallFormat,
+    PictureLoading,
+    PictureProcessor,
+    PromptPreprocessor,
+    Rendered,
+    Tokenizer,
+)
+from rollfeed.types import Message, Picture
 from rollfeed.types.text import well_formed
 
 _WHOLE_IN_ONE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -270,6 +279,8 @@ class ChatRenderer:
         preprocessor: The form of questions in text; messages stay as they are.
         marker: The marks in which questions in text ask for answers.
         system_prompt: Begins conversations that have no system message.
+        loader: Loads pictures that parts of messages bring.
+        pictures: Puts pictures into tokens; None where the model takes none.
     """
 
     def __init__(
@@ -282,6 +293,8 @@ class ChatRenderer:
         preprocessor: PromptPreprocessor | None = None,
         marker: AnswerMarker | None = None,
         system_prompt: str | None = None,
+        loader: PictureLoading | None = None,
+        pictures: PictureProcessor | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._rollout_max_prompt_len = rollout_max_prompt_len
@@ -290,6 +303,8 @@ class ChatRenderer:
         self._preprocessor = preprocessor
         self._marker = marker
         self._system_prompt = system_prompt
+        self.loader = loader
+        self._pictures = pictures
 
     def render(
         self,
@@ -297,7 +312,9 @@ class ChatRenderer:
         *,
         apply_chat_template: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        num_images: int = 0,
+        images: Sequence[Picture] = (),
+        videos: Sequence[Sequence[Picture]] = (),
+        folder: Path | None = None,
     ) -> Rendered:
         """Return the text, its tokens, and what they were made of; a string is one user turn of a chat.
 
@@ -318,18 +335,30 @@ class ChatRenderer:
             syntax = call_syntax(self._tokenizer, self._call_format, is_chat=apply_chat_template)
             content = syntax.introduced(content, tools)
         messages: tuple[Message, ...] | None = None
+        placing = self._placing(images, videos, folder)
         if apply_chat_template:
             messages = ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
-            text = self._tokenizer.render_chat(messages, tools=tools, num_images=num_images)
+            messages = placing.in_messages(messages)
+            text = self._tokenizer.render_chat(messages, tools=tools, num_images=len(placing.pictures))
         elif isinstance(content, str):
-            text = well_formed(content)
+            text = placing.in_text(well_formed(content), "<image>" if self._pictures is None else self._pictures.mark)
         else:
             raise ConfigError("a list of messages needs the chat template: set apply_chat_template = true")
         token_ids = self._tokenizer.encode(text, add_special_tokens=not apply_chat_template)
         if not len(token_ids):
             raise ConfigError("the prompt has no tokens")
+        if placing.pictures and self._pictures is not None:
+            token_ids = self._pictures.expand(token_ids, placing.pictures)
         token_ids.setflags(write=False)
-        return Rendered(text, token_ids, messages, None if tools is None else tuple(tools))
+        return Rendered(text, token_ids, messages, None if tools is None else tuple(tools), tuple(placing.pictures))
+
+    def _placing(self, images: Sequence[Picture], videos: Sequence[Sequence[Picture]], folder: Path | None) -> Placing:
+        return Placing(
+            images,
+            videos,
+            load=lambda part: needed(self.loader).load(part, folder=folder),
+            load_video=lambda part: needed(self.loader).load_video(part, folder=folder),
+        )
 
     def check_template(self) -> None:
         """Return when the model has a chat template. Raises ConfigError if it has none."""

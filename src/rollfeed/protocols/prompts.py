@@ -1,15 +1,16 @@
-"""Sources of prompts, and tokenizers."""
+"""Sources of prompts, tokenizers, and what brings pictures into prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.types import Group, Message, Prompt
+from rollfeed.types import Group, Message, Picture, PlaceholderRange, Prompt
 
 
 class PromptPreprocessor(StrEnum):
@@ -120,6 +121,91 @@ class Tokenizer(Protocol):
         """
 
 
+class PictureStore(Protocol):
+    """Keeps the bytes of pictures, each once, under their hash. Safe to call from several threads at once."""
+
+    def put(self, picture: Picture, content: bytes, *, origin: Path | None = None) -> Picture:
+        """Keep the bytes of a picture, unless they are there; return the picture.
+
+        With ``origin``, a file that has just these bytes, they may be read from there.
+        """
+
+    def read(self, picture: Picture) -> bytes:
+        """Return the bytes of a picture.
+
+        Raises:
+            RunFailedError: If they are not there any more, or are others.
+        """
+
+
+class PictureLoading(Protocol):
+    """Loads pictures and videos as people give them, within limits, and keeps their bytes."""
+
+    def load(self, given: Any, *, folder: Path | None = None) -> Picture:
+        """Return a picture.
+
+        Args:
+            given: A path, a URL, a data URI, bytes, an object of PIL, or a mapping with one of these as ``path``,
+                ``url`` or ``bytes``, as data sets of Hugging Face and messages have it.
+            folder: Where paths are relative to; None takes no paths, for what comes from a policy or a client.
+
+        Raises:
+            ValueError: If it cannot be read, or is of a kind or size that is not taken; says what is wrong.
+        """
+
+    def load_video(self, given: Any, *, folder: Path | None = None) -> tuple[Picture, ...]:
+        """Return frames of a video: a list of pictures, a folder of them, an animation or a file; raises as `load`."""
+
+
+class PictureProcessor(Protocol):
+    """Puts pictures into the tokens of a model, and makes the arrays that its vision tower takes.
+
+    A prompt's text has one placeholder a picture; a model's tokens have as many as its tower makes of the picture.
+    Safe to call from several threads at once.
+    """
+
+    store: PictureStore
+
+    @property
+    def mark(self) -> str:
+        """The text that stands for a picture where there is no chat template."""
+
+    def expand(self, token_ids: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int32]:
+        """Return tokens in which each placeholder has become the tokens of its picture. ``(P,)``.
+
+        Raises:
+            ValueError: If there are more pictures than placeholders, or fewer.
+        """
+
+    def collapse(self, token_ids: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int32]:
+        """Return what :meth:`expand` was given, for servers that expand by themselves; raises as :meth:`locate`."""
+
+    def locate(self, token_ids: NDArray[np.int32], pictures: Sequence[Picture]) -> tuple[PlaceholderRange, ...]:
+        """Return where each picture is among expanded tokens ``(P,)``.
+
+        Raises:
+            ValueError: If they have no place for one, or a further place behind all. A single placeholder there is a
+                token that a policy has sampled.
+        """
+
+    def pixels(self, pictures: Sequence[Picture]) -> Mapping[str, NDArray[Any]]:
+        """Return what the vision tower takes of pictures, by the names of the model's parameters; not to be written to.
+
+        Shapes are those of the model's processor in transformers.
+
+        Raises:
+            RunFailedError: If the bytes of one are not there, or cannot be decoded.
+        """
+
+
+class PictureInput(NamedTuple):
+    """The two ends of a picture's way into a prompt."""
+
+    loader: PictureLoading
+    pictures: PictureProcessor | None
+    """None where the model takes none."""
+
+
 class Rendered(NamedTuple):
     """Fields of a :class:`~rollfeed.types.Prompt` that has been made ready."""
 
@@ -130,10 +216,15 @@ class Rendered(NamedTuple):
     """None for raw text."""
     tools: tuple[Mapping[str, Any], ...] | None
     """Those that it may call."""
+    images: tuple[Picture, ...] = ()
+    """In the order of their places."""
 
 
 class PromptRenderer(Protocol):
     """Makes a prompt ready: renders it, tokenises it once, and holds the length limit."""
+
+    loader: PictureLoading | None
+    """Loads pictures; None where there are none."""
 
     def render(
         self,
@@ -141,9 +232,19 @@ class PromptRenderer(Protocol):
         *,
         apply_chat_template: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        num_images: int = 0,
+        images: Sequence[Picture] = (),
+        videos: Sequence[Sequence[Picture]] = (),
+        folder: Path | None = None,
     ) -> Rendered:
         """Return the text, its tokens, and what they were made of; without tools of its own, it has those of the run.
+
+        Args:
+            content: A question, or messages; parts of these may bring pictures themselves.
+            apply_chat_template: Whether it goes through the chat template.
+            tools: Those that it may call.
+            images: For the places ``<image>`` and the parts that bring none.
+            videos: Frames of each, for the places ``<video>``.
+            folder: Where paths in parts are relative to; None takes no paths.
 
         Raises:
             ConfigError: If it cannot be rendered.

@@ -15,6 +15,7 @@ from rollfeed.types import (
     EngineLoad,
     FilterDecision,
     Group,
+    Picture,
     Rollout,
     Sample,
     SamplingParams,
@@ -32,7 +33,7 @@ class TokenEndpoint(Protocol):
         """The version of the weights that the next request will meet."""
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Sample one response to ``token_ids`` ``(P,)``.
 

@@ -28,6 +28,7 @@ from rollfeed.types.fields import (
     compiled,
     fields_of,
     from_plain_form,
+    from_text,
     is_named_tuple,
     same,
     to_dict,
@@ -166,11 +167,17 @@ def _field_form(field: RecordField) -> _Form:
             unpack = lambda encoded: np.frombuffer(encoded, stored).astype(native)  # noqa: E731
         case Kind.RECORD if not (is_named_tuple(kind) and all(each.kind is Kind.NUMBER for each in fields_of(kind))):
             kind, pack, unpack = _form(kind)
+            if (convert := from_text(field.type)) is not None:
+                kind, unpack = kind | bytes, partial(_or_text, unpack, convert)
     if field.is_many:
         kind = GenericAlias(tuple, (kind, ...))
     pack = pack if pack is same else field.lifted(pack, list)
     unpack = unpack if unpack is same else field.lifted(unpack)
     return _Form(kind | None if field.is_optional else kind, pack, unpack)
+
+
+def _or_text(unpack: Convert, convert: Convert, value: Any) -> Any:
+    return convert(value.decode()) if isinstance(value, bytes) else unpack(value)
 
 
 def _plain_number(value: Any) -> Any:

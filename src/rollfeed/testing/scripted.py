@@ -23,6 +23,7 @@ from rollfeed.types import (
     EngineLoad,
     FinishKind,
     FinishReason,
+    Picture,
     SamplingParams,
     VersionSpan,
     WeightUpdate,
@@ -128,7 +129,7 @@ class ScriptedEngine(_WithoutWeights):
             request.done.cancel()
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Answer from the script, when the request's turn comes."""
         del images
@@ -244,7 +245,7 @@ class TickEngine(_WithoutWeights):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Sample as many tokens as the rollout still lacks; the logprob of each tells the version that sampled it."""
         del images

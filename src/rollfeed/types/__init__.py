@@ -11,6 +11,7 @@ from rollfeed.types.engine import (
     VersionSpan,
     joined_spans,
 )
+from rollfeed.types.pictures import Picture, PictureKind, PlaceholderRange, SeenPicture
 from rollfeed.types.probe import PUBLISHED, WeightProbe
 from rollfeed.types.records import (
     Advantages,
@@ -82,7 +83,10 @@ __all__ = [
     "LedgerCounts",
     "Message",
     "Outcome",
+    "Picture",
+    "PictureKind",
     "Place",
+    "PlaceholderRange",
     "Prompt",
     "Replied",
     "Requeued",
@@ -94,6 +98,7 @@ __all__ = [
     "Sampled",
     "SamplingMask",
     "SamplingParams",
+    "SeenPicture",
     "StepCommit",
     "Surplus",
     "TensorUpdate",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.types.fields import Int32
+from rollfeed.types.pictures import SeenPicture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,8 @@ class Completion:
     timings: CompletionTimings
     sampling_mask: SamplingMask | None = None
     """None where it was not asked for."""
+    seen_pictures: tuple[SeenPicture, ...] | None = None
+    """What the engine says of the pictures that it has seen; None where it says nothing."""
 
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:

@@ -133,6 +133,9 @@ def from_dict(record: type[_Record], values: Mapping[str, Any]) -> _Record:
     Raises:
         ValueError: If a required field is missing or a value is of no use.
     """
+    if isinstance(values, str) and (convert := from_text(record)) is not None:
+        made: _Record = convert(values)
+        return made
     required, conversions = _from_dict(record)
     if not required <= values.keys():
         raise ValueError(f"not a {record.__name__.lower()}: missing {sorted(required - values.keys())}")
@@ -141,6 +144,11 @@ def from_dict(record: type[_Record], values: Mapping[str, Any]) -> _Record:
         if name in read:
             read[name] = convert(read[name])
     return record(**read)
+
+
+def from_text(record: type) -> Callable[[str], Any] | None:
+    """Return what makes a record of the text that it was before it had fields; None for those that never were one."""
+    return getattr(record, "from_text", None)
 
 
 def is_named_tuple(record: type) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rollfeed.errors import RewardError
 from rollfeed.types.engine import SamplingMask, VersionSpan, check_spans
 from rollfeed.types.fields import Int32, VaryingInt32, from_dict, names_of, to_dict
+from rollfeed.types.pictures import Picture
 from rollfeed.types.verdict import Correct, Outcome, Reward, Verdict, mean_number, mean_reward
 
 Message: TypeAlias = Mapping[str, Any]
@@ -45,8 +46,8 @@ class Prompt:
     """What else the prompt says; ``rm_type`` chooses its grader."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     """Descriptions of tools; None without any."""
-    images: tuple[str, ...] = ()
-    """Paths or URLs, as the data set gave them."""
+    images: tuple[Picture, ...] = ()
+    """Pictures, in the order of their places among the tokens, which have room for each."""
 
 
 class SampleStatus(StrEnum):
@@ -95,8 +96,8 @@ class Sample:
     """A number, or named numbers of which ``reward_key`` chooses one; None means not scored, 0.0 is a value."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The prompt's, and what rollout functions add."""
-    images: tuple[str, ...] = ()
-    """Paths or URLs."""
+    images: tuple[Picture, ...] = ()
+    """Pictures, in the order of their places among the tokens: the prompt's, then what turns have brought."""
     non_generation_seconds: float = 0.0
     """Seconds that the sample spent outside generation."""
     cached_tokens: VaryingInt32 = 0

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rollfeed import app
-from rollfeed.app.sources import RowChecks, no_images_of
+from rollfeed.app.checks import no_images_of
+from rollfeed.app.sources import RowChecks
 from rollfeed.config import EngineSettings, RemoteRewardSettings, RolloutConfig, RunSpec
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError, DataError

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from rollfeed.app import PreparedRun, prepare
@@ -161,7 +162,7 @@ def prepared(checkpoint: Path, folder: Path, *, context_length: int = 256, **row
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "vision_config": {}, "max_position_embeddings": 512}))
     (folder / "a.jsonl").write_text(json.dumps({"prompt": "1+1?", "label": "2", "image": None, **row}) + "\n")
-    dataset = {"path": "a.jsonl", "label_key": "label", "image_key": "image"}
+    dataset = {"path": "a.jsonl", "label_key": "label", "image_key": "image", "apply_chat_template": False}
     tree = {
         "model": {"checkpoint": str(model)},
         "prompts": {"datasets": [dataset]},
@@ -176,7 +177,8 @@ def check_prompts(run: PreparedRun) -> None:
 
 
 def test_prompts_with_images_are_for_other_trainers(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    run = prepared(tiny_checkpoint, tmp_path, image="a.png")
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    run = prepared(tiny_checkpoint, tmp_path, prompt="<image>1+1?", image="a.png")
     with pytest.raises(ConfigError, match="a/0 has images, and the trainer takes text only"):
         check_prompts(run)
 

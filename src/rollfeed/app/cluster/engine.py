@@ -16,7 +16,7 @@ from rollfeed.app.cluster.worker_places import RolloutWorkers, WorkerPlace
 from rollfeed.cluster import HostDiedError
 from rollfeed.errors import EngineUnavailableError, RollfeedError
 from rollfeed.protocols import Engine
-from rollfeed.types import Completion, EngineLoad, SamplingParams, TensorUpdate, WeightUpdate
+from rollfeed.types import Completion, EngineLoad, Picture, SamplingParams, TensorUpdate, WeightUpdate
 
 _log = logging.getLogger(__name__)
 _MAXIMA = frozenset({"kv_use", "weights_prepare_seconds", "weights_pause_seconds"})
@@ -55,7 +55,7 @@ class ClusterEngine(Engine):
         return self.workers.policy_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Sample one response at the least busy worker; at another one where that dies."""
         while True:

@@ -46,7 +46,7 @@ from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
 from rollfeed.protocols import Engine, Isolation, RolloutRequest, RunningGroup, TurnJournal
 from rollfeed.store.codec import decode, encode
-from rollfeed.types import Completion, EngineLoad, Group, Rollout, SamplingParams, Turn, WeightUpdate
+from rollfeed.types import Completion, EngineLoad, Group, Picture, Rollout, SamplingParams, Turn, WeightUpdate
 
 _POLL_SECONDS = 5.0
 _METRICS_SECONDS = 1.0
@@ -159,7 +159,7 @@ class RolloutWorker:
         return pack(self._output.take())
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, request_id: str, images: Sequence[str]
+        self, token_ids: NDArray[np.int32], params: SamplingParams, request_id: str, images: Sequence[Picture]
     ) -> Completion:
         """Sample one response, as :meth:`rollfeed.protocols.TokenEndpoint.generate`."""
         return await self._engine.generate(token_ids, params, request_id=request_id, images=images)

@@ -175,6 +175,7 @@ def _source(prepared: PreparedRun, purpose: str) -> PromptSource:
         folders=prepared.spec.folders,
         rows=prepared.rows,
         workers=prepared.functions.services.workers,
+        picture_input=prepared.model.picture_input,
     )
 
 

@@ -30,6 +30,7 @@ from rollfeed.types import (
     FinishKind,
     FinishReason,
     FolderUpdate,
+    Picture,
     SamplingMask,
     SamplingParams,
     TensorUpdate,
@@ -136,7 +137,7 @@ class ServerEngine(Engine):
         return self.weights.current_version if self._is_open else 0
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Sample one response; see :class:`rollfeed.protocols.Engine`.
 

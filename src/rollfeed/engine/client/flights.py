@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollfeed.engine.client.replies import IncomingReply, Reply, ServerLoad
 from rollfeed.routing import current_affinity
-from rollfeed.types import FinishReason, SamplingParams
+from rollfeed.types import FinishReason, Picture, SamplingParams
 
 
 class FlightAbortedError(Exception):
@@ -25,7 +25,7 @@ class Flight:
     """A request from its arrival to its answer; it may take several tries."""
 
     def __init__(
-        self, *, request_id: str, prompt_ids: NDArray[np.int32], params: SamplingParams, images: Sequence[str] = ()
+        self, *, request_id: str, prompt_ids: NDArray[np.int32], params: SamplingParams, images: Sequence[Picture] = ()
     ) -> None:
         self.request_id = request_id
         self.prompt_ids = prompt_ids

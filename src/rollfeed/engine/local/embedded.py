@@ -22,6 +22,7 @@ from rollfeed.types import (
     FinishKind,
     FinishReason,
     FolderUpdate,
+    Picture,
     SamplingParams,
     TensorUpdate,
     WeightUpdate,
@@ -64,7 +65,7 @@ class EmbeddedEngine(Engine):
         return self._backend.policy_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """Sample one response; see :class:`rollfeed.protocols.Engine`.
 

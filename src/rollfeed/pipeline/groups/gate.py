@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rollfeed.completions import Limits, check_completion
 from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.protocols import Engine
-from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, SamplingParams
+from rollfeed.types import Completion, CompletionTimings, FinishKind, FinishReason, Picture, SamplingParams
 
 
 class EngineGate:
@@ -52,7 +52,7 @@ class EngineGate:
         return self._limits
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         """As :meth:`rollfeed.protocols.TokenEndpoint.generate`; what comes is checked, whoever the engine is."""
         async with self._permits:

@@ -154,6 +154,8 @@ def _columns(field: RecordField, name: str, text: str) -> FieldColumns:
         case Kind.RECORD if is_named_tuple(of):
             kind = pa.struct([column[:2] for each in field_columns(of) for column in each.columns])
             plain, read = field.lifted(of._asdict, list), field.lifted(lambda value: of(**value))
+        case Kind.RECORD if field.is_many:
+            kind = pa.struct([column[:2] for each in field_columns(of) for column in each.columns])
         case Kind.RECORD:
             parts = [Column(f"{name}_{part.name}", *part[1:3], partial(_part, part.name)) for part in _parts(of)]
             return FieldColumns(field, tuple(parts), of, is_rare=True)

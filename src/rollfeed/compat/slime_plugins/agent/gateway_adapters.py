@@ -24,7 +24,7 @@ from rollfeed.gateway.playing import ended
 from rollfeed.gateway.policy import Caps, ServedPolicy
 from rollfeed.gateway.sessions import OpenSession, Sessions
 from rollfeed.protocols import TurnJournal
-from rollfeed.types import Completion, FinishKind, SamplingParams
+from rollfeed.types import Completion, FinishKind, Picture, SamplingParams
 
 T = TypeVar("T")
 _CAPS = Caps(max_body_bytes=64 << 20)
@@ -58,7 +58,7 @@ class _EngineOfRun:
         return self.work.services.endpoint.policy_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[str] = ()
+        self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:
         asking = self.work.services.endpoint.generate(token_ids, params, request_id=request_id, images=images)
         completion = await self.work.on_loop(asking)

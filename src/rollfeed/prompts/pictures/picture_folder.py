@@ -1,0 +1,114 @@
+"""Bytes of pictures in files, each once, named by its hash.
+
+Before a run has its directory, and for commands that have none, the files are in a temporary folder; a picture that
+came from a file of the user's is read from there until a prompt that shows it is drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from rollfeed.base.atomic import replace_file
+from rollfeed.errors import RunFailedError
+from rollfeed.types import Picture
+
+_ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "image/gif": "gif", "image/bmp": "bmp"}
+
+
+class PictureFolder:
+    """Keeps pictures in a folder; fits :class:`rollfeed.protocols.PictureStore`.
+
+    Args:
+        folder: Where; by default a temporary one, until :meth:`open` names another.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._origins: dict[str, Path] = {}
+        self._lock = threading.Lock()
+
+    def put(self, picture: Picture, content: bytes, *, origin: Path | None = None) -> Picture:
+        """Keep the bytes of a picture, unless they are there; return the picture.
+
+        With ``origin``, a file that has just these bytes, they are read from there until :meth:`keep`.
+        """
+        if origin is not None:
+            self._origins.setdefault(picture.content_hash, origin)
+        elif self._found(picture) is None:
+            self._write(self._home(), picture, content)
+        return picture
+
+    def read(self, picture: Picture) -> bytes:
+        """Return the bytes of a picture.
+
+        Raises:
+            RunFailedError: If they are not there any more, or are others.
+        """
+        path = self._found(picture) or self._origins.get(picture.content_hash)
+        told = f"picture {picture.source or picture.content_hash}"
+        if path is None:
+            raise RunFailedError(f"{told}: its bytes are not kept here; start from a run that has its pictures folder")
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RunFailedError(f"{told}: cannot be read any more: {error}; put the file back") from error
+        if hashlib.sha256(content).hexdigest() != picture.content_hash:
+            raise RunFailedError(f"{told}: {path} has changed since it was loaded; put the file back")
+        return content
+
+    def open(self, folder: Path) -> None:
+        """Keep what comes from now on in a folder; what a killed process left there half is removed."""
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+        with self._lock:
+            before, self._folder = self._temporary, folder
+        if before is not None:
+            self._origins.update({path.stem: path for path in Path(before.name).iterdir()})
+
+    def keep(self, pictures: Iterable[Picture]) -> None:
+        """Have pictures in the folder itself, so that they are there whatever becomes of where they came from.
+
+        Raises:
+            RunFailedError: As :meth:`read`.
+        """
+        for picture in pictures:
+            if self._folder is not None and not self._path(self._folder, picture).exists():
+                self._write(self._folder, picture, self.read(picture))
+
+    def _home(self) -> Path:
+        with self._lock:
+            if self._folder is not None:
+                return self._folder
+            if self._temporary is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="rollfeed-pictures-", ignore_cleanup_errors=True)
+            return Path(self._temporary.name)
+
+    def _found(self, picture: Picture) -> Path | None:
+        homes = [self._folder, None if self._temporary is None else Path(self._temporary.name)]
+        paths = (self._path(home, picture) for home in homes if home is not None)
+        return next((path for path in paths if path.exists()), None)
+
+    def _path(self, home: Path, picture: Picture) -> Path:
+        return home / f"{picture.content_hash}.{_ENDINGS.get(picture.media_type, 'bin')}"
+
+    def _write(self, home: Path, picture: Picture, content: bytes) -> None:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            if home is self._folder:
+                with self._lock:
+                    replace_file(self._path(home, picture), lambda file: file.write(content))
+            else:
+                own = home / f"{os.getpid()}-{threading.get_ident()}"
+                own.write_bytes(content)
+                own.replace(self._path(home, picture))
+        except OSError as error:
+            with suppress(OSError):
+                home.rmdir()
+            raise RunFailedError(f"{home}: cannot keep pictures there: {error}; make room") from error
