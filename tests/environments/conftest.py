@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,20 @@ from numpy.typing import NDArray
 
 from rollfeed.environments import EnvironmentGrader, EnvironmentRegistry
 from rollfeed.protocols import PromptRenderer, Rendered
-from rollfeed.types import Correct, Message, Verdict
+from rollfeed.types import Correct, Message, Picture, Verdict
+
+
+class HashLoader:
+    """Keeps nothing of pictures but their hashes."""
+
+    def load(self, given: str, *, folder: Path | None = None) -> Picture:
+        digest = sha256(given.encode()).hexdigest()
+        return Picture(content_hash=digest, media_type="image/png", width=32, height=32)
 
 
 class CharacterRenderer:
+    loader = HashLoader()
+
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
 
@@ -24,10 +36,12 @@ class CharacterRenderer:
         *,
         apply_chat_template: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        images: Sequence[Picture] = (),
     ) -> Rendered:
         text = f"<user>{content}" if apply_chat_template else str(content)
+        text += "".join(image.content_hash for image in images)
         messages = ({"role": "user", "content": content},) if apply_chat_template else None
-        return Rendered(text, np.array([ord(char) for char in text], np.int32), messages, None)
+        return Rendered(text, np.array([ord(char) for char in text], np.int32), messages, None, tuple(images))
 
     def fits(self, token_ids: NDArray[np.int32]) -> bool:
         return self._limit is None or len(token_ids) <= self._limit

@@ -37,12 +37,14 @@ def test_built_in_environments_are_there() -> None:
         "core/compare_max",
         "core/constrained_words",
         "core/copy_text",
+        "core/count_dots",
         "core/count_symbol",
         "core/grid_walk",
         "core/guess_number",
         "core/lookup_table",
         "core/make_target",
         "core/mod_chain",
+        "core/name_colour",
         "core/next_in_pattern",
         "core/reverse_text",
         "core/sort_numbers",
@@ -81,7 +83,7 @@ def test_unknown_id_names_the_nearest(given: str) -> None:
 
 def test_unknown_id_without_a_near_one_gets_the_namespaces() -> None:
     points = [entry_point(f"my/{number}", "no_such_module:E") for number in range(500)]
-    with pytest.raises(ConfigError, match=r"known here: core/\* \(15\), my/\* \(500\); see rollfeed env"):
+    with pytest.raises(ConfigError, match=r"known here: core/\* \(17\), my/\* \(500\); see rollfeed env"):
         registry_with(*points).get("zzz")
 
 

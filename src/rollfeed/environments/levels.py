@@ -17,7 +17,7 @@ from rollfeed.environments.making import TaskFailedError, TaskFailureKind, TaskM
 from rollfeed.environments.tasks import TRAIN, HeldOutRule
 from rollfeed.errors import ConfigError, RollfeedError, SourceFailedError
 from rollfeed.protocols import MULTI_TURN, PromptRenderer, Task
-from rollfeed.types import Prompt
+from rollfeed.types import Picture, Prompt
 
 _log = logging.getLogger(__name__)
 
@@ -248,9 +248,19 @@ class EnvironmentLevels:
         except TaskFailedError as error:
             return error
 
+    def _pictures(self, task: Task) -> list[Picture]:
+        loader = self._renderer.loader
+        if loader is None:
+            raise ConfigError("its problems have pictures, which are not taken here")
+        try:
+            return [loader.load(picture) for picture in task.pictures]
+        except ValueError as error:
+            raise ConfigError(f"a picture of its problems cannot be used: {error}") from error
+
     def _rendered(self, task: Task, index: int) -> Prompt | TaskFailedError:
         try:
-            rendered = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template)
+            shown: dict[str, Any] = {"images": self._pictures(task)} if task.pictures else {}
+            rendered = self._renderer.render(task.question, apply_chat_template=self._apply_chat_template, **shown)
         except ConfigError as error:
             raise ConfigError(f"environment {self._source}: {error}") from None
         if not self._renderer.fits(rendered.token_ids):

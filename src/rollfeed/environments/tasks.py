@@ -7,6 +7,7 @@ run, split, index or process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ HELD_OUT_SHARE = 0.2
 """Of all problems of a level."""
 CENSUS_SIZE = 200
 """Problems that are looked at before a level counts as having none on one side: of a large level 1 in 10^19 does."""
+_PICTURES = "pictures"
 CENSUS = "census"
 """The split of these, made under run seed 0."""
 
@@ -109,7 +111,8 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
     seed = derive_seed(run_seed, split, environment.environment_id, environment.version, level, index)
     made_by = environment.for_split(split) if isinstance(environment, HasSplits) else environment
     question, params, answer = checked_problem(made_by.make(level, Random(seed)))
-    params = stored(params)
+    params, pictures = without_pictures(stored(params))
+    hides = isinstance(environment, MultiTurnEnvironment)
     return Task(
         environment=environment.environment_id,
         version=environment.version,
@@ -118,7 +121,8 @@ def make_task(environment: Environment, *, level: int, index: int, run_seed: int
         question=well_formed(question),
         params=params,
         answer=None if answer is None else well_formed(answer),
-        hidden=hidden_text(params) if isinstance(environment, MultiTurnEnvironment) else "",
+        hidden="".join([hidden_text(params) if hides else "", *map(_digest, pictures)]),
+        pictures=pictures,
     )
 
 
@@ -133,6 +137,18 @@ def checked_problem(made: Any) -> tuple[str, dict[str, Any], str | None]:
 def hidden_text(params: Mapping[str, Any]) -> str:
     """Return what tells a problem from others that ask the same question."""
     return json.dumps(params, sort_keys=True)
+
+
+def without_pictures(params: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return params without their pictures, which a store has once by their content, and these."""
+    match params.get(_PICTURES):
+        case [*pictures] if pictures and all(isinstance(each, str) and each.startswith("data:") for each in pictures):
+            return {name: value for name, value in params.items() if name != _PICTURES}, tuple(pictures)
+    return params, ()
+
+
+def _digest(picture: str) -> str:
+    return hashlib.sha256(picture.encode()).hexdigest()
 
 
 def stored(params: dict[str, Any]) -> dict[str, Any]:

@@ -127,6 +127,8 @@ class Task:
     """One right answer, where the environment knows one."""
     hidden: str = ""
     """What tells it from others that ask the same question, in text."""
+    pictures: tuple[str, ...] = ()
+    """Data URIs, for the places ``<image>`` in the question."""
 
     @property
     def identity(self) -> str:
@@ -150,7 +152,11 @@ class Environment(Protocol):
     """The hardest level, or None when there is always a harder one."""
 
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
-        """Return question, params and, where known, one right answer."""
+        """Return question, params and, where known, one right answer.
+
+        Pictures are data URIs, such as ``data:image/png;base64,...``, in a list that params have as ``pictures``, each
+        with a place ``<image>`` in the question; ``verify`` may be given params without them.
+        """
 
     def verify(self, params: Mapping[str, Any], response: str) -> Verdict:
         """Grade a response: reward in [0, 1], and ``correct``."""

@@ -10,12 +10,14 @@ from rollfeed.environments.builtin.close_brackets import CloseBrackets
 from rollfeed.environments.builtin.compare_max import CompareMax
 from rollfeed.environments.builtin.constrained_words import ConstrainedWords
 from rollfeed.environments.builtin.copy_text import CopyText
+from rollfeed.environments.builtin.count_dots import CountDots
 from rollfeed.environments.builtin.count_symbol import CountSymbol
 from rollfeed.environments.builtin.grid_walk import GridWalk
 from rollfeed.environments.builtin.guess_number import GuessNumber
 from rollfeed.environments.builtin.lookup_table import LookupTable
 from rollfeed.environments.builtin.make_target import MakeTarget
 from rollfeed.environments.builtin.mod_chain import ModChain
+from rollfeed.environments.builtin.name_colour import NameColour
 from rollfeed.environments.builtin.next_in_pattern import NextInPattern
 from rollfeed.environments.builtin.reverse_text import ReverseText
 from rollfeed.environments.builtin.sort_numbers import SortNumbers
@@ -37,4 +39,6 @@ BUILTIN_ENVIRONMENTS: tuple[Environment, ...] = (
     GridWalk(),
     CloseBrackets(),
     CalcTool(),
+    NameColour(),
+    CountDots(),
 )

@@ -27,6 +27,8 @@ class Drawn(NamedTuple):
     params: dict[str, Any]
     answer: str
     """In the compact style it has no spaces."""
+    pictures: tuple[str, ...] = ()
+    """Data URIs, for the places ``<image>`` in the questions."""
 
 
 class Styled:
@@ -58,7 +60,8 @@ class StyledQuestion(Styled, ABC):
     def make(self, level: int, random: Random) -> tuple[str, dict[str, Any], str | None]:
         """Return a problem of the level in the environment's style."""
         drawn = self._draw(level, random)
-        params = {**drawn.params, "style": self._style}
+        shown = {"pictures": list(drawn.pictures)} if drawn.pictures else {}
+        params = {**drawn.params, **shown, "style": self._style}
         if self._style == "compact":
             return drawn.compact, params, drawn.answer.replace(" ", "")
         return f"{drawn.chat}\n{self.instruction}", params, drawn.answer
