@@ -278,7 +278,7 @@ def test_samples_that_cannot_be_trained_on_fail_the_run_and_leave_the_checkpoint
     result = rollfeed("train", folder / "train.toml", "--out", out, *options)
     assert result.code == 1, result.err
     assert "rollfeed: step 2: it cannot be trained on: sample" in result.err
-    assert "it has images, and this trainer takes text only" in result.err
+    assert "has pictures, and the model that is trained takes text only" in result.err
     before = files(out / "checkpoints")
     assert sorted({name.partition("/")[0] for name in before}) == ["step-000000", "step-000001"]
     assert rollfeed("train", folder / "train.toml", "--out", out, *options).code == 1

@@ -64,7 +64,7 @@ def expected_gradients(checkpoint: Path, demonstrations: list[Demonstration]) ->
     """From the formula: float64, one sequence at a time."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
     parts = []
-    for prompt_ids, response_ids in demonstrations:
+    for prompt_ids, response_ids, _ in demonstrations:
         tokens = torch.tensor([*prompt_ids.tolist(), *response_ids.tolist()])
         logits = model(tokens[None]).logits[0]
         parts.append(
@@ -72,7 +72,7 @@ def expected_gradients(checkpoint: Path, demonstrations: list[Demonstration]) ->
                 logits[len(prompt_ids) - 1 : -1], tokens[len(prompt_ids) :], reduction="sum"
             )
         )
-    loss = sum(parts) / sum(len(response_ids) for _, response_ids in demonstrations)
+    loss = sum(parts) / sum(len(response_ids) for _, response_ids, _ in demonstrations)
     loss.backward()
     return {name: parameter.grad.float() for name, parameter in model.named_parameters()}, loss.item()
 

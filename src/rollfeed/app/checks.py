@@ -29,11 +29,12 @@ _SEES = ("vision", "visual", "image", "img")
 
 def no_images_of(settings: EngineSettings, model: Model) -> str | None:
     """Return why an engine takes text only; None where it takes images, or only its servers know."""
-    remedy = "remove image_key, or use [engine.sglang] servers of a model that takes images"
+    remedy = "remove image_key, or use a model that takes images"
     if settings.openai is not None:
         return f"engine.openai takes text only: {remedy}"
     if settings.sglang is None:
-        return f"the embedded engine takes text only: {remedy}"
+        needs = f"the embedded engine takes text only with a model without a processor of images: {remedy}"
+        return None if model.pictures is not None else needs
     config = find_config(model.checkpoint)
     if config is None or any(part in key.lower() for key in config for part in _SEES):
         return None

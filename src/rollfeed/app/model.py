@@ -256,6 +256,7 @@ def _embedded_engine(model: Model, settings: EngineSettings, *, deterministic: b
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
         deterministic=deterministic,
+        pictures=model.pictures,
         **settings.model_dump(mode="json", exclude={*DIALECTS, "launch"}),
     )
 

@@ -36,7 +36,8 @@ from rollfeed.config.train import OptimizerSettings, TrainPrecision, TrainSettin
 from rollfeed.errors import CheckpointError
 from rollfeed.pipeline import Observers, Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer
-from rollfeed.training.trainer import Trainer, TrainReport
+from rollfeed.training.objective import TrainReport
+from rollfeed.training.trainer import Trainer
 from rollfeed.types import TrainBatch
 
 ENVIRONMENT = "core/compare_max"

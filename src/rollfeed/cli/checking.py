@@ -170,7 +170,8 @@ def _check_run(spec: RunSpec) -> _Checked:
     if _can_train(settings, prepared.model):
         start, _ = trained_checkpoints(settings, prepared.model.checkpoint)
         check_trained_model(settings, start)
-        check_trained_prompts(settings, prepared.dataset_prompts, start)
+        takes_pictures = prepared.model.pictures is not None
+        check_trained_prompts(settings, prepared.dataset_prompts, start, takes_pictures=takes_pictures)
     tried = try_reward(prepared)
     return _Checked(prepared.model, prepared.functions, prepared.source, prepared.data_limit, tried)
 

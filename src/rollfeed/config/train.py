@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.section import Free, OnPurpose, Resume, Section
 
@@ -287,6 +288,15 @@ class TrainSettings(Section):
     """
     share_prompts: Free[bool] = True
     """Compute the prompt of a group once for all its responses, where the model allows it."""
+    freeze_params: Annotated[list[str], Resume.MODEL] = Field(default=[])
+    """Regular expressions: parameters in whose names one is found are not trained, such as `["vision_tower"]` for what
+    sees to stay as it is.
+    """
+    max_picture_mismatch_kl: Free[float] = Field(default=0.2, ge=0)
+    """Stop where engine and trainer disagree by more, in nats a token, about answers to prompts with pictures
+    (`train/picture_mismatch_kl`): one of them has not seen the pictures, or others. An exact engine that is not behind
+    be at 1e-3. 0 does not look, nor does it where answers are drawn from a part of the vocabulary.
+    """
     activation_checkpointing: Free[bool] = False
     """Compute the layers again on the way back instead of keeping what is between them: less memory, a third more
     time.
@@ -309,6 +319,16 @@ class TrainSettings(Section):
     """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`), which changes
     nothing in both cases; earlier updates of the same batch have been made.
     """
+
+    @field_validator("freeze_params")
+    @classmethod
+    def _are_patterns(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return value
 
     @model_validator(mode="before")
     @classmethod

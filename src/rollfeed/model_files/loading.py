@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files.content import read_config
 from rollfeed.model_files.headers import mismatch, read_headers, refuse_missing, tell_of_unknown, weight_files
+from rollfeed.model_files.seeing import sees
 
 
 def load_causal_model(
@@ -106,11 +107,6 @@ def _empty_model(
         auto_model = AutoModelForImageTextToText
     with torch.device("meta"):
         return auto_model.from_config(config, trust_remote_code=trust_remote_code)
-
-
-def sees(config: Any) -> bool:
-    """Whether a model of this configuration of transformers takes pictures."""
-    return getattr(config, "vision_config", None) is not None
 
 
 def _refuse_differences(folder: Path, *, mismatched: Any, missing: Any) -> None:

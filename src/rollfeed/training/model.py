@@ -6,7 +6,8 @@ Axes: B rows, L places in a row, K places with logits, V vocabulary, N all place
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,11 @@ from torch import Tensor
 from rollfeed.config.train import TrainPrecision
 from rollfeed.errors import ConfigError
 from rollfeed.model_files.loading import load_causal_model
+from rollfeed.model_files.seeing import looking
 from rollfeed.model_files.trial import longest_text, vocab_size_of
+from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence
+from rollfeed.training.placed_pictures import pixels_of_rows
 from rollfeed.training.scoring import DrawnFrom, score_tokens
 
 
@@ -79,6 +83,23 @@ def enable_activation_checkpointing(model: Any) -> None:
             module.training = True
 
 
+def freeze(model: Any, patterns: Sequence[str]) -> None:
+    """Keep parameters from being trained whose names have a match of some pattern.
+
+    Raises:
+        ConfigError: If a pattern has a match in none, or nothing is left.
+    """
+    for pattern in patterns:
+        found = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
+        if not found:
+            some = ", ".join(name for name, _ in list(model.named_parameters())[:3])
+            raise ConfigError(f"train.freeze_params: {pattern!r} matches no parameter of the model ({some}, ...)")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("train.freeze_params: nothing is left to train: remove a pattern")
+
+
 class Scored(NamedTuple):
     """Log-probabilities and entropies of the trained tokens of a micro-batch."""
 
@@ -97,12 +118,20 @@ class Policy:
             where there are sampling masks; without them, rollout log-probabilities are larger than these.
         autocast: What the passes compute in; None leaves it to the weights.
         threads: Of the CPU; None leaves it to PyTorch.
+        pictures: The model's processor of pictures; None where there are none.
     """
 
     def __init__(
-        self, model: Any, *, temperature: float, autocast: torch.dtype | None = None, threads: int | None = None
+        self,
+        model: Any,
+        *,
+        temperature: float,
+        autocast: torch.dtype | None = None,
+        threads: int | None = None,
+        pictures: PictureProcessor | None = None,
     ) -> None:
         self.model = model
+        self.pictures = pictures
         self.device: torch.device = next(model.parameters()).device
         self.vocab_size = vocab_size_of(model)
         self._temperature = temperature
@@ -177,13 +206,22 @@ class Policy:
 
     def _logits(self, micro_batch: MicroBatch) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": self._tensor(micro_batch.token_ids_BL), "use_cache": False}
+        is_picture_BL = micro_batch.is_picture_BL
         columns_K = self._tensor(micro_batch.columns_K)
         if micro_batch.branches_BL is not None:
             inputs["position_ids"] = self._tensor(micro_batch.position_ids_BL)
             inputs["attention_mask"] = tree_attention(self._tensor(micro_batch.branches_BL))
         if self._keeps_logits:
             inputs["logits_to_keep"] = columns_K
-        logits: Tensor = self.model(**inputs).logits
+        if is_picture_BL is None or self.pictures is None:
+            logits: Tensor = self.model(**inputs).logits
+        else:
+            pixels = pixels_of_rows(micro_batch.pictures_B, self.pictures)
+            token_ids_BL = inputs.pop("input_ids")
+            with looking(
+                self.model, token_ids_BL, is_picture_BL=self._tensor(is_picture_BL), pixels=pixels
+            ) as arguments:
+                logits = self.model(**arguments, **inputs).logits
         return logits if self._keeps_logits else logits[:, columns_K]
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
@@ -210,7 +248,7 @@ def tree_attention(branches_BL: Tensor) -> Tensor:
 
 
 def _switch_dropout_off(config: Any) -> None:
-    for part in (config, config.get_text_config(decoder=True)):
+    for part in filter(None, (config, config.get_text_config(decoder=True), getattr(config, "vision_config", None))):
         for name, value in vars(part).items():
             if "drop" in name and isinstance(value, float):
                 setattr(part, name, 0.0)

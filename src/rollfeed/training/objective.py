@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,6 +38,24 @@ _JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "min": torch.minimum,
     "max": torch.maximum,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReport:
+    """Updates and metrics of one batch."""
+
+    step: int
+    """The batch's number."""
+    num_updates: int
+    """Updates that were made."""
+    skipped: tuple[str, ...]
+    """Why others were not."""
+    metrics: Mapping[str, float]
+    """``train/...``; no times."""
+    seconds: float
+    part_seconds: Mapping[str, float]
+    """Of ``seconds``: ``forward`` (losses and metrics included), ``backward`` and ``optimizer`` of the updates; what is
+    left is packing and passes without gradient. On a GPU, a part has the time in which the host waited there."""
 
 
 class Tally:
@@ -77,14 +95,39 @@ class Tally:
         if tokens == 0:
             return {}
         read = torch.stack([value for _, _, value in gathered]).tolist()
-        return {
+        found = {
             f"{name}_{kind}" if kind in ("min", "max") else name: value / tokens if kind == "sum" else value
             for (kind, name, _), value in zip(gathered, read, strict=True)
         }
+        if found.get(_SEEING):
+            found[_SEEING_KL] *= tokens / found[_SEEING]
+        return found
+
+    def refusal_of_pictures(self, most: float) -> str | None:
+        """Return what is wrong where engine and trainer differ by more at samples with pictures; None where they agree.
+
+        ``most`` is in nats a token; 0 asks nothing.
+        """
+        if most == 0 or _SEEING not in self._gathered["count"]:
+            return None
+        total, count = (self._gathered[kind][name] for kind, name in (("sum", _SEEING_KL), ("count", _SEEING)))
+        divergence = float(total) / max(1.0, float(count))
+        # Not "greater than": what is not a number is no agreement.
+        if divergence <= most:
+            return None
+        return (
+            f"at answers to prompts with pictures the trainer's probabilities are {divergence:.3g} nats a token from "
+            f"the engine's ({_SEEING_KL}), more than train.max_picture_mismatch_kl = {most:g}: they have not seen the "
+            "same pictures, or not with the same weights: look at the engine's log, or raise the setting where "
+            "policies are meant to differ"
+        )
 
     def _add(self, kind: str, name: str, value: Tensor) -> None:
         own = self._gathered[kind]
         own[name] = _JOINS[kind](own[name], value) if name in own else value
+
+
+_SEEING, _SEEING_KL = "picture_tokens", "picture_mismatch_kl"
 
 
 class Stopwatch:
@@ -102,7 +145,14 @@ class Stopwatch:
             self.seconds[name] += time.perf_counter() - began
 
 
-def add_mismatch(tally: Tally, *, trainer_logprobs_T: Tensor, rollout_logprobs_T: Tensor, mask_T: Tensor) -> None:
+def add_mismatch(
+    tally: Tally,
+    *,
+    trainer_logprobs_T: Tensor,
+    rollout_logprobs_T: Tensor,
+    mask_T: Tensor,
+    seeing_T: Tensor | None = None,
+) -> None:
     """Tally how far the trainer's policy is from the engine's, at tokens that the engine sampled.
 
     ``mismatch_kl`` estimates KL(engine || trainer) by k3, ``mismatch_k1`` by the log-ratio (Schulman, "Approximating KL
@@ -120,6 +170,11 @@ def add_mismatch(tally: Tally, *, trainer_logprobs_T: Tensor, rollout_logprobs_T
         tally.add_extremes("mismatch_abs", log_ratio_T.abs(), mask_T)
         #: train/mismatch_ratio_min, train/mismatch_ratio_max: the trainer's over the engine's probability
         tally.add_extremes("mismatch_ratio", torch.exp(log_ratio_T), mask_T)
+        if seeing_T is not None:
+            #: train/picture_tokens: of `train/tokens`, those of samples with pictures
+            tally.count(seeing_T, name=_SEEING)
+            #: train/picture_mismatch_kl: as `train/mismatch_kl`, at tokens of samples with pictures
+            tally.add(_SEEING_KL, torch.expm1(log_ratio_T) - log_ratio_T, seeing_T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +186,20 @@ class TokenArrays:
     weights_T: Tensor
     rollout_logprobs_T: Tensor
     sequence_ids_T: Tensor
+    seeing_T: Tensor | None
+    """The mask where it is of sequences with pictures, 0 elsewhere; None without any."""
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, device: torch.device) -> TokenArrays:
         """Return them as tensors; sequences are numbered from 0."""
         names = ("mask_T", "advantages_T", "weights_T", "rollout_logprobs_T")
         _, number_T = np.unique(micro_batch.sequence_ids_T, return_inverse=True)
+        is_seeing_T = micro_batch.is_seeing_T
+        seeing_T = micro_batch.mask_T * is_seeing_T if is_seeing_T.any() else None
         return cls(
             **{name: to_device(getattr(micro_batch, name), device) for name in names},
             sequence_ids_T=to_device(number_T, device),
+            seeing_T=None if seeing_T is None else to_device(seeing_T, device),
         )
 
 
@@ -172,7 +232,13 @@ def micro_batch_loss(
     old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
     ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T, level=settings.ratio)
     loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
-    add_mismatch(tally, trainer_logprobs_T=trainer_T, rollout_logprobs_T=arrays.rollout_logprobs_T, mask_T=mask_T)
+    add_mismatch(
+        tally,
+        trainer_logprobs_T=trainer_T,
+        rollout_logprobs_T=arrays.rollout_logprobs_T,
+        mask_T=mask_T,
+        seeing_T=arrays.seeing_T,
+    )
     _add_clipping(tally, ratio_T.detach(), arrays, settings)
     if settings.correction is not Correction.NONE:
         loss_T = loss_T * _correction(trainer_T, arrays, settings, tally)

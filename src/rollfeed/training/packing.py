@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
-from rollfeed.types import Sample, SamplingMask, TrainBatch
+from rollfeed.protocols import PictureProcessor
+from rollfeed.training.placed_pictures import NO_PICTURES, PlacedPictures, pictures_of_sample
+from rollfeed.types import Picture, Sample, SamplingMask, TrainBatch
 
 LONGEST_TREE = 1024
 """Places in a row with branches. Attention over such a row is computed in full, so it must not become what counts."""
@@ -55,6 +57,7 @@ class TrainSequence:
     advantages_T: NDArray[np.float32]
     sampling_mask: SamplingMask | None = None
     """What the trained tokens were drawn from."""
+    pictures: PlacedPictures = NO_PICTURES
 
     def __post_init__(self) -> None:
         if len(self.positions_T) and self.positions_T[0] == 0:
@@ -65,7 +68,13 @@ class TrainSequence:
 
     @classmethod
     def of_tokens(
-        cls, token_ids: NDArray[np.int32], *, prompt_length: int, number: int, family: int | None = None
+        cls,
+        token_ids: NDArray[np.int32],
+        *,
+        prompt_length: int,
+        number: int,
+        family: int | None = None,
+        pictures: PlacedPictures = NO_PICTURES,
     ) -> TrainSequence:
         """Return a sequence by itself: all behind the prompt is trained on alike, and nobody has sampled it."""
         num_trained = len(token_ids) - prompt_length
@@ -80,6 +89,7 @@ class TrainSequence:
             mask_T=np.ones(num_trained, np.float32),
             rollout_logprobs_T=np.zeros(num_trained, np.float32),
             advantages_T=np.ones(num_trained, np.float32),
+            pictures=pictures,
         )
 
     @property
@@ -88,7 +98,9 @@ class TrainSequence:
         return int(self.positions_T[-1]) if len(self.positions_T) else 0
 
 
-def split_into_minibatches(batch: TrainBatch, num_minibatches: int) -> list[list[TrainSequence]]:
+def split_into_minibatches(
+    batch: TrainBatch, num_minibatches: int, *, pictures: PictureProcessor | None = None
+) -> list[list[TrainSequence]]:
     """Return the sequences of each mini-batch, whole groups in their order, about as many groups in each.
 
     Samples without a trained token are left out, and so are those with ``remove_sample``.
@@ -112,7 +124,7 @@ def split_into_minibatches(batch: TrainBatch, num_minibatches: int) -> list[list
                 if sample.loss_mask.any() and not sample.remove_sample:
                     places = {"sequence_id": sequence_id, "rollout_id": rollout_id, "family": family}
                     advantage = batch.advantages_S[sequence_id]
-                    per_group[-1].append(sequence_of(sample, advantage=advantage, **places))
+                    per_group[-1].append(sequence_of(sample, advantage=advantage, pictures=pictures, **places))
     parts = np.array_split(np.arange(len(per_group)), num_minibatches)
     return [[sequence for index in part for sequence in per_group[index]] for part in parts]
 
@@ -172,15 +184,19 @@ def sequence_weights(
 
 
 def sequence_of(
-    sample: Sample, *, sequence_id: int, rollout_id: int, family: int, advantage: float | NDArray[np.float32]
+    sample: Sample,
+    *,
+    sequence_id: int,
+    rollout_id: int,
+    family: int,
+    advantage: float | NDArray[np.float32],
+    pictures: PictureProcessor | None = None,
 ) -> TrainSequence:
     """Return a sample as what is trained on; ``advantage`` is of all its tokens, or one for each of its response.
 
     Raises:
-        ConfigError: If it has images, or nothing predicts its first token.
+        ConfigError: If it has pictures and there is no processor of these, or nothing predicts its first token.
     """
-    if sample.images:
-        raise ConfigError(f"sample {sample.index}: it has images, and this trainer takes text only")
     trained = np.flatnonzero(sample.loss_mask)
     positions_T = trained + sample.prompt_length
     return TrainSequence(
@@ -195,6 +211,7 @@ def sequence_of(
         rollout_logprobs_T=sample.logprobs[trained],
         advantages_T=np.broadcast_to(np.asarray(advantage, np.float32), sample.response_length)[trained],
         sampling_mask=None if sample.sampling_mask is None else sample.sampling_mask.at(trained),
+        pictures=pictures_of_sample(sample, pictures),
     )
 
 
@@ -224,6 +241,11 @@ class MicroBatch:
     """Places that are not padding."""
     sampling_mask: SamplingMask | None
     """What the tokens were drawn from; None where all were drawn from the whole vocabulary."""
+    pictures_B: tuple[tuple[Picture, ...], ...]
+    is_picture_BL: NDArray[np.bool_] | None
+    """Where the tokens stand for these; None where no row has any."""
+    is_seeing_T: NDArray[np.bool_]
+    """Which tokens are of sequences with pictures."""
 
 
 @dataclass(slots=True)
@@ -246,6 +268,7 @@ def pack_sequences(
     micro_batch_tokens: int,
     share_prompts: bool,
     longest_tree: int = LONGEST_TREE,
+    shares_pictures: bool = True,
 ) -> list[MicroBatch]:
     """Return micro-batches of at most ``micro_batch_tokens`` places, padding included, that hold every sequence once.
 
@@ -253,7 +276,8 @@ def pack_sequences(
     and branches into the first row of their prompt that has.
 
     Each has at least one trained token, and weights ``(T,)``. With ``share_prompts`` equal prompts of a family become
-    one; ``longest_tree`` is the most places of a row with branches.
+    one, those with pictures only where ``shares_pictures`` says so and responses bring no more of them;
+    ``longest_tree`` is the most places of a row with branches.
 
     Raises:
         ConfigError: If a sequence alone is longer.
@@ -265,7 +289,7 @@ def pack_sequences(
                 f"{sequence.num_inputs} tokens; raise it to at least that, or lower sampling.rollout_max_response_len"
             )
     longest = min(micro_batch_tokens, longest_tree) if share_prompts else 0
-    rows = sorted(_make_rows(sequences, longest), key=lambda row: -row.length)
+    rows = sorted(_make_rows(sequences, longest, shares_pictures=shares_pictures), key=lambda row: -row.length)
     bins: list[list[_PackedRow]] = []
     for row in rows:
         # The first row is the longest, and every row takes as many places.
@@ -278,14 +302,17 @@ def pack_sequences(
     return [_lay_out(bin_, sequences, weights) for bin_ in bins]
 
 
-def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int) -> list[_PackedRow]:
+def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int, *, shares_pictures: bool) -> list[_PackedRow]:
     """Return the rows, those of each prompt in the order in which they were begun."""
-    rows_of_prompt: dict[tuple[int, bytes], list[_PackedRow]] = {}
+    rows_of_prompt: dict[tuple[object, ...], list[_PackedRow]] = {}
     for number in sorted(range(len(sequences)), key=lambda number: -sequences[number].num_inputs):
         sequence = sequences[number]
         prompt_length = sequence.prompt_length
         extra = sequence.num_inputs - prompt_length
-        key = (sequence.family, sequence.token_ids[:prompt_length].tobytes())
+        seen = sequence.pictures
+        is_alone = bool(seen.pictures) and not (shares_pictures and seen.before(prompt_length) == seen)
+        own = number if is_alone else None
+        key = (sequence.family, sequence.token_ids[:prompt_length].tobytes(), seen.content_hashes, own)
         rows = rows_of_prompt.setdefault(key, [])
         row = next((row for row in rows if row.length + extra <= longest_tree), None)
         if row is None:
@@ -322,6 +349,11 @@ def _lay_out(
     lengths = [len(sequences[number].positions_T) for number in members]
     columns_K, kept_T = np.unique(np.concatenate(places), return_inverse=True)
     chosen = [sequences[number] for number in members]
+    seen_B = [sequences[row.members[0]].pictures.before(row.length) for row in rows]
+    is_picture_BL = np.zeros((num_rows, width), bool)
+    for index, seen in enumerate(seen_B):
+        for start, end in seen.places:
+            is_picture_BL[index, start:end] = True
     row_of_member = np.repeat(np.arange(num_rows), [len(row.members) for row in rows])
     return MicroBatch(
         token_ids_BL=token_ids_BL,
@@ -339,6 +371,9 @@ def _lay_out(
         sample_indices=tuple(s.sample_index for s in chosen),
         num_inputs=sum(row.length for row in rows),
         sampling_mask=_sampling_mask(chosen),
+        pictures_B=tuple(seen.pictures for seen in seen_B),
+        is_picture_BL=is_picture_BL if is_picture_BL.any() else None,
+        is_seeing_T=np.repeat([bool(s.pictures.pictures) for s in chosen], lengths),
     )
 
 

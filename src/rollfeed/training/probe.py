@@ -27,6 +27,7 @@ from rollfeed.base.waiting import until_done
 from rollfeed.config.weights import ON_CPU, ON_GPU, ProofSettings
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
 from rollfeed.model_files import has_weights, read_headers
+from rollfeed.model_files.seeing import placeholder_ids
 from rollfeed.training.model import Policy
 from rollfeed.training.packing import TrainSequence, pack_sequences
 from rollfeed.types import PUBLISHED, TrainBatch, WeightProbe
@@ -48,13 +49,16 @@ _EMBEDDED = {"fp32": PUBLISHED, "bf16": "bfloat16", "int8": _INT8}
 """By the precision of the embedded engine."""
 
 
-def choose_texts(batch: TrainBatch, *, num_texts: int, num_tokens: int) -> tuple[NDArray[np.int32], ...]:
+def choose_texts(
+    batch: TrainBatch, *, num_texts: int, num_tokens: int, left_out: Sequence[int] = ()
+) -> tuple[NDArray[np.int32], ...]:
     """Return the ends of prompts with the beginnings of their answers, where training changes the policy most.
 
     They are of different groups as far as there are some, and begin with the first token of their sample, which some
     models cannot do without.
 
-    At most ``num_texts``, of at most ``num_tokens`` each.
+    At most ``num_texts``, of at most ``num_tokens`` each; tokens that stand for pictures are ``left_out``, since texts
+    are scored without any.
     """
     samples = [sample for group in batch.groups for rollout in group.rollouts[:1] for sample in rollout.samples[:1]]
     samples += [sample for sample in batch.samples if all(sample is not other for other in samples)]
@@ -62,6 +66,7 @@ def choose_texts(batch: TrainBatch, *, num_texts: int, num_tokens: int) -> tuple
     for sample in samples:
         start = max(1, min(sample.prompt_length - num_tokens // 2, len(sample.token_ids) - num_tokens + 1))
         text = np.concatenate([sample.token_ids[:1], sample.token_ids[start : start + num_tokens - 1]])
+        text = text[~np.isin(text, left_out)]
         if len(text) > 1 and not any(np.array_equal(text, other) for other in texts):
             texts.append(text)
         if len(texts) == num_texts:
@@ -153,7 +158,8 @@ class TrainerProbes:
         if self._texts or proof.num_texts == 0:
             return None
         num_texts = proof.num_texts or (ON_CPU if self._trainer.device.type == "cpu" else ON_GPU)
-        self._texts = choose_texts(batch, num_texts=num_texts, num_tokens=proof.num_tokens)
+        placeholders = placeholder_ids(self._trainer.policy.model.config)
+        self._texts = choose_texts(batch, num_texts=num_texts, num_tokens=proof.num_tokens, left_out=placeholders)
         return await self.take()
 
     async def take(self) -> WeightProbe | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,29 @@ def longest_tree(policy: Policy, *, checkpoint: Path, settings: TrainSettings) -
     return longest
 
 
+def may_share_pictures(policy: Policy, sequences: Sequence[TrainSequence], *, longest: int, name: Path) -> bool:
+    """Return whether prompts with pictures can be shared, too, in rows of up to ``longest`` places; what not is said.
+
+    It is tried with two of the sequences that have one prompt; False where there are none, or ``longest`` is 0. Models
+    whose positions depend on pictures, or in which tokens of a picture see each other, say something else then.
+    """
+    first_of: dict[tuple[bytes, tuple[str, ...]], TrainSequence] = {}
+    for sequence in sequences if longest else ():
+        seen, prompt = sequence.pictures, sequence.token_ids[: sequence.prompt_length].tobytes()
+        if not seen.pictures or seen.before(sequence.prompt_length) != seen:
+            continue
+        other = first_of.setdefault((prompt, seen.content_hashes), sequence)
+        length = other.num_inputs + sequence.num_inputs - sequence.prompt_length
+        if other is sequence or length > longest:
+            continue
+        pair = [replace(each, family=0, sequence_id=number) for number, each in enumerate((other, sequence))]
+        if not _differ(policy, pair, length):
+            return True
+        logger.info("%s: prompts with pictures are computed once for each response (train.share_prompts)", name)
+        return False
+    return False
+
+
 def refusal_to_share(policy: Policy, *, longest: int) -> str | None:
     """Return why prompts cannot be shared in rows of up to ``longest`` places; None where they can."""
     model = policy.model
@@ -97,8 +121,13 @@ def _differs(policy: Policy, length: int) -> bool:
     sequences = []
     for number, branch_length in enumerate(branch_lengths):
         token_ids = np.concatenate([prompt_P, np.arange(branch_length + 1) * (5 + number) + 3]) % policy.vocab_size
-        places = {"prompt_length": prompt_length, "number": number, "family": 0}
-        sequences.append(TrainSequence.of_tokens(token_ids.astype(np.int32), **places))
+        ids = token_ids.astype(np.int32)
+        sequences.append(TrainSequence.of_tokens(ids, prompt_length=prompt_length, number=number, family=0))
+    return _differ(policy, sequences, length)
+
+
+def _differ(policy: Policy, sequences: list[TrainSequence], length: int) -> bool:
+    """Return whether sequences of one prompt are scored otherwise in a row of ``length`` places than alone."""
     shared, alone = (_scored(policy, sequences, length, share_prompts=share) for share in (True, False))
     scale = max(1.0, float(alone.abs().max()))
     # Not "greater than": what is not a number differs too.
@@ -110,9 +139,9 @@ def _scored(policy: Policy, sequences: list[TrainSequence], length: int, *, shar
     micro_batches = pack_sequences(
         sequences,
         [sequence.mask_T for sequence in sequences],
-        micro_batch_tokens=length,
+        micro_batch_tokens=max(length, *(sequence.num_inputs for sequence in sequences)),
         share_prompts=share_prompts,
         longest_tree=length,
     )
-    found = policy.score_each(micro_batches)
+    found = policy.score_each(micro_batches, exact=True)
     return torch.cat([each.float() for number in sorted(found) for each in found[number]])

@@ -18,6 +18,8 @@ from rollfeed.errors import RunFailedError
 from rollfeed.training.model import Policy
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
+from rollfeed.training.placed_pictures import placed
+from rollfeed.types import Picture
 
 
 class Demonstration(NamedTuple):
@@ -25,6 +27,8 @@ class Demonstration(NamedTuple):
 
     prompt_ids: NDArray[np.int32]
     response_ids: NDArray[np.int32]
+    pictures: tuple[Picture, ...] = ()
+    """Of the prompt."""
 
 
 class SupervisedUpdates:
@@ -48,7 +52,10 @@ class SupervisedUpdates:
         """
         sequences = [
             TrainSequence.of_tokens(
-                np.concatenate([each.prompt_ids, each.response_ids]), prompt_length=len(each.prompt_ids), number=number
+                np.concatenate([each.prompt_ids, each.response_ids]),
+                prompt_length=len(each.prompt_ids),
+                number=number,
+                pictures=placed(each.prompt_ids, each.pictures, self._policy.pictures, what=f"demonstration {number}"),
             )
             for number, each in enumerate(demonstrations)
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -26,15 +26,17 @@ from rollfeed.config.train import NonFinitePolicy, TrainSettings
 from rollfeed.errors import CheckpointError, RunFailedError
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.names import CheckpointNames
+from rollfeed.protocols import PictureProcessor
 from rollfeed.training.checkpoint import TrainerState, read_state, write_state
 from rollfeed.training.model import (
     Policy,
     autocast_of,
     choose_device,
     enable_activation_checkpointing,
+    freeze,
     load_policy_model,
 )
-from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, micro_batch_loss
+from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, TrainReport, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import (
     MicroBatch,
@@ -44,28 +46,10 @@ from rollfeed.training.packing import (
     sequence_weights,
     split_into_minibatches,
 )
-from rollfeed.training.sharing import longest_tree
+from rollfeed.training.sharing import longest_tree, may_share_pictures
 from rollfeed.types import Sample, TrainBatch
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainReport:
-    """Updates and metrics of one batch."""
-
-    step: int
-    """The batch's number."""
-    num_updates: int
-    """Updates that were made."""
-    skipped: tuple[str, ...]
-    """Why others were not."""
-    metrics: Mapping[str, float]
-    """``train/...``; no times."""
-    seconds: float
-    part_seconds: Mapping[str, float]
-    """Of ``seconds``: ``forward`` (losses and metrics included), ``backward`` and ``optimizer`` of the updates; what is
-    left is packing and passes without gradient. On a GPU, a part has the time in which the host waited there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +73,7 @@ class Trainer:
 
     The policy that is trained is the one at ``temperature``; ``num_batches`` of the whole run decide the learning rate,
     and ``max_response_length`` is the default of ``loss.constant_length``. ``reference`` is a folder of its own for the
-    model that divergence is measured from.
+    model that divergence is measured from; ``pictures`` is the model's processor of these, if it has one.
 
     Raises:
         CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.
@@ -106,6 +90,7 @@ class Trainer:
         max_response_length: int,
         reference: Path | None = None,
         trust_remote_code: bool = False,
+        pictures: PictureProcessor | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.step = 0
@@ -120,10 +105,11 @@ class Trainer:
 
         def load(folder: Path) -> Policy:
             model = load_policy_model(folder, device=self.device, trust_remote_code=trust_remote_code)
-            return Policy(model, temperature=temperature, autocast=autocast, threads=threads)
+            return Policy(model, temperature=temperature, autocast=autocast, threads=threads, pictures=pictures)
 
         self._stopwatch = Stopwatch()
         self._policy = load(checkpoint)
+        freeze(self._policy.model, settings.freeze_params)
         self._names = CheckpointNames(self._policy.model, read_headers(checkpoint))
         self._has_own_reference = reference is not None
         self._reference = load(reference or checkpoint) if settings.loss.kl_coefficient > 0 else None
@@ -133,6 +119,7 @@ class Trainer:
             enable_activation_checkpointing(self._policy.model)
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, checkpoint=checkpoint, settings=settings)
+        self._shares_pictures: bool | None = None  # not tried
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
         )
@@ -168,7 +155,8 @@ class Trainer:
         """
         began = time.perf_counter()
         self._stopwatch = Stopwatch()
-        packed = [self._pack(minibatch) for minibatch in split_into_minibatches(batch, self._settings.num_minibatches)]
+        minibatches = split_into_minibatches(batch, self._settings.num_minibatches, pictures=self._policy.pictures)
+        packed = [self._pack(minibatch) for minibatch in minibatches]
         tally = Tally()
         try:
             with self._policy.computing():
@@ -213,7 +201,14 @@ class Trainer:
             ConfigError: If a sample does not fit ``micro_batch_tokens`` or the model.
         """
         sequences = [
-            sequence_of(sample, sequence_id=number, rollout_id=number, family=sample.group_index, advantage=1.0)
+            sequence_of(
+                sample,
+                sequence_id=number,
+                rollout_id=number,
+                family=sample.group_index,
+                advantage=1.0,
+                pictures=self._policy.pictures,
+            )
             for number, sample in enumerate(samples)
             if sample.loss_mask.any()
         ]
@@ -278,6 +273,9 @@ class Trainer:
         weights = sequence_weights(sequences, normalisation=loss.normalisation, constant_length=self._constant_length)
         for sequence in sequences:
             self._policy.check(sequence, name="sample", remedy="lower engine.context_length")
+        if self._shares_pictures is None and any(sequence.pictures.pictures for sequence in sequences):
+            longest = self._longest_tree
+            self._shares_pictures = may_share_pictures(self._policy, sequences, longest=longest, name=self.checkpoint)
         learn = [bool(sequence.advantages_T.any()) or loss.kl_coefficient > 0 for sequence in sequences]
         return [
             (micro_batch, learns)
@@ -288,6 +286,7 @@ class Trainer:
                 micro_batch_tokens=self._settings.micro_batch_tokens,
                 share_prompts=self.shares_prompts,
                 longest_tree=self._longest_tree,
+                shares_pictures=self._shares_pictures is True,
             )
         ]
 
@@ -356,6 +355,9 @@ class Trainer:
             if not math.isfinite(loss):
                 indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
                 return _NotFinite(f"the loss ({loss}) of the micro-batch with samples {indices}")
+        refusal = own.refusal_of_pictures(self._settings.max_picture_mismatch_kl)
+        if refusal is not None:
+            raise RunFailedError(f"step {self.step}: {refusal}; {self._what_was_changed()}")
         rate = self._optimizer.learning_rate
         self._num_made += 1  # before it is whole: what fails within has changed something
         with self._stopwatch.part("optimizer"):

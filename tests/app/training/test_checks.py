@@ -173,13 +173,13 @@ def prepared(checkpoint: Path, folder: Path, *, context_length: int = 256, **row
 
 
 def check_prompts(run: PreparedRun) -> None:
-    check_trained_prompts(run.settings, run.dataset_prompts, run.model.checkpoint)
+    check_trained_prompts(run.settings, run.dataset_prompts, run.model.checkpoint, takes_pictures=False)
 
 
-def test_prompts_with_images_are_for_other_trainers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_prompts_with_images_are_for_models_that_see(tiny_checkpoint: Path, tmp_path: Path) -> None:
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     run = prepared(tiny_checkpoint, tmp_path, prompt="<image>1+1?", image="a.png")
-    with pytest.raises(ConfigError, match="a/0 has images, and the trainer takes text only"):
+    with pytest.raises(ConfigError, match="a/0 has images, and the model that is trained takes text only"):
         check_prompts(run)
 
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollfeed.training.checkpoint import TrainerState
+    from rollfeed.training.objective import TrainReport
     from rollfeed.training.supervised import Demonstration
-    from rollfeed.training.trainer import TrainReport
+
 
 T = TypeVar("T")
 

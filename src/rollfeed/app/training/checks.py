@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rollfeed.config import RolloutMode, Settings
+from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
+from rollfeed.config.cluster import TrainerPlace
 from rollfeed.config.train import Correction, OldLogprobs
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
@@ -70,20 +71,38 @@ def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: 
         form.headers(served_tensors(tensors, form.stored, tied_head=form.is_tied))
 
 
-def check_trained_prompts(settings: Settings, prompts: Iterable[Prompt], checkpoint: Path) -> None:
+def check_trained_prompts(
+    settings: Settings, prompts: Iterable[Prompt], checkpoint: Path, *, takes_pictures: bool
+) -> None:
     """Refuse prompts of which no sample could be trained on, whatever engine answers them.
 
+    Args:
+        settings: Of the run.
+        prompts: Of its data sets.
+        checkpoint: That is trained.
+        takes_pictures: Whether its model has a processor of pictures.
+
     Raises:
-        ConfigError: If one has images, or a sample of the longest may have more tokens than the model takes.
+        ConfigError: If one has pictures that the trainer cannot see, or a sample of the longest may have more tokens
+            than the model takes.
     """
-    own = settings.plugins
+    own, cluster = settings.plugins, settings.cluster
     shown = next((prompt for prompt in prompts if prompt.images), None)
-    if shown is not None and not (own.generate or own.rollout or own.sample_hook):
+    if shown is not None and cluster.kind is not ClusterKind.LOCAL and cluster.trainer is not TrainerPlace.DRIVER:
         raise ConfigError(
-            f"prompts.datasets: {shown.prompt_id} has images, and the trainer takes text only: remove image_key, or "
-            "use rollfeed run with a trainer of your own"
+            f"prompts.datasets: {shown.prompt_id} has images, which a trainer on another node does not have: set "
+            "cluster.trainer = 'driver'"
         )
-    limit = (find_config(checkpoint) or {}).get("max_position_embeddings")
+    if shown is not None and not takes_pictures and not (own.generate or own.rollout or own.sample_hook):
+        raise ConfigError(
+            f"prompts.datasets: {shown.prompt_id} has images, and the model that is trained takes text only: remove "
+            "image_key, or use a model that sees"
+        )
+    config = find_config(checkpoint) or {}
+    text = config.get("text_config")
+    limit = config.get(
+        "max_position_embeddings", text.get("max_position_embeddings") if isinstance(text, dict) else None
+    )
     longest, is_sft = settings.max_context_length, settings.rollout.mode is RolloutMode.SFT
     if not (own.prompt_source or own.generate or own.rollout):
         longest = settings.max_sample_length

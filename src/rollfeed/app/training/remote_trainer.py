@@ -19,8 +19,9 @@ from rollfeed.types import TrainBatch, WeightProbe
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rollfeed.training.objective import TrainReport
     from rollfeed.training.supervised import Demonstration
-    from rollfeed.training.trainer import Trainer, TrainReport
+    from rollfeed.training.trainer import Trainer
 
 
 class RemoteTrainer:

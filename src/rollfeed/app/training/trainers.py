@@ -25,6 +25,7 @@ from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.cluster import TrainerPlace
 from rollfeed.config.paths import expand_path
 from rollfeed.config.weights import ProofSettings
+from rollfeed.protocols import PictureProcessor
 from rollfeed.weights import ServingForm
 
 if TYPE_CHECKING:
@@ -44,11 +45,22 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
     """
     settings, serving = prepared.settings, prepared.model.checkpoint
     checkpoints = _checked(prepared)
-    return load_trainer(settings, serving=serving, checkpoints=checkpoints, num_batches=prepared.num_batches)
+    return load_trainer(
+        settings,
+        serving=serving,
+        checkpoints=checkpoints,
+        num_batches=prepared.num_batches,
+        pictures=prepared.model.pictures,
+    )
 
 
 def load_trainer(
-    settings: Settings, *, serving: Path, num_batches: int, checkpoints: TrainedCheckpoints | None = None
+    settings: Settings,
+    *,
+    serving: Path,
+    num_batches: int,
+    checkpoints: TrainedCheckpoints | None = None,
+    pictures: PictureProcessor | None = None,
 ) -> Trainer:
     """Return a trainer for settings that have been checked; raises as :func:`make_trainer`.
 
@@ -57,19 +69,25 @@ def load_trainer(
         serving: The folder of ``model.checkpoint``.
         num_batches: Of the whole run.
         checkpoints: What training begins with; found anew by default.
+        pictures: The model's processor of these, if it has one.
     """
     # PyTorch takes seconds to import.
     from rollfeed.training.trainer import Trainer
 
     start, reference = checkpoints or trained_checkpoints(settings, serving)
+    train = settings.train
+    if settings.sampling.restrictions and not settings.sampling.return_sampling_mask:
+        # The engine's probabilities are then of another distribution, whatever it has seen.
+        train = train.model_copy(update={"max_picture_mismatch_kl": 0.0})
     trainer = Trainer(
         start,
         reference=reference,
-        settings=settings.train,
+        settings=train,
         temperature=1.0 if settings.rollout.mode is RolloutMode.SFT else settings.sampling.rollout_temperature,
         num_batches=num_batches,
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
+        pictures=pictures,
     )
     check_published(trainer.weights(), settings, serving)
     return trainer
@@ -138,7 +156,8 @@ def _checked(prepared: PreparedRun) -> TrainedCheckpoints:
     tell_of_correction(settings)
     found = trained_checkpoints(settings, prepared.model.checkpoint)
     check_trained_model(settings, found.start)
-    check_trained_prompts(settings, prepared.dataset_prompts, found.start)
+    takes_pictures = prepared.model.pictures is not None
+    check_trained_prompts(settings, prepared.dataset_prompts, found.start, takes_pictures=takes_pictures)
     return found
 
 

@@ -146,7 +146,7 @@ def demonstrations_of(
     for number, prompt in enumerate(prompts):
         is_wrong = random.random() < wrong_share
         label = labels[(number + 1) % len(labels)] if is_wrong else labels[number]
-        demonstrations.append(Demonstration(prompt.token_ids, answer_tokens(label, tokenizer)))
+        demonstrations.append(Demonstration(prompt.token_ids, answer_tokens(label, tokenizer), prompt.images))
     return demonstrations
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,33 @@ from rollfeed.types import (
     FinishReason,
     SamplingMask,
     SamplingParams,
+    SeenPicture,
     VersionSpan,
 )
 
 _TAIL_SPARE_TOKENS = 8
 """Decoded before the longest possible stop string, for tokens that have no text of their own."""
+
+
+class RequestPictures(NamedTuple):
+    """Pictures of a prompt."""
+
+    seen: tuple[SeenPicture, ...] = ()
+    """Which they are, and which tokens of the prompt stand for them."""
+    pixels: Mapping[str, NDArray[Any]] = {}
+    """What the model takes of them, by its names."""
+
+    @property
+    def content_hashes(self) -> tuple[str, ...]:
+        """The hash of each picture, in order."""
+        return tuple(each.content_hash for each in self.seen)
+
+    def is_picture(self, num_tokens: int) -> NDArray[np.bool_]:
+        """Return which tokens of the prompt stand for pictures, ``(P,)``."""
+        found = np.zeros(num_tokens, bool)
+        for _, start, end in self.seen:
+            found[start:end] = True
+        return found
 
 
 class Request:
@@ -42,6 +65,7 @@ class Request:
         score_from: int | None = None,
         score_temperature: float = 1.0,
         on_progress: Callable[[], None] | None = None,
+        pictures: RequestPictures | None = None,
     ) -> None:
         """Take a prompt to continue.
 
@@ -54,7 +78,9 @@ class Request:
             score_from: Also compute the log-probabilities of the prompt tokens behind this one.
             score_temperature: Of these.
             on_progress: Called on the engine's thread after each token that does not end the response.
+            pictures: Of the prompt.
         """
+        self.pictures = pictures or RequestPictures()
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.params = params
@@ -167,6 +193,7 @@ class Request:
                 cached_tokens=self.cached_tokens,
                 timings=CompletionTimings(started - self._submitted_at, now - self._submitted_at),
                 sampling_mask=SamplingMask.of(self._kept_R) if self.params.return_sampling_mask else None,
+                seen_pictures=self.pictures.seen,
             )
         )
 

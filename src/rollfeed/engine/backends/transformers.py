@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
 from rollfeed.engine.backends.backend import Backend, request_failed
 from rollfeed.engine.backends.replacement import as_tensor, check_replacement, writing
+from rollfeed.engine.backends.requests import Request
 from rollfeed.engine.backends.sampling import Sampler
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.names import CheckpointNames
+from rollfeed.model_files.seeing import looking
 from rollfeed.model_files.trial import vocab_size_of
 from rollfeed.types import FinishKind, FinishReason
+
+
+class _Seen(NamedTuple):
+    """Keys and values of a prompt with pictures, but for its last token."""
+
+    prompt: tuple[bytes, tuple[str, ...]]
+    """Its tokens, and the hashes of its pictures."""
+    cache: Any
 
 
 class TransformersBackend(Backend):
@@ -26,6 +39,9 @@ class TransformersBackend(Backend):
     transformers' ``generate()`` runs the model; the tokens are chosen by our sampler, so that seeds
     and log-probabilities mean the same as in the other backend. What it has begun it alone can go on with, so that
     nothing is retracted.
+
+    A prompt with pictures is computed once, with its pictures, for all of its requests, those that come later too while
+    no other such prompt and no new weights have come between.
 
     ``load_model`` makes the model, on the engine's thread.
     """
@@ -37,6 +53,7 @@ class TransformersBackend(Backend):
         self._load_model = load_model
         self._num_rows = 0
         """Of the present call of ``generate()``, those that have been answered included."""
+        self._seen: _Seen | None = None
 
     @property
     def threads(self) -> int:
@@ -69,6 +86,7 @@ class TransformersBackend(Backend):
             dtype=self._model.dtype,
             whole_numbers=names.whole_numbers,
         )
+        self._seen = None
         converted = names.convert({name: as_tensor(name, tensors[name]) for name in chosen})
         own = self._model.state_dict()
         with writing(), torch.no_grad():
@@ -76,35 +94,90 @@ class TransformersBackend(Backend):
                 own[name].copy_(tensor)
 
     def step(self, between_tokens: Callable[[], None]) -> None:
-        prompt_ids = self._admit()
-        if prompt_ids is None:
+        first = self._admit()
+        if first is None:
             return
-        self._score(prompt_ids)
+        prompt_ids = torch.from_numpy(first.prompt_ids.astype(np.int64)).to(self._device)
+        self._score(first, prompt_ids)
         if not self._running:
             return
-        input_ids = prompt_ids.repeat(self._num_rows, 1)
-        self._model.generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
-                max_new_tokens=max(request.max_new_tokens for request in self._running.values()),
-                do_sample=False,
-                pad_token_id=0,
-            ),
-            logits_processor=LogitsProcessorList([_Choose(self._choose)]),
-            stopping_criteria=StoppingCriteriaList([_Ended(self._ended, between_tokens)]),
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=max(request.max_new_tokens for request in self._running.values()),
+            do_sample=False,
+            pad_token_id=0,
         )
+        input_ids = prompt_ids.repeat(self._num_rows, 1)
+        with self._begun(first, input_ids) as arguments:
+            self._model.generate(
+                **arguments,
+                attention_mask=torch.ones_like(input_ids),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([_Choose(self._choose)]),
+                stopping_criteria=StoppingCriteriaList([_Ended(self._ended, between_tokens)]),
+            )
 
-    def _admit(self) -> Tensor | None:
-        """Take the requests with the prompt of the first that waits, and return the prompt; None where all failed."""
-        first = self._waiting[0].prompt_ids
-        taken = [request for request in self._waiting if np.array_equal(request.prompt_ids, first)][: self.num_slots]
+    @contextmanager
+    def _begun(self, first: Request, input_ids: Tensor) -> Iterator[dict[str, Any]]:
+        """Yield what ``generate()`` begins with: the prompts, and what is known of their pictures."""
+        pictures, length = first.pictures, input_ids.shape[1]
+        if not pictures.seen:
+            yield {"input_ids": input_ids}
+        elif pictures.seen[-1].end < length:
+            cache = copy.deepcopy(self._prefilled(first, input_ids[:1]))
+            cache.batch_repeat_interleave(self._num_rows)
+            yield {"input_ids": input_ids, self._cache_name: cache}
+        else:  # generate() wants a token that is still to be computed, and this one is a part of a picture
+            pixels = {name: np.concatenate([each] * self._num_rows) for name, each in pictures.pixels.items()}
+            with looking(
+                self._model, input_ids, is_picture_BL=self._is_picture(first).expand_as(input_ids), pixels=pixels
+            ) as arguments:
+                yield arguments
+
+    def _prefilled(self, first: Request, input_ids: Tensor) -> Any:
+        """Return keys and values of a prompt with pictures, computed now if they are not those of the last one."""
+        prompt = (first.prompt_ids.tobytes(), first.pictures.content_hashes)
+        if self._seen is None or self._seen.prompt != prompt:
+            self._seen = None  # its memory may be needed
+            cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+            is_picture, pixels = self._is_picture(first)[:, :-1], first.pictures.pixels
+            with (
+                torch.inference_mode(),
+                looking(self._model, input_ids[:, :-1], is_picture_BL=is_picture, pixels=pixels) as arguments,
+            ):
+                self._model(**arguments, **{self._cache_name: cache}, use_cache=True)
+            self._seen = _Seen(prompt, cache)
+        return self._seen.cache
+
+    @contextmanager
+    def _seeing(self, request: Request, input_ids: Tensor) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of a pass through a whole prompt."""
+        if not request.pictures.seen:
+            yield {"input_ids": input_ids}
+            return
+        is_picture, pixels = self._is_picture(request), request.pictures.pixels
+        with looking(self._model, input_ids, is_picture_BL=is_picture, pixels=pixels) as arguments:
+            yield arguments
+
+    def _is_picture(self, request: Request) -> Tensor:
+        found = request.pictures.is_picture(len(request.prompt_ids))
+        return torch.from_numpy(found).to(self._device)[None]
+
+    @property
+    def _cache_name(self) -> str:
+        """What the model calls keys and values that are there; transformers has renamed it."""
+        names = inspect.signature(self._model.forward).parameters
+        return "cache" if "cache" in names else "past_key_values"
+
+    def _admit(self) -> Request | None:
+        """Take the requests with the prompt of the first that waits, and return that one; None where all failed."""
+        first = self._waiting[0]
+        taken = [request for request in self._waiting if _have_one_prompt(request, first)][: self.num_slots]
         for request in taken:
             self._waiting.remove(request)
             row = len(self._running)
             try:
                 self._sampler.assign(
-                    row, request.params, seed=request.seed, prompt_ids=first, stop_ids=request.stop_ids
+                    row, request.params, seed=request.seed, prompt_ids=request.prompt_ids, stop_ids=request.stop_ids
                 )
             except Exception as error:  # the request's: whatever it asks for must not end the others
                 request.fail(request_failed(request, error))
@@ -112,14 +185,14 @@ class TransformersBackend(Backend):
             self._running[row] = request
             request.start()
         self._num_rows = len(self._running)
-        return torch.from_numpy(first.astype(np.int64)).to(self._device) if self._running else None
+        return first if self._running else None
 
-    def _score(self, prompt_ids: Tensor) -> None:
+    def _score(self, first: Request, prompt_ids: Tensor) -> None:
         """Give requests that ask for it the log-probabilities of the prompt; answer those that ask for no more."""
         if not any(request.needs_scoring for request in self._running.values()):
             return
-        with torch.inference_mode():
-            logits_PV = self._model(prompt_ids[None]).logits[0, :-1].float()
+        with torch.inference_mode(), self._seeing(first, prompt_ids[None]) as arguments:
+            logits_PV = self._model(**arguments).logits[0, :-1].float()
         for row, request in list(self._running.items()):
             if request.score_from is None:
                 continue
@@ -144,6 +217,14 @@ class TransformersBackend(Backend):
 
     def _ended(self) -> list[bool]:
         return [row not in self._running for row in range(self._num_rows)]
+
+
+def _have_one_prompt(request: Request, other: Request) -> bool:
+    """Whether what two requests go on from is the same: equal tokens may stand for other pictures."""
+    return (
+        np.array_equal(request.prompt_ids, other.prompt_ids)
+        and request.pictures.content_hashes == other.pictures.content_hashes
+    )
 
 
 class _Choose(LogitsProcessor):

@@ -24,7 +24,7 @@ from rollfeed.engine.embeddable import TIED, check_sizes, read_architecture
 from rollfeed.engine.local.embedded import EmbeddedEngine
 from rollfeed.errors import ConfigError, in_one_line
 from rollfeed.model_files import read_config, read_eos_token_ids
-from rollfeed.protocols import Tokenizer
+from rollfeed.protocols import PictureProcessor, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ def create_local_engine(
     device: str = "cpu",
     kernels: str = "auto",
     precision: str = "auto",
+    pictures: PictureProcessor | None = None,
 ) -> EmbeddedEngine:
     """Return an engine for a folder in Hugging Face layout; nothing is loaded before it is entered.
 
@@ -50,27 +51,26 @@ def create_local_engine(
     Args:
         checkpoint: The folder.
         tokenizer: The model's; for stop strings and the text of completions.
-        threads: For the engine; 0 chooses by measurement, up to the physical cores open to this
-            process, where the native kernels compute, and takes all of those otherwise.
+        threads: For the engine; 0 chooses by measurement, up to the physical cores open to this process, where the
+            native kernels compute, and takes all otherwise.
         num_slots: How many requests run at once.
-        context_length: Of prompt and response together; memory for keys and values is kept for
-            ``num_slots`` times as many tokens.
-        deterministic: Compute each request so that the others do not change a bit of it. The same
-            bits come out again on the same machine.
+        context_length: Of both together; memory for keys and values is kept for ``num_slots`` times as many tokens.
+        deterministic: Compute each request so that the others do not change a bit of it. The same bits come out again
+            on the same machine.
         device: ``cpu`` or a CUDA device of torch.
-        kernels: What computes on the CPU: ``native`` (compiled here), ``torch``, or ``auto`` for
-            native ones where they can be compiled.
-        precision: ``fp32`` (CPU), ``bf16`` (CUDA), ``int8`` (native kernels: weights and activations
-            of 8 bits, an approximation that completions are marked with), or ``auto`` for exact.
+        kernels: What computes on the CPU: ``native`` (compiled here), ``torch``, or ``auto`` for native ones where they
+            can be compiled.
+        precision: ``fp32`` (CPU), ``bf16`` (CUDA), ``int8`` (native kernels: weights and activations of 8 bits, an
+            approximation that completions are marked with), or ``auto`` for exact.
+        pictures: The model's processor of pictures; None where prompts have none.
 
     Raises:
         CheckpointError: If the folder is not a causal language model, or its weight files are not whole or not the
             model's.
         ConfigError: If a number is out of its range, or the parts do not go together.
     """
-    config = read_config(checkpoint)
+    config, target = read_config(checkpoint), _usable_device(device)
     check_sizes(config, checkpoint, threads=threads, num_slots=num_slots, context_length=context_length)
-    target = _usable_device(device)
     if deterministic and target.type != "cpu":
         raise ConfigError(f"deterministic = true: holds on the CPU only, not on {device}")
     options = _Options(
@@ -89,6 +89,7 @@ def create_local_engine(
         tokenizer=tokenizer,
         eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_eos_token_ids(checkpoint)}),
         context_length=context_length,
+        pictures=pictures,
     )
 
 

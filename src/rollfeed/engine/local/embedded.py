@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.engine.backends.backend import Backend
 from rollfeed.engine.backends.replacement import read_tensors
-from rollfeed.engine.backends.requests import Request
+from rollfeed.engine.backends.requests import Request, RequestPictures
 from rollfeed.engine.local.loop import EngineThread
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Engine, Tokenizer
+from rollfeed.protocols import Engine, PictureProcessor, Tokenizer
 from rollfeed.types import (
     Completion,
     EngineLoad,
@@ -24,6 +25,7 @@ from rollfeed.types import (
     FolderUpdate,
     Picture,
     SamplingParams,
+    SeenPicture,
     TensorUpdate,
     WeightUpdate,
 )
@@ -36,16 +38,23 @@ class EmbeddedEngine(Engine):
     """
 
     def __init__(
-        self, backend: Backend, *, tokenizer: Tokenizer, eos_token_ids: Sequence[int], context_length: int
+        self,
+        backend: Backend,
+        *,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        context_length: int,
+        pictures: PictureProcessor | None = None,
     ) -> None:
         self.precision = backend.precision
         self.max_running_requests = backend.num_slots
         self.context_length = context_length
-        self.vocab_size = backend.vocab_size
+        self.vocab_size = backend.vocab_size or LARGEST_VOCABULARY  # some tell it when they have loaded the model
         self.is_exact = True
         self._backend = backend
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(eos_token_ids)
+        self._pictures = pictures
         self._thread = EngineThread(backend, name="rollfeed-engine")
         self._entered = False
         self._num_requests = 0
@@ -54,6 +63,7 @@ class EmbeddedEngine(Engine):
     async def __aenter__(self) -> EmbeddedEngine:
         self._entered = True
         await self._thread.start()
+        self.vocab_size = self._backend.vocab_size
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -73,9 +83,24 @@ class EmbeddedEngine(Engine):
         call: give a request that continues an aborted one another seed.
         """
         self._check_open()
-        if images:
-            raise EngineProtocolError("the embedded engine takes text only, no images")
-        return await self.run(self.new_request(token_ids, params, request_id=request_id))
+        pictures = await self.look(token_ids, images) if images else None
+        return await self.run(self.new_request(token_ids, params, request_id=request_id, pictures=pictures))
+
+    async def look(self, token_ids: NDArray[np.int32], images: Sequence[Picture]) -> RequestPictures:
+        """Return pictures for a prompt's request, in which they have their places.
+
+        Raises:
+            EngineProtocolError: If the model takes none, or they do not fit the prompt.
+        """
+        if self._pictures is None:
+            raise EngineProtocolError("the embedded engine's model takes text only, no images")
+        try:
+            places = self._pictures.locate(np.asarray(token_ids, np.int32), images)
+        except ValueError as error:
+            raise EngineProtocolError(f"the input's tokens and its pictures do not go together: {error}") from error
+        pixels = await asyncio.to_thread(self._pictures.pixels, images)
+        seen = [SeenPicture(image.content_hash, *place) for image, place in zip(images, places, strict=True)]
+        return RequestPictures(tuple(seen), pixels)
 
     def new_request(
         self,
@@ -87,12 +112,13 @@ class EmbeddedEngine(Engine):
         score_from: int | None = None,
         score_temperature: float = 1.0,
         on_progress: Callable[[], None] | None = None,
+        pictures: RequestPictures | None = None,
     ) -> Request:
         """Return a request for :meth:`run`, whose progress can be read meanwhile.
 
         The prompt is ``(P,)``. With ``score_from``, log-probabilities of the prompt tokens behind this one are computed
         too, at ``score_temperature``. ``on_progress`` is called on the engine's thread when there are new tokens; it
-        must not raise.
+        must not raise. ``pictures`` are from :meth:`look`.
 
         Raises:
             EngineProtocolError: If the request can never be served.
@@ -108,6 +134,7 @@ class EmbeddedEngine(Engine):
             score_from=score_from,
             score_temperature=score_temperature,
             on_progress=on_progress,
+            pictures=pictures,
         )
 
     async def run(self, request: Request) -> Completion:
