@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from rollfeed.config.reference import descriptions, render_reference
+from rollfeed.config.section import section_in
 from rollfeed.config.settings import Settings, flatten
 
 
@@ -15,8 +16,10 @@ def test_every_setting_is_described() -> None:
     for name, section in Settings.model_fields.items():
         if name == "seed":
             continue
-        for key in section.annotation.model_fields:  # type: ignore[union-attr]
-            assert descriptions(section.annotation).get(key), f"{name}.{key} has no description"
+        found = section_in(section.annotation)
+        assert found is not None
+        for key in found.model_fields:
+            assert descriptions(found).get(key), f"{name}.{key} has no description"
             assert f"`{name}.{key}`" in render_reference()
 
 
@@ -25,7 +28,8 @@ def test_every_number_is_bounded() -> None:
     defaults = flatten(Settings.model_construct().model_dump())
     assert defaults
     for name, section in Settings.model_fields.items():
-        fields = {name: section} if name == "seed" else section.annotation.model_fields  # type: ignore[union-attr]
+        found = section_in(section.annotation)
+        fields = {name: section} if found is None else found.model_fields
         for key, info in fields.items():
             if any(kind in str(info.annotation) for kind in ("int", "float")) and "tuple" not in str(info.annotation):
                 lower = any(hasattr(c, "ge") or hasattr(c, "gt") for c in info.metadata)

@@ -53,6 +53,8 @@ TREES: dict[str, dict[str, Any]] = {
     },
     "launch": {**COMMON, "engine": {"openai": {}, "launch": {}, "context_length": 2048}},
     "router": {**COMMON, "engine": {"sglang": {"router": "http://a:1"}, "context_length": 2048}},
+    "teacher": {**COMMON, "teacher": {"checkpoint": "teacher"}},
+    "served teacher": {**COMMON, "teacher": {"servers": ["http://a:1"], "temperature": 1.0}},
     "agent": {**COMMON, "agent": {"command": ["python"]}},
     "openai": {
         **COMMON,
@@ -66,7 +68,7 @@ VALUES: tuple[Any, ...] = (
     *("cpu", "round_robin", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", "{x}"),
     *([], ["x"], ["trackio"], [7], ["http://b:2"], {"x": 1}, {"x": "y"}, [[0]]),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
-    *({"corpus": "others"}, {"folder": "others"}, [{"name": "other", "url": "http://b:2"}]),
+    *({"corpus": "others"}, {"folder": "others"}, {"checkpoint": "another"}, [{"name": "other", "url": "http://b:2"}]),
     *({"environment_list": ["x"]}, {"core/copy_text": {"words": 1}}),
     *({"base_url": "http://b:2"}, [{"id": "core/compare_max"}], [{"path": "x.jsonl"}], [{"name": "reward_std"}]),
 )

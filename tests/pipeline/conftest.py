@@ -70,6 +70,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
             "scorer",
             "group_filter",
             "sample_hook",
+            "teacher",
             "placement",
             "weights",
             "publisher",
@@ -97,6 +98,7 @@ def make_rollouts() -> Callable[..., Rollouts]:
                 services=Services(endpoint=engine, tokenizer=CharTokenizer(), default=default_generate),
                 scorer=parts.pop("scorer", None) or DigitScorer(),
                 sample_hook=parts.pop("sample_hook", None),
+                teacher=parts.pop("teacher", None),
             ),
             parts=RolloutParts(
                 publisher=parts.pop("publisher", None) or Publisher(engine, is_proving=False),

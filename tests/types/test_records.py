@@ -67,14 +67,14 @@ def test_the_dictionary_form_keeps_everything() -> None:
         non_generation_seconds=0.25,
         cached_tokens=2,
         remove_sample=True,
-        extra={"teacher_logprobs": [0.5]},
+        extra={"teacher_entropies": [0.5]},
     )
     record = json.loads(json.dumps(sample.to_dict()))
     again = Sample.from_dict(record)
     assert again.to_dict() == sample.to_dict()
     assert (again.token_ids.dtype, again.loss_mask.dtype, again.logprobs.dtype) == (np.int32, np.float32, np.float32)
     assert again.version_spans == sample.version_spans
-    assert again.extra == {"teacher_logprobs": [0.5]}
+    assert again.extra == {"teacher_entropies": [0.5]}
 
 
 def test_unknown_keys_are_written_back_unchanged() -> None:

@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 
 from rollfeed import plugins
-from rollfeed.app.checks import check_combination, needs_keyed_cut, no_images_of
+from rollfeed.app.batches import age_limit, batch_cutter, surplus_rule
+from rollfeed.app.checks import check_combination, no_images_of
 from rollfeed.app.cluster import ClusterEngine, RemoteRunner, cluster_engine
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, label_names, reward_hub
 from rollfeed.app.sources import RowChecks, build_source
 from rollfeed.app.stored_run import stored_template_date
-from rollfeed.batch import AgeLimit, OverlongPenalty, cut_batch, equal_advantages
+from rollfeed.app.teaching import check_teacher, entered, make_teacher, scorer_of
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.compat.slime_plugins import SlimeRun, slime_run, with_slime_plugins
-from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings, StalenessPolicy
+from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings
 from rollfeed.config.paths import as_paths
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
@@ -55,7 +56,6 @@ from rollfeed.protocols import (
 from rollfeed.report import RunNumbers, check_port
 from rollfeed.rewards.graders.marker_watch import MarkerWatch
 from rollfeed.rewards.hub import RewardHub
-from rollfeed.rewards.results import KeyedCut
 from rollfeed.tracking import Trackers
 from rollfeed.types import Prompt, RunState, StepCommit
 from rollfeed.weights import Publisher, WeightBucket, WeightDirectory
@@ -132,12 +132,13 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
         check_port(settings.metrics.host, settings.metrics.port)
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
     model = load_settings_model(settings, samples=starts)
+    check_teacher(settings, model.tokenizer)
     settings = _with_template_date(settings, model.template_date)
     spec = replace(spec, settings=settings)
     engine = cluster_engine(spec, run_engine(model, settings, folders=folders, starts=starts))
     rows = RowChecks(
         settings,
-        unscored="set reward.rm_type or plugins.reward",
+        unscored=None if settings.teacher else "set reward.rm_type or plugins.reward",
         no_images=no_images_of(settings.engine, model),
         function_problem=functions.scorer.function_problem,
     )
@@ -192,9 +193,11 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[str | Path] = ())
     folders = as_paths(folders)
     load = partial(plugins.load_plugin, folders=folders)
     config = with_slime_plugins(config, folders=folders)
-    own, age_limit = config.plugins, _age_limit(config)
+    own = config.plugins
     services = RewardServices(config.reward, rm_types=[config.reward.rm_type], tools=config.tools, folders=folders)
-    scheduler = Scheduler(settings=config.rollout, age_rule=age_limit, over_sampling=_over_sampling(config, folders))
+    scheduler = Scheduler(
+        settings=config.rollout, age_rule=age_limit(config), over_sampling=_over_sampling(config, folders)
+    )
     slime = slime_run(config)
     generate = load(own.generate, GenerateFn, key="plugins.generate") or generate_fn(config, folders=folders)
     if slime is not None:
@@ -207,7 +210,7 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[str | Path] = ())
         rollout=load(own.rollout, RolloutFn, key="plugins.rollout") or scheduler,
         sample_hook=load(own.sample_hook, SampleHook, key="plugins.sample_hook"),
         group_filter=compose(_group_filters(config, folders)),
-        cut_batch=_batch_cutter(config, load(own.advantage, AdvantageFn, key="plugins.advantage")),
+        cut_batch=batch_cutter(config, load(own.advantage, AdvantageFn, key="plugins.advantage")),
         buffer_policy=load(own.buffer_policy, BufferPolicy, key="plugins.buffer_policy")
         or built_in_policy(config.buffer.policy, staleness_limit=config.rollout.max_staleness),
         services=services,
@@ -268,7 +271,8 @@ def open_rollouts(
         state=state,
         commit=commit,
         observers=Observers([*observers, MarkerWatch(rm_type=config.reward.rm_type)]),
-        resources=made.services,
+        # Workers of a cluster have teachers of their own.
+        resources=entered(made.services, None if isinstance(engine, ClusterEngine) else plan.teacher),
     )
     if made.slime is not None:
         made.slime.services, made.slime.tokenizer = rollouts.services, tokenizer
@@ -297,8 +301,9 @@ def group_plan(
         max_context_length=max_context_length,
         generate_fn=made.generate,
         services=made.services.for_generating(engine, tokenizer, config=config, journal=turns),
-        scorer=made.scorer,
+        scorer=scorer_of(config, made.scorer),
         sample_hook=made.sample_hook,
+        teacher=make_teacher(config, tokenizer=tokenizer, context_length=max_context_length),
     )
 
 
@@ -308,7 +313,7 @@ def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill 
         rollout_fn=made.rollout,
         group_filter=made.group_filter,
         cut_batch=made.cut_batch,
-        surplus_rule=_surplus_rule(config),
+        surplus_rule=surplus_rule(config),
         buffer=Buffer(
             made.buffer_policy,
             n_samples_per_prompt=config.rollout.n_samples_per_prompt,
@@ -346,35 +351,6 @@ def _over_sampling(config: RolloutConfig, folders: Sequence[Path]) -> OverSampli
         except ConfigError as error:
             raise ConfigError(f"filters.over_sampling: {error}") from None
     return None if batch_filter is None else OverSampling(batch_filter, config.num_extra_groups)
-
-
-def _batch_cutter(config: RolloutConfig, advantage_fn: AdvantageFn | None) -> BatchCutter:
-    reward, overlong = config.reward, None
-    if config.rollout.mode is RolloutMode.SFT:
-        advantage_fn = equal_advantages
-    if reward.overlong is not None:
-        length = reward.overlong.length or config.sampling.rollout_max_response_len
-        overlong = OverlongPenalty(length=length, cache=reward.overlong.cache, factor=reward.overlong.factor)
-    cut = partial(
-        cut_batch,
-        age_rule=_age_limit(config),
-        reward_key=reward.reward_key,
-        estimator=config.advantage,
-        advantage_fn=advantage_fn,
-        overlong=overlong,
-        mask_truncated=config.rollout.mask_truncated,
-    )
-    return KeyedCut(cut, reward_key=str(reward.reward_key)) if needs_keyed_cut(config) else cut
-
-
-def _age_limit(config: RolloutConfig) -> AgeLimit:
-    return AgeLimit(max_staleness=config.rollout.max_staleness, policy=config.rollout.staleness_policy)
-
-
-def _surplus_rule(config: RolloutConfig) -> AgeLimit:
-    if config.rollout.mask_offpolicy_in_partial_rollout and config.rollout.mode is not RolloutMode.ASYNC:
-        return AgeLimit(max_staleness=0, policy=StalenessPolicy.MASK)
-    return _age_limit(config)
 
 
 def _placement(config: RolloutConfig) -> Placement:

@@ -48,7 +48,8 @@ def check_combination(settings: Settings) -> None:
         ConfigError: With what does not fit, and what to change.
     """
     for dataset in settings.prompts.datasets if settings.rollout.mode is not RolloutMode.SFT else ():
-        if not settings.plugins.has_reward and dataset.metadata_key is None and settings.reward.rm_type is None:
+        is_scored = settings.plugins.has_reward or settings.teacher is not None
+        if not is_scored and dataset.metadata_key is None and settings.reward.rm_type is None:
             raise ConfigError(
                 f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
             )

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.batch.advantages import batch_advantages
+from rollfeed.batch.teacher_advantages import teacher_metrics, with_teacher
 from rollfeed.config import StalenessPolicy
 from rollfeed.config.advantage import AdvantageSettings
+from rollfeed.config.teacher import TeacherSettings
 from rollfeed.protocols import REWRITTEN_TURNS, AdvantageFn, AgeRule
 from rollfeed.types import (
     STALE,
@@ -116,11 +118,13 @@ def cut_batch(
     advantage_fn: AdvantageFn | None = None,
     overlong: OverlongPenalty | None = None,
     mask_truncated: bool = False,
+    teacher: TeacherSettings | None = None,
 ) -> BatchCut | ByAge:
     """Return the batch of a step, groups ordered by index; or, if some are too old for it, which.
 
     ``advantage_fn`` takes the place of the estimator. ``overlong`` is what long responses lose of their reward before
-    that; ``mask_truncated`` leaves truncated answers out of the loss, not out of baselines.
+    that; ``mask_truncated`` leaves truncated answers out of the loss, not out of baselines. ``teacher`` says what its
+    log-probabilities add.
 
     Raises:
         RunFailedError: As :func:`batch_advantages`.
@@ -143,11 +147,15 @@ def cut_batch(
     if mask_truncated:
         #: rollout/truncated_masked: samples left out of the loss by `rollout.mask_truncated`
         metrics["rollout/truncated_masked"] = float(_num_removed(ordered) - num_removed)
+    advantages_S = batch_advantages(rewarded, settings=estimator, function=advantage_fn, reward_key=reward_key)
+    if teacher is not None:
+        advantages_S = with_teacher(advantages_S, ordered, settings=teacher)
+        metrics |= teacher_metrics(ordered)
     batch = TrainBatch(
         step=step,
         policy_version=policy_version,
         groups=ordered,
-        advantages_S=batch_advantages(rewarded, settings=estimator, function=advantage_fn, reward_key=reward_key),
+        advantages_S=advantages_S,
         penalties_S=penalties_S,
         metrics=metrics,
     )

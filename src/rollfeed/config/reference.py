@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rollfeed.config.section import Resume, Section
+from rollfeed.config.section import Resume, Section, section_in
 from rollfeed.config.settings import Settings
 from rollfeed.types.fields import documentation
 
@@ -40,7 +40,7 @@ _RESUME = {
 }
 _ORDER = (
     *("seed", "model", "prompts", "rollout", "buffer", "placement", "sampling", "engine", "weights", "reward"),
-    *("filters", "advantage", "train"),
+    *("filters", "advantage", "teacher", "train"),
 )
 """The tables that come first; the others follow as they are declared."""
 
@@ -49,10 +49,10 @@ def render_reference() -> str:
     """Return the whole settings reference as Markdown."""
     parts = [_HEAD, _table("Root", Settings, "", sections=False)]
     for name in sorted(Settings.model_fields, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
-        info = Settings.model_fields[name]
-        if _is_section(info.annotation):
-            parts.append(_table(f"`[{name}]`", info.annotation, f"{name}."))
-            parts += _inner_tables(name, info.annotation)
+        section = section_in(Settings.model_fields[name].annotation)
+        if section is not None:
+            parts.append(_table(f"`[{name}]`", section, f"{name}."))
+            parts += _inner_tables(name, section)
     return "\n".join([*parts, _going_on()])
 
 
@@ -104,7 +104,7 @@ def _table(title: str, section: type[Section], prefix: str, *, sections: bool = 
     ]
     meanings = descriptions(section)
     for name, info in section.model_fields.items():
-        if not sections and _is_section(info.annotation):
+        if not sections and section_in(info.annotation):
             continue
         meaning = meanings.get(name, "").replace("|", "\\|")
         lines.append(f"| `{prefix}{name}` | {_type(info)} | {_default(info)} | {meaning} |")

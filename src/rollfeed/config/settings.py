@@ -22,6 +22,7 @@ from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Resume, Section
+from rollfeed.config.teacher import TeacherSettings, TeacherUse
 from rollfeed.config.tools import ToolSettings
 from rollfeed.config.tracking import TrackingSettings
 from rollfeed.config.train import (
@@ -44,6 +45,7 @@ _WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
     "train": ("method", "warm_up"),
     "train.loss": LossSettings.model_fields.keys() - {"objective", "normalisation", "constant_length"},
     "advantage": AdvantageSettings.model_fields,
+    "teacher": TeacherSettings.model_fields,
     "placement": PlacementSettings.model_fields,
     "sampling": ("return_sampling_mask",),
     "tools": ToolSettings.model_fields,
@@ -69,6 +71,7 @@ class RolloutConfig(Section):
     reward: RewardSettings = RewardSettings()
     filters: FiltersSettings = FiltersSettings()
     advantage: AdvantageSettings = AdvantageSettings()
+    teacher: Annotated[TeacherSettings | None, Resume.REWARDS] = None
     tools: ToolSettings = ToolSettings()
     agent: AgentSettings = AgentSettings()
     plugins: PluginSettings = PluginSettings()
@@ -87,6 +90,8 @@ class RolloutConfig(Section):
             yield from self._without_effect()
         if plugins.advantage and self.advantage != AdvantageSettings():
             yield f"plugins.advantage = {import_path_of(plugins.advantage)!r} replaces [advantage]: remove one of them"
+        if self.teacher is not None:
+            yield from self._teacher_problems(self.teacher)
         overlong = self.reward.overlong
         if overlong and overlong.cache > (limit := overlong.length or self.sampling.rollout_max_response_len):
             yield f"reward.overlong.cache = {overlong.cache} is above the {limit} tokens that it is part of: lower it"
@@ -100,6 +105,24 @@ class RolloutConfig(Section):
                 "the batch filter has nothing to choose from: set rollout.over_sampling_batch_size above "
                 "rollout_batch_size, or filters.over_sampling.num_extra"
             )
+
+    def _teacher_problems(self, teacher: TeacherSettings) -> Iterator[str]:
+        sampling, plugins = self.sampling, self.plugins
+        temperature = teacher.temperature or sampling.rollout_temperature
+        if teacher.servers and temperature != 1.0:
+            name = "teacher.temperature" if teacher.temperature else "sampling.rollout_temperature"
+            yield (
+                f"{name} = {temperature:g}: teacher.servers tell log-probabilities before any temperature: set "
+                "teacher.temperature = 1, or name the teacher as teacher.checkpoint"
+            )
+        is_masked = sampling.return_sampling_mask
+        if sampling.restrictions or is_masked:
+            told = ", ".join(sampling.restrictions) or "sampling.return_sampling_mask = true"
+            yield f"{told}: policy and teacher are compared over the whole vocabulary: remove it, or [teacher]"
+        if teacher.use is TeacherUse.REWARD and plugins.has_reward:
+            yield "teacher.use = 'reward' replaces the reward functions of [plugins]: remove one of them"
+        if teacher.use is TeacherUse.LOSS and plugins.advantage and not teacher.advantage_weight:
+            yield "plugins.advantage has no effect with teacher.advantage_weight = 0: raise that, or remove it"
 
     def _without_effect(self) -> Iterator[str]:
         for path, names in _WITHOUT_SAMPLING.items():

@@ -45,7 +45,12 @@ def check_shape(subject: Subject) -> Iterator[Spot]:
     if not 0 <= length <= len(subject.tokens):
         yield Spot(Flaw.SHAPE, 0, 0, f"a response of {length} tokens in a sequence of {len(subject.tokens)}")
         return
-    for name, values in (("weights", subject.loss_mask), ("logprobs", subject.logprobs)):
+    arrays = {
+        "weights": subject.loss_mask,
+        "logprobs": subject.logprobs,
+        "logprobs of the teacher": subject.teacher_logprobs,
+    }
+    for name, values in arrays.items():
         if values is not None and len(values) != length:
             yield Spot(Flaw.SHAPE, 0, length, f"{len(values)} {name} for {length} response tokens")
     if subject.sampling_mask is not None:
@@ -63,11 +68,11 @@ def check_numbers(subject: Subject, trained: NDArray[np.bool_]) -> Iterator[Spot
     if subject.told is not None:
         for run in runs_of(trained & subject.told):
             yield Spot(Flaw.TOOL_TOKEN_TRAINED, *run, f"{run.end - run.start} tokens of others are trained")
-    logprobs = subject.logprobs
-    if logprobs is not None and not subject.is_taught:
-        possible = (logprobs >= _LOWEST_LOGPROB) & (logprobs <= _LARGEST_LOGPROB)
-        for run in runs_of(trained & ~possible):
-            yield Spot(Flaw.IMPOSSIBLE_LOGPROB, *run, f"logprob {logprobs[run.start]:g} of a trained token")
+    for whose, logprobs in (("", subject.logprobs), ("the teacher's ", subject.teacher_logprobs)):
+        if logprobs is not None and not subject.is_taught:
+            possible = (logprobs >= _LOWEST_LOGPROB) & (logprobs <= _LARGEST_LOGPROB)
+            for run in runs_of(trained & ~possible):
+                yield Spot(Flaw.IMPOSSIBLE_LOGPROB, *run, f"{whose}logprob {logprobs[run.start]:g} of a trained token")
     if subject.sampling_mask is not None:
         lengths, drawn_from = subject.sampling_mask
         positions = np.repeat(np.arange(len(lengths)), lengths)

@@ -47,6 +47,8 @@ class Subject:
     """Whether 0.0 may stand for a small logprob."""
     sampling_mask: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
     """Lengths and token ids; see :class:`rollfeed.types.SamplingMask`."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """``(R,)``; None where no teacher was asked."""
     told: NDArray[np.bool_] | None = None
     """Response tokens of which the format says that they were told to the policy. ``(R,)``."""
     texts: Mapping[str, str] = field(default_factory=dict)

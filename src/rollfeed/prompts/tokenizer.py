@@ -170,6 +170,13 @@ class LocalTokenizer:
         """The date that the chat template is told; None where it does not ask."""
         return self._chat_template.date if self._chat_template.asks_for_the_date else None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the ids of all tokens, special ones too, by how the tokenizer writes them."""
+        tokenizer = self._tokenizer
+        with self._lock:
+            found = tokenizer.backend_tokenizer.get_vocab() if tokenizer.is_fast else tokenizer.get_vocab()
+        return dict(found)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Return token ids ``(P,)``. Rendered chat text takes ``add_special_tokens=False``.
 

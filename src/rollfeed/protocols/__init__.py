@@ -43,7 +43,7 @@ from rollfeed.protocols.prompts import (
     Rendered,
     Tokenizer,
 )
-from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer
+from rollfeed.protocols.rewards import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Scorer, Teacher
 from rollfeed.protocols.rollouts import (
     AdvantageFn,
     Engine,
@@ -141,6 +141,7 @@ __all__ = [
     "ServerUpdate",
     "Services",
     "Task",
+    "Teacher",
     "TokenEndpoint",
     "Tokenizer",
     "Tool",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollfeed.types import Prompt, Reward, Rollout, Sample, Verdict
 
 
@@ -27,6 +30,22 @@ class Scorer(Protocol):
 
         Those that are not scored alone come together with all others of their prompt.
         """
+
+
+class Teacher(Protocol):
+    """Says how likely another model finds what the policy has sampled; entered and left with the run."""
+
+    async def __aenter__(self) -> Teacher: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def logprobs(self, sample: Sample) -> NDArray[np.float32]:
+        """Return the log-probability of each response token of a finished sample, by its exact id. ``(R,)``.
+
+        Raises:
+            EngineError: If there is none of a token that is trained on, or no answer in time. It is never 0 then.
+        """
+        raise NotImplementedError
 
 
 class RewardFn(Protocol):

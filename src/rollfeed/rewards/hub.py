@@ -173,6 +173,11 @@ class RewardHub:
         (verdict,) = await self.score([row_rollout(response, label, known)], row_prompt(prompt, label, known))
         return verdict
 
+    def has_scorer(self, prompt: Prompt) -> bool:
+        """Whether a function or a grader is named that scores answers to a prompt."""
+        named = (prompt.metadata.get(name) for name in ("rm_type", _REWARD_FN))
+        return self.has_function or self._rm_type is not None or any(each is not None for each in named)
+
     def problem(self, rm_type: Any) -> str | None:
         """Return why a response cannot be graded by ``rm_type``, or None; None takes the hub's own."""
         if rm_type is None:

@@ -1,5 +1,6 @@
 """The records of rollfeed: frozen, and valid from the moment they exist."""
 
+from rollfeed.types.distilled import above_policy
 from rollfeed.types.engine import (
     Completion,
     CompletionTimings,
@@ -109,6 +110,7 @@ __all__ = [
     "VersionSpan",
     "WeightProbe",
     "WeightUpdate",
+    "above_policy",
     "are_equal",
     "joined_spans",
     "mean_reward",

@@ -115,14 +115,18 @@ class Sample:
     """What the tokens were drawn from, where ``sampling.return_sampling_mask`` asks for it."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the generate function that made it wants to know when it resumes the rollout."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """Natural-log probability of each response token under the teacher, at its temperature; None where there is no
+    teacher. ``(R,)``."""
 
     def __post_init__(self) -> None:
         length = self.response_length
         if not 0 <= length <= len(self.token_ids):
             raise ValueError(f"response_length = {length} does not fit {len(self.token_ids)} tokens")
-        for name in ("loss_mask", "logprobs"):
-            if getattr(self, name).shape != (length,):
-                raise ValueError(f"{name} has shape {getattr(self, name).shape}, the response {length} tokens")
+        for name in ("loss_mask", "logprobs", "teacher_logprobs"):
+            values = getattr(self, name)
+            if values is not None and values.shape != (length,):
+                raise ValueError(f"{name} has shape {values.shape}, the response {length} tokens")
         check_spans(self.version_spans, length)
         if self.sampling_mask is not None and len(self.sampling_mask.lengths) != length:
             raise ValueError(f"sampling_mask has {len(self.sampling_mask.lengths)} tokens, the response {length}")

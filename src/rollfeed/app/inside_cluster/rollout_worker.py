@@ -100,6 +100,8 @@ class RolloutWorker:
             await entered.enter_async_context(self._engine)
             self._entered = entered.pop_all()
         plan = group_plan(settings, functions, self._engine, model.tokenizer, self._journal)
+        if plan.teacher is not None:
+            await self._entered.enter_async_context(plan.teacher)
         self._gate = EngineGate(self._engine, max_requests_in_flight=settings.rollout.max_requests_in_flight)
         plan = replace(plan, services=replace(plan.services, endpoint=self._gate))
         if self._reward_hosts:

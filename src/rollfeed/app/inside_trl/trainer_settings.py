@@ -88,6 +88,8 @@ def as_config(config: RolloutConfig, args: Any, **rollout: Any) -> RolloutConfig
     for key, theirs in _OF_TRL.items():
         if attrgetter(key)(config) != attrgetter(key)(RolloutConfig()):
             raise ConfigError(f"{key}: {theirs} of TRL says it: remove it from rollfeed's config")
+    if config.teacher is not None:
+        raise ConfigError("teacher: TRL makes the loss of its trainers, and GKDTrainer distils: remove [teacher]")
     for name, remedy in _REFUSED.items():
         if getattr(args, name, None):
             raise ConfigError(f"{name} = {getattr(args, name)!r}: {remedy}")

@@ -96,6 +96,7 @@ def _subject(row: Mapping[str, Any], settings: Settings | None) -> Subject:
         response_length=row["response_length"],
         loss_mask=row["loss_mask"],
         logprobs=row["logprobs"],
+        teacher_logprobs=row.get("teacher_logprobs"),
         spans=[(span["start"], span["end"], span["policy_version"]) for span in row["spans"]],
         newest_version=row["policy_version"],
         max_staleness=None if rollout is None else rollout.max_staleness,

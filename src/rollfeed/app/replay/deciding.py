@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rollfeed.app.build import Functions
+from rollfeed.app.teaching import scorer_of
 from rollfeed.config import RolloutMode, Settings
 from rollfeed.pipeline.scheduler import Scheduler, chosen_by
 from rollfeed.protocols import Scorer
@@ -93,9 +94,10 @@ async def decide_again(
     """
     groups = [_unmasked(each.group) if masked and each.drop_reason is None else each.group for each in stored]
     is_again = [all(rollout.has_finished for rollout in group.rollouts) for group in groups]
+    scorer = scorer_of(settings, functions.scorer)
     async with asyncio.TaskGroup() as tasks:
         running = [
-            tasks.create_task(scored_again(group, functions.scorer)) if again else None
+            tasks.create_task(scored_again(group, scorer)) if again else None
             for group, again in zip(groups, is_again, strict=True)
         ]
     step = _Step()

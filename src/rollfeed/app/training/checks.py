@@ -14,6 +14,7 @@ import numpy as np
 from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.cluster import TrainerPlace
+from rollfeed.config.teacher import TeacherUse
 from rollfeed.config.train import Correction, OldLogprobs
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
@@ -119,7 +120,8 @@ def _check_that_it_can_learn(settings: Settings) -> None:
     Functions of the user's that make groups or advantages may make others than the built-in ones, so they are trusted.
     """
     own, rollout, estimator = settings.plugins, settings.rollout, settings.advantage.estimator
-    if own.generate or own.rollout or own.advantage or rollout.mode is RolloutMode.SFT:
+    is_taught = settings.teacher is not None and settings.teacher.use is TeacherUse.LOSS
+    if own.generate or own.rollout or own.advantage or is_taught or rollout.mode is RolloutMode.SFT:
         return
     num_samples = rollout.n_samples_per_prompt
     is_alone = estimator is AdvantageEstimator.REINFORCE_PP and num_samples * rollout.rollout_batch_size == 1

@@ -24,6 +24,7 @@ from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.step_clock import Activity, StepClock
+from rollfeed.pipeline.groups.teaching import ask_teacher
 from rollfeed.protocols import (
     GenerateFn,
     RolloutObserver,
@@ -32,6 +33,7 @@ from rollfeed.protocols import (
     SampleHook,
     Scorer,
     Services,
+    Teacher,
     TurnJournal,
 )
 from rollfeed.routing import belonging
@@ -70,6 +72,8 @@ class GroupPlan:
     """What it may use."""
     scorer: Scorer
     sample_hook: SampleHook | None = None
+    teacher: Teacher | None = None
+    """Says how likely it finds what was sampled, before that is scored."""
     evaluation: bool = False
     """Whether answers measure the policy and are not trained on."""
 
@@ -280,14 +284,13 @@ class GroupRunner:
         """Score members, trying those again whose grading failed; what still fails is a failed rollout."""
         group, rollouts = running.group, running.rollouts
         for _ in range(1 + self._retries):
-            before = [rollouts[member] for member in members]
-            parts = [rollout.parts() for rollout in before]
             with self._clock.doing(Activity.SCORE):
-                verdicts = iter(await self._plan.scorer.score([part for each in parts for part in each], group.prompt))
-            scored = [
-                rollout.with_verdicts(list(islice(verdicts, len(each))))
-                for rollout, each in zip(before, parts, strict=True)
-            ]
+                failed = await ask_teacher(self._plan.teacher, rollouts, members)
+                before = [rollouts[member] for member in members]
+                if failed is None:
+                    scored = await self._scored(before, group.prompt)
+                else:  # rewards that were given stay
+                    scored = [each if each.is_scored else replace(each, verdict=failed) for each in before]
             for member, rollout in zip(members, scored, strict=True):
                 rollouts[member] = rollout
             self._count(before, scored, group)
@@ -295,6 +298,14 @@ class GroupRunner:
                 return
         for member in members:
             rollouts[member] = _failed_if_unscored(rollouts[member], group)
+
+    async def _scored(self, before: Sequence[Rollout], prompt: Prompt) -> list[Rollout]:
+        parts = [rollout.parts() for rollout in before]
+        verdicts = iter(await self._plan.scorer.score([part for each in parts for part in each], prompt))
+        return [
+            rollout.with_verdicts(list(islice(verdicts, len(each))))
+            for rollout, each in zip(before, parts, strict=True)
+        ]
 
     def _count(self, before: Sequence[Rollout], scored: Sequence[Rollout], group: Group) -> None:
         failed: dict[int, Verdict] = {}

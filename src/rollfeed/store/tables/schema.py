@@ -159,7 +159,8 @@ def _columns(field: RecordField, name: str, text: str) -> FieldColumns:
         case Kind.RECORD:
             parts = [Column(f"{name}_{part.name}", *part[1:3], partial(_part, part.name)) for part in _parts(of)]
             return FieldColumns(field, tuple(parts), of, is_rare=True)
-    return FieldColumns(field, (Column(name, _list(kind) if field.is_many else kind, text, plain),), read)
+    column = Column(name, _list(kind) if field.is_many else kind, text, plain)
+    return FieldColumns(field, (column,), read, is_rare=field.kind is Kind.ARRAY and field.is_optional)
 
 
 def _parts(record: type) -> list[Column]:

@@ -1,0 +1,5 @@
+"""The teacher of a run."""
+
+from rollfeed.app.teaching.teacher import check_teacher, entered, make_teacher, scorer_of
+
+__all__ = ["check_teacher", "entered", "make_teacher", "scorer_of"]
