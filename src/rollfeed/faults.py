@@ -11,7 +11,7 @@ import sysconfig
 import traceback
 from asyncio import CancelledError, current_task
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ _LIBRARIES = tuple(
 _MAX_CHARACTERS = 1_000
 
 
-@contextmanager
-def blaming(setting: str, function: object) -> Iterator[None]:
-    """Turn what a user's function raises into the end of the run.
+def blaming(setting: str, function: object) -> AbstractContextManager[None]:
+    """Turn what a user's function raises in a block into the end of the run.
 
     Args:
         setting: Names the function, for example ``plugins.advantage``.
@@ -36,14 +35,28 @@ def blaming(setting: str, function: object) -> Iterator[None]:
     Raises:
         RunFailedError: With setting, function, error, and the innermost line of the user's own.
     """
-    try:
-        yield
-    except (RunFailedError, EngineError):
-        raise
-    except (Exception, SystemExit, CancelledError) as error:
-        if _is_cancelled(error) or (is_own(function) and not isinstance(error, RollfeedError)):
-            raise
-        raise RunFailedError(f"{_named(setting, function)}: {describe(error, function)}") from error
+    return _Blame(setting, function)
+
+
+class _Blame(AbstractContextManager[None]):
+    """A block that calls a user's function; thousands are under way at once, and a generator would be three objects."""
+
+    __slots__ = ("_function", "_setting")
+
+    def __init__(self, setting: str, function: object) -> None:
+        self._setting, self._function = setting, function
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception | SystemExit | CancelledError):
+            return
+        if isinstance(error, RunFailedError | EngineError) or _is_cancelled(error):
+            return
+        if is_own(self._function) and not isinstance(error, RollfeedError):
+            return
+        raise RunFailedError(f"{_named(self._setting, self._function)}: {describe(error, self._function)}") from error
 
 
 @contextmanager

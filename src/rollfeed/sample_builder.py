@@ -7,6 +7,7 @@ tokenised again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,14 @@ STATUS_OF: dict[FinishKind, SampleStatus] = {
     FinishKind.ABORT: SampleStatus.ABORTED,
 }
 """What an engine's finish reason makes of a sample."""
+
+
+class _AppendedTokens(NamedTuple):
+    """All but the ids of tokens that came at once, ``(R,)`` each."""
+
+    loss_mask: NDArray[np.float32]
+    logprobs: NDArray[np.float32]
+    sampling_mask: SamplingMask | None
 
 
 class SampleBuilder:
@@ -46,12 +55,10 @@ class SampleBuilder:
         self._num_spent = num_spent
         self._num_prompt_tokens = len(prompt_ids)
         self._token_ids: list[NDArray[np.int32]] = [prompt_ids]
-        self._loss_mask: list[NDArray[np.float32]] = []
-        self._logprobs: list[NDArray[np.float32]] = []
-        self._sampling_masks: list[SamplingMask] = []
+        self._pieces: list[_AppendedTokens] = []
         self._spans: list[VersionSpan] = []
         self._cached_tokens = 0
-        self._precisions: set[str] = set()
+        self._precisions = ""
         self.response_length = 0
         if partial is not None:
             if not np.array_equal(partial.token_ids[: partial.prompt_length], prompt_ids):
@@ -106,8 +113,8 @@ class SampleBuilder:
         return Sample(
             token_ids=self.token_ids,
             response_length=self.response_length,
-            loss_mask=_joined(self._loss_mask),
-            logprobs=_joined(self._logprobs),
+            loss_mask=_joined([piece.loss_mask for piece in self._pieces]),
+            logprobs=_joined([piece.logprobs for piece in self._pieces]),
             version_spans=tuple(self._spans),
             status=status,
             group_index=request.group_index,
@@ -118,12 +125,17 @@ class SampleBuilder:
             metadata=self._metadata,
             images=request.prompt.images,
             cached_tokens=self._cached_tokens,
-            precision="+".join(sorted(self._precisions)),
-            sampling_mask=SamplingMask.joined(self._sampling_masks) if request.params.return_sampling_mask else None,
+            precision=self._precisions,
+            sampling_mask=SamplingMask.joined(
+                [piece.sampling_mask or SamplingMask.without(len(piece.logprobs)) for piece in self._pieces]
+            )
+            if request.params.return_sampling_mask
+            else None,
         )
 
     def _note_precision(self, joined: str) -> None:
-        self._precisions.update(filter(None, joined.split("+")))
+        if joined != self._precisions:
+            self._precisions = "+".join(sorted({*self._precisions.split("+"), *joined.split("+")} - {""}))
 
     def _append(
         self,
@@ -139,10 +151,9 @@ class SampleBuilder:
                 f"{list(spans)} do not belong together"
             )
         self._token_ids.append(np.asarray(token_ids, np.int32))
-        self._loss_mask.append(np.asarray(loss_mask, np.float32))
-        self._logprobs.append(np.asarray(logprobs, np.float32))
-        if self._request.params.return_sampling_mask:
-            self._sampling_masks.append(sampling_mask or SamplingMask.without(len(token_ids)))
+        self._pieces.append(
+            _AppendedTokens(np.asarray(loss_mask, np.float32), np.asarray(logprobs, np.float32), sampling_mask)
+        )
         for span in spans:
             self._add_span(self.response_length + span.start, self.response_length + span.end, span.policy_version)
         self.response_length += len(token_ids)

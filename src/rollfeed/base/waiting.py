@@ -1,17 +1,21 @@
-"""Work that is waited for: finished although who waits is cancelled, done all at once, left to a thread, or told of."""
+"""Work that is waited for: finished in spite of a cancellation, done all at once, in time, in a thread, or told of."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _LEAST_TOLD_SECONDS = 1.0
+_LONG_SECONDS = 30.0
+"""From which on a block may be given up to a second more."""
 
 
 async def until_done(task: asyncio.Task[T]) -> T:
@@ -101,3 +105,60 @@ async def telling_of_waiting(
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
+
+
+class Deadlines:
+    """Ends blocks that take too long, with one timer for all that are due in the same second.
+
+    A timer each is three objects and a place in the loop's queue, for every one of thousands. Belongs to one loop.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[int, tuple[asyncio.TimerHandle, set[asyncio.Timeout]]] = {}
+        """By second of the loop's time; none is empty."""
+
+    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        """Return a block that raises TimeoutError after so long, as one of ``asyncio.timeout`` does."""
+        return asyncio.timeout(seconds) if seconds < _LONG_SECONDS else _Block(self, seconds)
+
+    def add(self, block: asyncio.Timeout, seconds: float) -> int:
+        """Have a block that has been entered end after so long; return what :meth:`remove` wants to know."""
+        loop = asyncio.get_running_loop()
+        second = math.ceil(loop.time() + seconds)
+        if second not in self._due:
+            self._due[second] = loop.call_at(second, self._expire, second), set()
+        self._due[second][1].add(block)
+        return second
+
+    def remove(self, block: asyncio.Timeout, second: int) -> None:
+        """Forget a block that is left."""
+        if second not in self._due:
+            return
+        timer, blocks = self._due[second]
+        blocks.discard(block)
+        if not blocks:
+            timer.cancel()
+            del self._due[second]
+
+    def _expire(self, second: int) -> None:
+        now = asyncio.get_running_loop().time()
+        for block in self._due.pop(second)[1]:
+            block.reschedule(now)
+
+
+class _Block(AbstractAsyncContextManager[None]):
+    __slots__ = ("_deadlines", "_second", "_seconds", "_timeout")
+
+    def __init__(self, deadlines: Deadlines, seconds: float) -> None:
+        self._deadlines, self._seconds = deadlines, seconds
+
+    async def __aenter__(self) -> None:
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._second = self._deadlines.add(self._timeout, self._seconds)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._deadlines.remove(self._timeout, self._second)
+        await self._timeout.__aexit__(kind, error, trace)

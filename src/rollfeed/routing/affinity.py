@@ -6,8 +6,7 @@ of users included, passes it on without knowing, tasks that it starts too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -29,11 +28,21 @@ def current_affinity() -> Affinity:
     return _AFFINITY.get()
 
 
-@contextmanager
-def belonging(*, group: str | None = None, session: str | None = None) -> Iterator[None]:
-    """Have the requests made in the block belong to a group and a session."""
-    token = _AFFINITY.set(Affinity(group, session))
-    try:
-        yield
-    finally:
-        _AFFINITY.reset(token)
+def belonging(*, group: str | None = None, session: str | None = None) -> AbstractContextManager[None]:
+    """Have the requests made in a block belong to a group and a session."""
+    return _Belonging(Affinity(group, session))
+
+
+class _Belonging(AbstractContextManager[None]):
+    """A block whose requests belong together; thousands are under way at once."""
+
+    __slots__ = ("_affinity", "_token")
+
+    def __init__(self, affinity: Affinity) -> None:
+        self._affinity = affinity
+
+    def __enter__(self) -> None:
+        self._token = _AFFINITY.set(self._affinity)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _AFFINITY.reset(self._token)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 from rollfeed.testing.virtual_loop import VirtualTimeLoop
 
@@ -43,22 +42,23 @@ class SimulatedWork:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._is_counting = False
+        self._depth, self._began = 0, 0.0
         self._reading_seconds = seconds_of_reading(time.thread_time)
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count what the block computes; blocks within blocks count once."""
-        if self._is_counting:
-            yield
-            return
-        self._is_counting, began = True, time.thread_time()
-        try:
-            yield
-        finally:
-            self._is_counting = False
+    def counted(self) -> Self:
+        """Count what a block computes; blocks within blocks count once."""
+        return self
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._began = time.thread_time()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._depth -= 1
+        if not self._depth:
             # One reading is within what was counted, and the other is nobody's on this side either.
-            self.seconds += time.thread_time() - began + self._reading_seconds
+            self.seconds += time.thread_time() - self._began + self._reading_seconds
 
 
 class FleetLoop(VirtualTimeLoop):

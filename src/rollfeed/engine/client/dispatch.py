@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollfeed.base.waiting import Deadlines
 from rollfeed.completions import check_finish, check_tokens
 from rollfeed.engine.client.concurrency import Permits
 from rollfeed.engine.client.counters import Counters
@@ -76,6 +77,7 @@ class Dispatcher:
     def __init__(self, parts: DispatchParts, *, max_tries: int) -> None:
         self._parts = parts
         self._max_tries = max_tries
+        self._deadlines = Deadlines()
         self._jitter = Random()
         self._numbers = itertools.count()
         self._suffix = secrets.token_hex(4)
@@ -102,7 +104,7 @@ class Dispatcher:
             began = loop.time()
             try:
                 # Its waits for a turn end with the deadlines of those before.
-                async with asyncio.timeout(timeout_seconds - flight.served_seconds):
+                async with self._deadlines.within(timeout_seconds - flight.served_seconds):
                     await self._serve(flight)
             finally:
                 permits.release()
@@ -160,17 +162,19 @@ class Dispatcher:
         flight.worker, flight.policy_version = worker, parts.weights.current_version
         flight.sent = asyncio.get_running_loop().time()
         request = parts.dialect.request(flight, worker)
-        flight.answer = request.answer
+        flight.answer = answer = request.answer
+        received = self._receive(flight, worker, request)
+        del request  # its body may be long, and thousands wait for their replies
         worker.flights.add(flight)
         sent_version, may_run, was_interrupted = flight.policy_version, True, False
         try:
             async with flight.interruptible():
-                content = await self._receive(flight, worker, request)
+                content = await received
             may_run = False
         except TryFailedError as failure:
-            may_run = failure.may_run and not request.answer.has_finished
-            if not request.answer.has_finished:  # otherwise all is there, and only the end of the stream is not
-                self._keep_partial(flight, request.answer, sent_version)
+            may_run = failure.may_run and not answer.has_finished
+            if not answer.has_finished:  # otherwise all is there, and only the end of the stream is not
+                self._keep_partial(flight, answer, sent_version)
                 raise
             content = None
         except EngineProtocolError:
@@ -182,24 +186,26 @@ class Dispatcher:
             rid = flight.rid
             worker.flights.discard(flight)
             if may_run:
-                num_tokens = flight.remaining_tokens - request.answer.num_tokens
+                num_tokens = flight.remaining_tokens - answer.num_tokens
                 parts.orphans.leave(rid, worker, num_tokens=num_tokens)
             flight.land()
         if was_interrupted:
-            self._keep_partial(flight, request.answer, sent_version)
+            self._keep_partial(flight, answer, sent_version)
             raise TryFailedError(Failure.LOST, f"{worker.address}: taken out while it was working")
         try:
-            await self._take(request.answer, content)
-            return await self._checked(flight, rid, worker, request.answer.reply(), sent_version)
+            await self._take(answer, content)
+            return await self._checked(flight, rid, worker, answer.reply(), sent_version)
         except EngineProtocolError as error:
             raise EngineProtocolError(f"{worker.address}: {error}") from error
 
-    async def _receive(self, flight: Flight, worker: Worker, request: ServerRequest) -> bytes | bytearray | None:
+    def _receive(
+        self, flight: Flight, worker: Worker, request: ServerRequest
+    ) -> Coroutine[Any, Any, bytes | bytearray | None]:
         params = flight.params
         most_bytes = (
             _BYTES_BESIDES + _BYTES_A_TOKEN * flight.remaining_tokens + _BYTES_A_PROMPT_TOKEN * len(flight.prompt_ids)
         )
-        return await self._parts.http.generate(
+        return self._parts.http.generate(
             worker.address,
             request.path,
             request.body,

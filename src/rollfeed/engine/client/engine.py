@@ -235,11 +235,12 @@ class ServerEngine(Engine):
     async def load(self) -> EngineLoad:
         """Return how many requests the live servers run, and how many wait there or here."""
         self._check_open()
-        waiting_here = len(self._flights) - len(self._pool.flights)
+        at_servers = self._pool.num_flights
+        waiting_here = len(self._flights) - at_servers
         told = await asyncio.gather(*(self._dialect.load(worker.address) for worker in self._pool.live))
         loads = [load for load in told if load is not None]
         if len(loads) < len(told):
-            return EngineLoad(len(self._pool.flights), waiting_here)
+            return EngineLoad(at_servers, waiting_here)
         return EngineLoad(
             sum(load.running for load in loads), sum(load.waiting for load in loads) + max(0, waiting_here)
         )
@@ -264,7 +265,6 @@ class ServerEngine(Engine):
         """Return totals since the start, and what is so now."""
         if not self._is_open:
             return self.counters.totals()
-        flights = self._pool.flights
         return {
             **self.counters.totals(),
             **self.weights.costs.metrics(),
@@ -272,7 +272,7 @@ class ServerEngine(Engine):
             "stale_cache_share": self.counters.stale_cache_tokens / max(1, self.counters.sampled_tokens),
             **self._pool.metrics(),
             #: engine/tokens_in_flight: tokens of these so far, where servers stream them
-            "tokens_in_flight": float(sum(flight.answer.num_tokens for flight in flights if flight.answer)),
+            "tokens_in_flight": float(sum(each.answer.num_tokens for each in self._flights if each.answer)),
             #: engine/concurrency_limit: requests that may be at the servers
             "concurrency_limit": float(self._permits.limit),
             #: engine/orphans: requests given up that no server has confirmed yet

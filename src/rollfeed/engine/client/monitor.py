@@ -158,7 +158,7 @@ class Monitor:
                 await asyncio.gather(*(self._relieve(worker, orphans) for worker in live if worker.flights))
 
     def _steer(self, limit: AdaptiveLimit, permits: Permits, throughput: Throughput) -> None:
-        in_flight, live = len(self._pool.flights), self._pool.live
+        in_flight, live = self._pool.num_flights, self._pool.live
         loads = [worker.load for worker in live if worker.load is not None]
         room = memory_room(loads, in_flight) if len(loads) == len(live) else math.inf
         self._learn(limit, throughput, loads, in_flight)

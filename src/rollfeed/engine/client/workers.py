@@ -64,6 +64,13 @@ class ServerPool:
         holders = (*self._workers.values(), self._gateway) if self._gateway is not None else self._workers.values()
         return [flight for holder in holders for flight in holder.flights]
 
+    @property
+    def num_flights(self) -> int:
+        """Requests that are at an engine."""
+        return sum(len(worker.flights) for worker in self._workers.values()) + (
+            len(self._gateway.flights) if self._gateway is not None else 0
+        )
+
     def add(self, address: str, *, is_exact: bool = False) -> Worker:
         """Know a further worker."""
         worker = self._workers[address] = Worker(address, is_exact=is_exact)
@@ -139,7 +146,7 @@ class ServerPool:
             #: engine/live_workers: servers that may have requests
             "live_workers": float(len(live)),
             #: engine/requests_in_flight: requests at the servers
-            "requests_in_flight": float(len(self.flights)),
+            "requests_in_flight": float(self.num_flights),
             #: engine/requests_waiting: requests that wait at the live servers by their last word, others' too
             "requests_waiting": float(sum(load.waiting for load in loads)),
             #: engine/kv_use: share of the memory for keys and values in use, of the fullest live server

@@ -129,10 +129,12 @@ class Http:
             TryFailedError: If another try may succeed.
             EngineProtocolError: If the server says that the request is wrong.
         """
+        asked = self._generation.request(
+            "POST", address, path, body, most_bytes=most_bytes, events=events, headers=headers
+        )
+        del body  # nobody has it while the reply is waited for
         try:
-            reply = await self._generation.request(
-                "POST", address, path, body, most_bytes=most_bytes, events=events, headers=headers
-            )
+            reply = await asked
         except NotConnectedError as error:
             raise TryFailedError(Failure.CONNECTION, f"{address}: {_told(error)}") from error
         except BrokenConnectionError as error:

@@ -43,9 +43,11 @@ class Connections:
         self._places = asyncio.Semaphore(limit)
         self._num_lent = 0
         self._idle: dict[str, list[_Connection]] = {}
+        """By address; none of them is empty."""
+        self._num_idle = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._targets: dict[str, _Target] = {}
-        self._buffer = bytearray(_PIECE_BYTES)
+        self._buffer = memoryview(bytearray(_PIECE_BYTES))
         """Where all connections receive; it is parsed at once."""
         self._room = BodyRoom(limit_bytes=_UNREAD_BODIES_BYTES)
 
@@ -92,7 +94,10 @@ class Connections:
                     self._make_room()
                     connection = await self._connect(address)
                 head = self._target(address).head(method, path, len(body), headers)
-                reply = await connection.ask(head + body, Incoming(most_bytes=most_bytes, events=events, pieces=pieces))
+                incoming = Incoming(most_bytes=most_bytes, events=events, pieces=pieces)
+                answer = connection.send(head + body, incoming)
+                del body  # the reply may take minutes, and thousands wait
+                reply = await connection.answered(answer, incoming)
             except BaseException:
                 if connection is not None:
                     connection.abort()
@@ -108,24 +113,28 @@ class Connections:
             self._sweeper.cancel()
         closing = [connection for idle in self._idle.values() for connection in idle]
         self._idle.clear()
-        for connection in closing:
-            connection.abort()
-        await asyncio.gather(*(connection.closed.wait() for connection in closing))
+        self._num_idle = 0
+        await asyncio.gather(*(connection.close() for connection in closing))
 
     def _take_idle(self, address: str) -> _Connection | None:
-        idle = self._idle.get(address, [])
-        while idle:
-            connection = idle.pop()
+        while address in self._idle:
+            connection = self._pop_idle(address)
             if connection.is_usable:
                 return connection
         return None
 
+    def _pop_idle(self, address: str, place: int = -1) -> _Connection:
+        idle = self._idle[address]
+        connection = idle.pop(place)
+        self._num_idle -= 1
+        if not idle:
+            del self._idle[address]
+        return connection
+
     def _make_room(self) -> None:
         """Close an idle connection to some other address when there is one too many with the next."""
-        num_idle = sum(map(len, self._idle.values()))
-        if self._num_lent + num_idle > self._limit:
-            idle = next(idle for idle in self._idle.values() if idle)
-            idle.pop(0).abort()
+        if self._num_idle and self._num_lent + self._num_idle > self._limit:
+            self._pop_idle(next(iter(self._idle)), 0).abort()
 
     def _keep(self, address: str, connection: _Connection) -> None:
         if not (self._keeps_open and connection.is_usable):
@@ -133,6 +142,7 @@ class Connections:
             return
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.setdefault(address, []).append(connection)
+        self._num_idle += 1
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._sweep)
 
@@ -146,6 +156,7 @@ class Connections:
                     connection.abort()
                 elif connection.is_usable:
                     self._idle.setdefault(address, []).append(connection)
+        self._num_idle = sum(map(len, self._idle.values()))
         if self._idle:
             self._sweeper = asyncio.get_running_loop().call_later(_IDLE_SECONDS / 2, self._sweep)
 
@@ -195,11 +206,12 @@ class _Target(NamedTuple):
 class _Connection(asyncio.BufferedProtocol):
     """One request and its reply at a time."""
 
-    def __init__(self, buffer: bytearray, room: BodyRoom) -> None:
-        self._buffer = memoryview(buffer)
+    def __init__(self, buffer: memoryview, room: BodyRoom) -> None:
+        self._buffer = buffer
         self._room = room
         self.idle_since = 0.0
-        self.closed = asyncio.Event()
+        self._is_lost = False
+        self._lost: asyncio.Event | None = None
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[HttpReply] | None = None
         self._incoming: Incoming | None = None
@@ -210,16 +222,19 @@ class _Connection(asyncio.BufferedProtocol):
         """Whether another request may be sent."""
         return self._keeps_open and self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes, incoming: Incoming) -> HttpReply:
-        """Send a request and return its reply; to be aborted when this is cancelled or raises."""
+    def send(self, request: bytes, incoming: Incoming) -> asyncio.Future[HttpReply]:
+        """Send a request and return what :meth:`answered` awaits."""
         if self._transport is None or not self.is_usable:
             raise BrokenConnectionError("connection lost before the request was sent")
-        self._answer = asyncio.get_running_loop().create_future()
+        self._answer = answer = asyncio.get_running_loop().create_future()
         self._incoming = incoming
         self._transport.write(request)
-        del request  # its reply may take minutes, and thousands wait
+        return answer
+
+    async def answered(self, answer: asyncio.Future[HttpReply], incoming: Incoming) -> HttpReply:
+        """Return the reply; to be aborted when this is cancelled or raises."""
         try:
-            return await self._answer
+            return await answer
         finally:
             self._answer = self._incoming = None
             incoming.close()
@@ -230,13 +245,21 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    async def close(self) -> None:
+        """Close at once, and return when it is."""
+        self.abort()
+        if not self._is_lost:
+            self._lost = asyncio.Event()
+            await self._lost.wait()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._keeps_open = False
-        self.closed.set()
+        self._keeps_open, self._is_lost = False, True
+        if self._lost is not None:
+            self._lost.set()
         if self._answer is None or self._answer.done() or self._incoming is None:
             return
         if exc is None and self._incoming.end_with_connection():

@@ -32,7 +32,28 @@ class HttpReply(NamedTuple):
 
 
 class Incoming:
-    """A reply that is being received: what the parser tells of it."""
+    """A reply that is being received: what the parser tells of it. Until then it is waited for, and small."""
+
+    __slots__ = (
+        "_events",
+        "_head_bytes",
+        "_headers",
+        "_is_stream",
+        "_most_bytes",
+        "_num_bytes",
+        "_num_provisional",
+        "_parser",
+        "_pieces",
+        "_splitter",
+        "_status",
+        "body",
+        "content",
+        "error",
+        "has_ended",
+        "is_whole",
+        "keeps_open",
+        "size",
+    )
 
     def __init__(
         self,
@@ -53,7 +74,9 @@ class Incoming:
         """Whether the last event of a stream has come."""
         self.content: bytes | bytearray = b""
         self._most_bytes = most_bytes
-        self._splitter = _EventSplitter(events) if events is not None else None
+        self._events = events
+        self._splitter: _EventSplitter | None = None
+        """Of a reply that comes as events."""
         self._pieces = pieces
         self._is_stream = False
         self._status = 0
@@ -61,12 +84,15 @@ class Incoming:
         self._head_bytes = 0
         self._num_provisional = 0
         self._num_bytes = 0
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None
+        """From the first bytes on: it refers to this in eight ways."""
 
     def feed(self, piece: memoryview) -> None:
         """Take what has come. Raises BrokenConnectionError if it is no HTTP, or too much."""
         if not self._status:
             self._head_bytes += len(piece)
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(piece)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -97,8 +123,7 @@ class Incoming:
 
     def close(self) -> None:
         """Let go of what has come, at once: the parser and this refer to each other."""
-        self.content, self.body = b"", None
-        del self._parser
+        self.content, self.body, self._parser = b"", None, None
 
     def end_with_connection(self) -> bool:
         """Whether the end of the connection is that of the reply, which has told no other."""
@@ -114,7 +139,7 @@ class Incoming:
         """
         if not self._is_stream:
             return HttpReply(self._status, self._headers, self.content)
-        if self._splitter is not None and not self.has_ended:
+        if self._events is not None and not self.has_ended:
             raise BrokenConnectionError("the stream ended before its last event")
         return HttpReply(self._status, self._headers, None)
 
@@ -126,6 +151,7 @@ class Incoming:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if status < 200:
             return
@@ -134,9 +160,10 @@ class Incoming:
         size = int(self._headers.get("content-length", 0))
         if size > self._most_bytes:
             raise ValueError(f"a body of {size} bytes, where {self._most_bytes} are the most")
-        is_taken = self._splitter is not None or self._pieces is not None
+        is_taken = self._events is not None or self._pieces is not None
         if is_taken and status == 200 and "event-stream" in self._headers.get("content-type", ""):
             self._is_stream = True
+            self._splitter = _EventSplitter(self._events) if self._events is not None else None
         elif size > _SMALL_BYTES:
             self.size = size
         elif not size:

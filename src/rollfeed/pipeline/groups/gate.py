@@ -60,10 +60,11 @@ class EngineGate:
                 return self._aborted(len(token_ids))
             self.num_at_engine += 1
             self._see_version()
+            self._clock.begin(Activity.GENERATE)
             try:
-                with self._clock.doing(Activity.GENERATE):
-                    completion = await self._engine.generate(token_ids, params, request_id=request_id, images=images)
+                completion = await self._engine.generate(token_ids, params, request_id=request_id, images=images)
             finally:
+                self._clock.end(Activity.GENERATE)
                 self.num_at_engine -= 1
         check_completion(
             completion, num_prompt_tokens=len(token_ids), params=params, limits=self.limits, is_text=not images

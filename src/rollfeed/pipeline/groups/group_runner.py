@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from rollfeed.base.waiting import Deadlines
 from rollfeed.completions import check_sample, freeze, share_mask
 from rollfeed.config import GroupFailurePolicy, RolloutMode, RolloutSettings
 from rollfeed.errors import EngineProtocolError
@@ -131,6 +132,7 @@ class GroupRunner:
         self._failures = failures
         self._observer = observer
         self._clock = clock or StepClock()
+        self._deadlines = Deadlines()
         self._retries = settings.failure_retries if settings.group_failure is GroupFailurePolicy.RETRY else 0
         self._reward_failures: Counter[Outcome] = Counter()
         self.num_generated_tokens = 0
@@ -196,7 +198,7 @@ class GroupRunner:
         for _ in range(1 + self._retries):
             try:
                 version = self._plan.services.endpoint.policy_version
-                async with asyncio.timeout(self._settings.rollout_timeout_seconds):
+                async with self._deadlines.within(self._settings.rollout_timeout_seconds):
                     with blaming(_GENERATE, self._plan.generate_fn), self._belonging(request):
                         made = await self._plan.generate_fn(request, services=self._plan.services)
                     samples = await self._checked(made, request, version)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum, auto
 
 import numpy as np
@@ -31,6 +31,21 @@ class Activity(IntEnum):
     """The rest: for weights, prompts, environments, tools and agents."""
 
 
+class _Doing(AbstractContextManager[None]):
+    """A block of an activity; thousands are under way at once, and a generator would be three objects."""
+
+    __slots__ = ("_activity", "_clock")
+
+    def __init__(self, clock: StepClock, activity: Activity) -> None:
+        self._clock, self._activity = clock, activity
+
+    def __enter__(self) -> None:
+        self._clock.begin(self._activity)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._clock.end(self._activity)
+
+
 class StepClock:
     """Measures activities; used by one event loop.
 
@@ -45,14 +60,9 @@ class StepClock:
         self._began = self._now = clock()
         self._current = Activity.WAIT
 
-    @contextmanager
-    def doing(self, activity: Activity) -> Iterator[None]:
-        """Count the block's time for an activity, unless another goes before it."""
-        self.begin(activity)
-        try:
-            yield
-        finally:
-            self.end(activity)
+    def doing(self, activity: Activity) -> AbstractContextManager[None]:
+        """Count a block's time for an activity, unless another goes before it."""
+        return _Doing(self, activity)
 
     @contextmanager
     def interrupting(self, activity: Activity) -> Iterator[None]:
