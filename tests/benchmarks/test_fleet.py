@@ -97,6 +97,8 @@ def test_a_small_fleet_with_deaths(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["tokens_per_second"] > 0.0
     assert result["driver_seconds_per_million_tokens"] > 0.0
     assert result["deaths"]
+    assert 0.0 < result["simulation_memory_mb"] < result["peak_memory_mb"]
+    assert result["driver_memory_mb"] == result["peak_memory_mb"] - result["simulation_memory_mb"]
     assert set(result["reply_microseconds_per_token"]) == {"whole", "streamed"}
 
 

@@ -111,7 +111,7 @@ async def _run(job: ClientJob) -> ProcessUsage:
         base = _restart_peak_bytes()
         await client.first()
         usage = await _measured(job, client.step)
-        return msgspec.structs.replace(usage, peak_bytes=_peak_bytes() - base)
+        return msgspec.structs.replace(usage, peak_bytes=peak_bytes() - base)
 
 
 async def _measured(job: ClientJob, step: Step) -> ProcessUsage:
@@ -232,12 +232,13 @@ def _http(max_connections: int) -> Any:
 def _restart_peak_bytes() -> int:
     """Forget the peak so far, where that can be done, and return what is resident now."""
     if not _STATUS.exists():
-        return _peak_bytes()
+        return peak_bytes()
     _CLEAR_PEAK.write_text("5", encoding="ascii")
     return _status_bytes("VmRSS")
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the most memory that this process has had."""
     if _STATUS.exists():
         return _status_bytes("VmHWM")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -53,8 +53,9 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         f"driver: {result['driver_cores']:.2f} cores, {result['driver_seconds_per_million_tokens']:.2f} s a million "
-        f"tokens, {result['driver_milliseconds_per_request']:.2f} ms a request, {result['peak_memory_mb']:.0f} MB with "
-        "the simulation"
+        f"tokens, {result['driver_milliseconds_per_request']:.2f} ms a request, {result['driver_memory_mb']:.0f} MB "
+        f"({result['driver_kilobytes_per_request']:.0f} KB a request) and {result['simulation_memory_mb']:.0f} MB that "
+        "are the simulation's"
     )
     yield (
         f"event loop late by {1e3 * result['lag_seconds_p50']:.1f} ms in the median, {result['lag_seconds_p99']:.2f} s "

@@ -151,7 +151,7 @@ async def test_what_is_put_back_is_no_failure_and_goes_on_from_its_tokens(
         tasks = [asyncio.create_task(engine.generate(ids, asked(), request_id="x")) for ids in prompts(4)]
         await until(lambda: engine.metrics()["tokens_in_flight"] == 12)
         server.hold_after = None
-        for flight in engine._pool.flights:
+        for flight in engine._flights:
             flight.is_put_back = True
             flight.interrupt()
         completions = await asyncio.gather(*tasks)

@@ -63,7 +63,7 @@ def test_no_permit_is_lost_or_given_twice(seed: int) -> None:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 assert engine.counters.put_back_requests > 0
                 assert not engine._flights
-                assert not engine._pool.flights
+                assert not engine._pool.num_flights
                 assert engine._permits.num_taken == 0
 
     run_in_virtual_time(main())

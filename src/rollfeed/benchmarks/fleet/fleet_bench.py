@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +18,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rollfeed.app import open_rollouts
+from rollfeed.benchmarks.client_process import peak_bytes
 from rollfeed.benchmarks.fleet.fleet_loop import FleetLoop
 from rollfeed.benchmarks.fleet.fleet_servers import FleetServers
 from rollfeed.benchmarks.fleet.fleet_workload import FleetWorkload
 from rollfeed.benchmarks.fleet.reply_cost import reply_microseconds_per_token
+from rollfeed.benchmarks.fleet.simulation_memory import simulation_megabytes
 from rollfeed.benchmarks.schedule_workload import NumberedPrompts, QuickTokenizer
 from rollfeed.config.engine import SGLangSettings, WeightUpdateMode
 from rollfeed.engine.client import ServerEngine
@@ -112,11 +113,15 @@ async def _bench(
             batches = await _make(run, workload, before.at + seconds, progress)
         after = _Reading.of(run)
         metrics = dict(run.engine.metrics())
+    peak, simulated = peak_bytes() / (1 << 20), simulation_megabytes(workload)
     return {
         **_figures(workload, before, after, batches),
         **lags.figures(),
         **collections.figures(),
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_mb": peak,
+        "simulation_memory_mb": simulated,
+        "driver_memory_mb": peak - simulated,
+        "driver_kilobytes_per_request": 1024 * (peak - simulated) / workload.requests_at_servers,
         "utilisation": (after.generated_tokens - before.generated_tokens)
         / (run.servers.bound_tokens_per_second * (after.at - before.at)),
         "bound_tokens_per_second": run.servers.bound_tokens_per_second,

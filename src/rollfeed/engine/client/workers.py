@@ -59,17 +59,10 @@ class ServerPool:
         return self._live
 
     @property
-    def flights(self) -> Sequence[Flight]:
-        """Everything that is at an engine."""
-        holders = (*self._workers.values(), self._gateway) if self._gateway is not None else self._workers.values()
-        return [flight for holder in holders for flight in holder.flights]
-
-    @property
     def num_flights(self) -> int:
         """Requests that are at an engine."""
-        return sum(len(worker.flights) for worker in self._workers.values()) + (
-            len(self._gateway.flights) if self._gateway is not None else 0
-        )
+        holders = (*self._workers.values(), self._gateway) if self._gateway is not None else self._workers.values()
+        return sum(len(holder.flights) for holder in holders)
 
     def add(self, address: str, *, is_exact: bool = False) -> Worker:
         """Know a further worker."""

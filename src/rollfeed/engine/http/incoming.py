@@ -34,27 +34,6 @@ class HttpReply(NamedTuple):
 class Incoming:
     """A reply that is being received: what the parser tells of it. Until then it is waited for, and small."""
 
-    __slots__ = (
-        "_events",
-        "_head_bytes",
-        "_headers",
-        "_is_stream",
-        "_most_bytes",
-        "_num_bytes",
-        "_num_provisional",
-        "_parser",
-        "_pieces",
-        "_splitter",
-        "_status",
-        "body",
-        "content",
-        "error",
-        "has_ended",
-        "is_whole",
-        "keeps_open",
-        "size",
-    )
-
     def __init__(
         self,
         *,
