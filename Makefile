@@ -91,12 +91,12 @@ $(TRACKERS_INSTALLED): constraints-trackers.txt pyproject.toml
 		--editable '.[local,wandb,tensorboard,mlflow,trackio]'
 	@touch $@
 
-# Ray, beside rollfeed as its users have it.
+# Ray, beside rollfeed as its users have it, with the dashboard that a head node needs for `ray job submit`.
 $(RAY_INSTALLED): constraints-ray.txt constraints.txt pyproject.toml
 	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	@echo "installing into $(RAY_VENV); PyTorch takes two minutes"
 	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--constraint constraints-ray.txt --editable '.[local,train,ray]'
+		--constraint constraints-ray.txt --editable '.[local,train,ray]' 'ray[default]'
 	@touch $@
 
 # Its packages are pinned to versions that are not ours.

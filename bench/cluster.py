@@ -1,7 +1,8 @@
 """A run on a real Ray cluster of several local nodes beside the same run without one, and broken by kills.
 
-    make ray && .venv-ray/bin/python bench/cluster.py --output bench/cluster.json
+    make ray && .venv-ray/bin/python bench/cluster.py --repetitions 7 --kills 5 --output bench/cluster.json
 
+That is half an hour; with ``--kills 0`` it is seven minutes, and wants a machine with nothing else to do.
 The engines are fake servers with a model of time. What is measured: the time of equal steps with and without a cluster,
 in turns on the same servers, and how long a run takes until its first step begins. What is killed, with SIGKILL: a
 rollout worker, a raylet with all of its node, the driver. Then the files are counted as ``rollfeed bench chaos`` does.
@@ -28,47 +29,71 @@ from rollfeed.benchmarks.chaos.recount import recount
 from rollfeed.benchmarks.machine import machine
 
 WAIT_SECONDS = 120.0
+TIME_MODEL = ("--num-slots", "64", "--step-ms", "8", "--median-length", "120", "--max-length", "300")
+"""Of the servers of timed runs: responses take as long as such of a model of some billions of parameters."""
+TIMED = (
+    "rollout.num_rollout=8",
+    "rollout.rollout_batch_size=8",
+    "rollout.n_samples_per_prompt=8",
+    "rollout.over_sampling_batch_size=12",
+    "engine.sglang.concurrency=128",
+)
+"""Steps of some seconds, each of which submits 96 responses; the servers have room for all of them."""
 NUM_NODES = 3
 KINDS = ("actor", "raylet", "driver")
+MODES = ("sync", "partial", "async")
+MARK = f"ROLLFEED_CLUSTER_BENCH={os.getpid()}"
+"""In the environment of all that is started here."""
+LEFT = ("left_behind", "processes_left")
+"""Of a run that has ended: actors and placement groups; processes of its cluster."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=3, help="runs of each kind, in turns; 0: kills only")
-    parser.add_argument("--kills", type=int, default=1, help="of each kind; 0: time only")
-    parser.add_argument("--mode", choices=["sync", "partial", "async"], default="sync")
+    parser.add_argument("--kills", type=int, default=1, help="of each kind in each mode; 0: time only")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="that are broken; timed is sync")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="results of other parts that it has are kept")
     given = parser.parse_args()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    result: dict[str, Any] = {"mode": given.mode, "seed": given.seed, "nodes": NUM_NODES}
+    os.environ |= dict([MARK.split("=")]) | {"RAY_USAGE_STATS_ENABLED": "0"}
+    parts: dict[str, Any] = {"timed": {"sync": timed}} if given.repetitions else {}
+    parts |= {"killed": dict.fromkeys(given.modes, broken)} if given.kills else {}
+    made: dict[str, Any] = {}
+    for part, measures in parts.items():
+        for mode, measure in measures.items():
+            made.setdefault(part, {})[mode] = told = measured(measure, mode, given)
+            print(f"{part} {mode}: {json.dumps(told)}", file=sys.stderr)
+    print(json.dumps(made, indent=2))
+    if given.output is not None:
+        before = json.loads(given.output.read_text()) if given.output.exists() else {}
+        both = {part: before.get(part, {}) | made.get(part, {}) for part in ("timed", "killed")}
+        given.output.write_text(json.dumps(both, indent=2) + "\n")
+    all_told = [told for each in made.values() for told in each.values()]
+    return int(any(told.get(name) for told in all_told for name in ("lost", "doubled", "problems", *LEFT)))
+
+
+def measured(measure: Callable[..., dict[str, Any]], mode: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure on a cluster and servers of its own, and look at what is left of them."""
+    result: dict[str, Any] = {"seed": given.seed, "nodes": NUM_NODES}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollfeed-cluster-")))
-        engines = [stack.enter_context(ChaosEngine()) for _ in range(2)]
-        for engine in engines:
-            engine.wait_until_ready()
+        servers = [ChaosEngine(TIME_MODEL) if measure is timed else ChaosEngine() for _ in range(2)]
+        for server in servers:
+            stack.enter_context(server).wait_until_ready()
         cluster = stack.enter_context(started_cluster())
         job = make_job(
             folder,
-            num_kills=len(KINDS) * given.kills,
-            mode=given.mode,
-            deterministic=given.mode == "sync",
+            num_kills=2 * len(KINDS) * given.kills,
+            mode=mode,
+            deterministic=mode == "sync",
             seed=given.seed,
-            addresses=[engine.address for engine in engines],
+            addresses=[server.address for server in servers],
         )
-        if given.repetitions:
-            result |= timed(cluster, job, given.repetitions)
-        if given.kills:
-            result |= broken(cluster, job, given.kills)
-        result["left_behind"] = left_behind(cluster)
-    result["processes_left"] = [text for pid, text in processes() if text.startswith("ray::") or "/raylet/" in text]
-    result |= {"command": " ".join(["python", *sys.argv]), "machine": machine()}
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.output is not None:
-        given.output.write_text(text + "\n")
-    wrong = [result.get("lost"), result.get("doubled"), result.get("problems"), result["left_behind"]]
-    return int(any(wrong) or bool(result["processes_left"]))
+        result |= measure(cluster, job, given)
+        result[LEFT[0]] = left_behind(cluster)
+    result[LEFT[1]] = wait_until_none(ray_processes)
+    return result | {"command": " ".join(["python", *sys.argv]), "machine": machine()}
 
 
 class Nodes:
@@ -104,13 +129,14 @@ def started_cluster() -> Iterator[Nodes]:
         cluster.shutdown()
 
 
-def timed(cluster: Nodes, job: ChaosJob, repetitions: int) -> dict[str, Any]:
+def timed(cluster: Nodes, job: ChaosJob, given: argparse.Namespace) -> dict[str, Any]:
     """Make the run with and without a cluster, in turns; the first step is the warm-up."""
+    repetitions = given.repetitions
     seconds: dict[str, list[float]] = {"local": [], "cluster": []}
     starts: dict[str, list[float]] = {"local": [], "cluster": []}
     for repetition in range(repetitions):
         for kind in ("local", "cluster") if repetition % 2 == 0 else ("cluster", "local"):
-            process = run_of(cluster if kind == "cluster" else None, job, f"{kind}-{repetition}")
+            process = run_of(cluster if kind == "cluster" else None, job, f"{kind}-{repetition}", *TIMED)
             begun = time.time()
             process.start()
             code = process.wait_for_end()
@@ -126,6 +152,8 @@ def timed(cluster: Nodes, job: ChaosJob, repetitions: int) -> dict[str, Any]:
         [path.read_bytes() for path in sorted((job.folder / f"{kind}-0" / "batches").iterdir())] for kind in seconds
     ]
     return {
+        "timed_settings": TIMED,
+        "time_model": TIME_MODEL,
         "step_seconds": seconds,
         "overhead": statistics.median(ratios),
         "overheads": ratios,
@@ -134,13 +162,13 @@ def timed(cluster: Nodes, job: ChaosJob, repetitions: int) -> dict[str, Any]:
     }
 
 
-def broken(cluster: Nodes, job: ChaosJob, kills: int) -> dict[str, Any]:
-    """Kill each kind ``kills`` times, in turn, and count what the run has come to."""
+def broken(cluster: Nodes, job: ChaosJob, given: argparse.Namespace) -> dict[str, Any]:
+    """Kill each kind so many times, in turn, and count what the run has come to."""
     process = run_of(cluster, job, "broken")
     process.start()
     recovery: dict[str, list[float]] = {kind: [] for kind in KINDS}
     try:
-        for number in range(kills * len(KINDS)):
+        for number in range(given.kills * len(KINDS)):
             kind, step = KINDS[number % len(KINDS)], process.num_steps() + 2
             if not process.wait_until(process.batch_file(step).exists):
                 break
@@ -163,6 +191,7 @@ def broken(cluster: Nodes, job: ChaosJob, kills: int) -> dict[str, Any]:
     counts = recount(process.out, job, ledger=final_ledger(process.out))
     steps = [json.loads(line) for line in (process.out / "metrics.jsonl").read_text().splitlines()]
     return {
+        "kills": {kind: len(each) for kind, each in recovery.items()},
         "lost": len(counts.lost),
         "doubled": len(counts.duplicated),
         "problems": [*counts.problems[:20], *([process.last_words()] if code else [])],
@@ -175,9 +204,9 @@ def broken(cluster: Nodes, job: ChaosJob, kills: int) -> dict[str, Any]:
     }
 
 
-def run_of(cluster: Nodes | None, job: ChaosJob, name: str) -> RunProcess:
+def run_of(cluster: Nodes | None, job: ChaosJob, name: str, *overrides: str) -> RunProcess:
     ray = [] if cluster is None else ["cluster.kind=ray", f"cluster.address={cluster.address}"]
-    return RunProcess(job.folder / SETTINGS, job.folder / name, overrides=ray)
+    return RunProcess(job.folder / SETTINGS, job.folder / name, overrides=[*ray, *overrides])
 
 
 def processes() -> Iterator[tuple[int, str]]:
@@ -185,6 +214,16 @@ def processes() -> Iterator[tuple[int, str]]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             yield int(path.parent.name), path.read_text(errors="replace").replace("\0", " ").strip()
+
+
+def ray_processes() -> list[str]:
+    """Command lines of Ray's processes that have the environment of this one."""
+    found = []
+    for pid, text in processes():
+        with suppress(OSError):
+            if "ray" in text and MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(text)
+    return found
 
 
 def rollout_workers(cluster: Nodes) -> list[tuple[int, int]]:

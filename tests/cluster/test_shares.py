@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollfeed.app.cluster import cluster_engine
+from rollfeed.app.cluster import cluster_engine, settings_here
 from rollfeed.app.cluster.shares import gpus_per_worker, worker_spec
 from rollfeed.config import RunSpec, Settings, validate_settings
 from rollfeed.engine.idle import IdleEngine
@@ -46,6 +46,22 @@ def test_launched_servers_are_shared_with_ports_of_their_own_and_gpus_from_ray()
     assert gpus_per_worker(settings) == 2.0
     settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"num_workers": 2})})
     assert gpus_per_worker(settings) == 6.0
+
+
+def test_servers_that_workers_launch_need_no_program_and_no_gpu_here() -> None:
+    launch = {"num_servers": 5, "gpus_per_server": 2, "command": ["/only/on/nodes/vllm"]}
+    settings = settings_here(Settings.model_validate(tree(sglang={}, launch=launch)))
+    assert settings.engine.launch is None
+    assert settings.num_servers == 5
+    settings = settings_here(Settings.model_validate(tree(device="cuda", precision="bf16")))
+    assert (settings.engine.device, settings.engine.precision) == ("cpu", "auto")
+    here = Settings.model_validate({**tree(sglang={}, launch=launch), "cluster": {"kind": "local"}})
+    assert settings_here(here) is here
+
+
+def test_a_launched_server_has_one_gpu_where_nodes_have_some_and_nothing_else_is_said() -> None:
+    settings = Settings.model_validate(tree(sglang={}, launch={"num_servers": 5}))
+    assert gpus_per_worker(settings) is None
 
 
 def test_an_embedded_engine_has_a_gpu_where_it_computes_on_one() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.engines.servers import ROOT, python_of
 
+from rollfeed.benchmarks.machine import free_port
+
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 SETTINGS = """
@@ -42,7 +44,7 @@ import sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 cluster.add_node(num_cpus=2, num_gpus=1)
-cluster.add_node(num_cpus=2, env_vars={"PYTHONPATH": sys.argv[1]} if sys.argv[1:] else None)
+cluster.add_node(num_cpus=2, num_gpus=1, env_vars={"PYTHONPATH": sys.argv[1]} if sys.argv[1:] else None)
 print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
@@ -323,5 +325,87 @@ def test_kills_of_a_worker_of_a_node_and_of_the_driver_lose_and_double_nothing(
     )
     assert ran.returncode == 0, ran.stderr + ran.stdout
     told = json.loads(ran.stdout)
-    assert (told["lost"], told["doubled"], told["problems"], told["left_behind"]) == (0, 0, [], [])
-    assert told["groups_run_again"] >= 1
+    for mode in ("sync", "partial", "async"):
+        made = told["killed"][mode]
+        assert (made["lost"], made["doubled"], made["problems"]) == (0, 0, []), mode
+        assert (made["left_behind"], made["processes_left"]) == ([], []), mode
+        assert made["kills"] == {"actor": 1, "raylet": 1, "driver": 1}
+    assert told["killed"]["sync"]["groups_run_again"] >= 1
+
+
+SERVER = """
+import os, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(__file__ + ".gpus", "a") as file:
+    print(os.environ.get("CUDA_VISIBLE_DEVICES"), file=file)
+words = ["serve", "engine", "--model", given["--model-path"], "--port", given["--port"], "--context-length", "512"]
+os.execv(sys.executable, [sys.executable, "-m", "rollfeed", *words])
+"""
+
+
+def test_workers_launch_a_server_each_on_the_gpu_that_ray_gives_them(
+    run: Run, python: Path, environment: dict[str, str], address: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    launch = "engine.launch={command=['/no/such/program'], num_servers=2, gpus_per_server=1}"
+    (tmp_path / "launch.toml").write_text(SETTINGS + "[engine.sglang]\n")
+    there = ("cluster.kind=ray", f"cluster.address={address}")
+    ended = run("run", "there", *there, launch, file="launch.toml")
+    assert ended.returncode == 2  # the driver does not look for what is on the nodes: they do
+    assert "engine.launch.command: there is no program '/no/such/program'" in ended.stderr
+    ended = run(
+        "run", "there", *there, launch.replace("'/no/such/program'", f"'{python}', '{script}'"), file="launch.toml"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert Path(f"{script}.gpus").read_text().split() == ["0", "0"]  # each is the first one of its node
+    assert metrics(tmp_path / "there")["engine/live_workers"] == 2
+    assert wait_until_none(lambda: [each for each in below_ray(environment) if "serve\0engine" in each]) == []
+
+
+@pytest.fixture
+def head(python: Path, environment: dict[str, str]) -> Iterator[dict[str, int]]:
+    """The ports of a head node with Ray's client server and dashboard."""
+    ports = {
+        name: free_port()
+        for name in ("port", "ray-client-server-port", "dashboard-port", "dashboard-agent-listen-port")
+    }
+    words = [f"--{name}={port}" for name, port in ports.items()] + ["--min-worker-port=0", "--max-worker-port=0"]
+    # Without it Ray's client server forks in the middle of gRPC's calls, and hangs now and then.
+    variables = {**environment, "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    started = subprocess.Popen(
+        [python.parent / "ray", "start", "--head", "--block", "--num-cpus=3", "--disable-usage-stats", *words],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert started.stdout is not None
+    next(line for line in started.stdout if "block forever" in line)
+    yield ports
+    started.terminate()
+    started.communicate()
+    assert wait_until_none(lambda: below_ray(environment)) == []
+
+
+def test_a_run_through_rays_client_server_and_one_as_its_job_have_the_batches_of_a_local_one(
+    run: Run, python: Path, environment: dict[str, str], head: dict[str, int], tmp_path: Path
+) -> None:
+    assert run("run", "local").returncode == 0
+    ended = run(
+        "run", "client", "cluster.kind=ray", f"cluster.address=ray://127.0.0.1:{head['ray-client-server-port']}"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stderr.splitlines()) <= 2, ended.stderr  # no stacks of Ray's
+    assert batches(tmp_path / "client") == batches(tmp_path / "local")
+    submit = [python.parent / "ray", "job", "submit", "--address", f"http://127.0.0.1:{head['dashboard-port']}", "--"]
+    files = [tmp_path / "settings.toml", "--out", tmp_path / "job"]
+    ended = subprocess.run(
+        [*submit, python, "-m", "rollfeed", "run", *files, "--set", "cluster.kind=ray"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert batches(tmp_path / "job") == batches(tmp_path / "local")

@@ -10,7 +10,7 @@ from pathlib import Path
 from rollfeed import plugins
 from rollfeed.app.batches import age_limit, batch_cutter, surplus_rule
 from rollfeed.app.checks import check_combination, no_images_of
-from rollfeed.app.cluster import ClusterEngine, RemoteRunner, cluster_engine
+from rollfeed.app.cluster import ClusterEngine, RemoteRunner, cluster_engine, settings_here
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, label_names, reward_hub
@@ -135,7 +135,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     check_teacher(settings, model.tokenizer)
     settings = _with_template_date(settings, model.template_date)
     spec = replace(spec, settings=settings)
-    engine = cluster_engine(spec, run_engine(model, settings, folders=folders, starts=starts))
+    engine = cluster_engine(spec, run_engine(model, settings_here(settings), folders=folders, starts=starts))
     rows = RowChecks(
         settings,
         unscored=None if settings.teacher else "set reward.rm_type or plugins.reward",

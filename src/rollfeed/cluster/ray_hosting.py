@@ -31,6 +31,11 @@ _CONNECT_SECONDS = 5.0
 _PROBE_SECONDS = 30.0
 _CALLS_AT_ONCE = 10_000
 _LOCAL = "local"
+_OF_CLIENT_SERVERS = (
+    "; start the cluster's head with GRPC_ENABLE_FORK_SUPPORT=0, or run on one of its nodes with cluster.address = "
+    "host:6379 or `ray job submit`"
+)
+"""Ray's client server forks a process for each client in the middle of gRPC's calls, and some of them hang."""
 _NODE_LABEL = "ray.io/node-id"
 _ROLLOUT_WORKER = "rollout worker"
 TRAINER = "trainer"
@@ -59,11 +64,13 @@ class RayHost(Host):
     async def call(self, method: str, *args: Any) -> Any:
         import ray
 
+        answer = asyncio.ensure_future(self._actor.call.remote(method, *args))
+        # Ray's client prints a stack where somebody no longer waits.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            outcome = await self._actor.call.remote(method, *args)
+            return returned(await asyncio.shield(answer))
         except ray.exceptions.RayError as error:
             raise HostDiedError(f"{self.name}: {in_one_line(error)}") from None
-        return returned(outcome)
 
     def kill(self) -> None:
         import ray
@@ -188,7 +195,8 @@ class RayHosting(Hosting):
         except ConfigError:
             raise
         except Exception as error:  # Ray raises many kinds
-            raise ConfigError(f"{named}: {in_one_line(error)}") from error
+            said = in_one_line(error) + _OF_CLIENT_SERVERS * address.startswith("ray://")
+            raise ConfigError(f"{named}: {said}") from error
         if threading.current_thread() is threading.main_thread():
             # Ray has put a handler before ours, which prints a stack.
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

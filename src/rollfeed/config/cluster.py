@@ -54,8 +54,8 @@ class ClusterSettings(Section, resume=Resume.FREE):
     cpus_per_worker: float = Field(default=1.0, ge=0.0, le=4096.0, strict=False)
     """Of Ray's CPUs, for a worker with its graders and environments."""
     gpus_per_worker: float | None = Field(default=None, ge=0.0, le=64.0, strict=False)
-    """Of Ray's GPUs, all on one node. By default as many as its launched servers split their models over, one for an
-    embedded engine on `cuda`, and none otherwise.
+    """Of Ray's GPUs, all on one node. By default as many as its launched servers split their models over, without
+    `engine.launch.gpus_per_server` one where nodes have some; one for an embedded engine on `cuda`, and none otherwise.
     """
     reward_workers: int = Field(default=0, ge=0, le=10_000)
     """Actors that graders' and environments' calls of all rollout workers are spread over, with

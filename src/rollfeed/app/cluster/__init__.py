@@ -2,6 +2,6 @@
 
 from rollfeed.app.cluster.engine import ClusterEngine
 from rollfeed.app.cluster.runner import RemoteRunner
-from rollfeed.app.cluster.shares import cluster_engine
+from rollfeed.app.cluster.shares import cluster_engine, settings_here
 
-__all__ = ["ClusterEngine", "RemoteRunner", "cluster_engine"]
+__all__ = ["ClusterEngine", "RemoteRunner", "cluster_engine", "settings_here"]

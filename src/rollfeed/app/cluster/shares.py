@@ -43,14 +43,29 @@ def cluster_engine(spec: RunSpec, like: Engine, *, hosting: Hosting | None = Non
     )
 
 
-def gpus_per_worker(settings: Settings) -> float:
-    """Return how many of Ray's GPUs a worker gets."""
+def settings_here(settings: Settings) -> Settings:
+    """Return what the engine that only stands for the workers' is made of: it needs no GPU and starts no server."""
+    engine, changed = settings.engine, dict[str, Any]()
+    if settings.cluster.kind is ClusterKind.LOCAL:
+        return settings
+    if engine.launch is not None:
+        there = tuple(f"http://127.0.0.1:{number + 1}" for number in range(engine.launch.count))
+        changed = {"launch": None, **{name: each.at(there) for name, each in engine.servers.items()}}
+    elif engine.is_embedded and engine.device != "cpu":
+        changed = {"device": "cpu", "precision": "auto"}
+    return settings.model_copy(update={"engine": engine.model_copy(update=changed)})
+
+
+def gpus_per_worker(settings: Settings) -> float | None:
+    """Return how many of Ray's GPUs a worker gets; None is one where nodes have some."""
     given, launch = settings.cluster.gpus_per_worker, settings.engine.launch
     if given is not None:
         return given
     if launch is not None:
+        if launch.gpus_per_server is None:
+            return None
         num_servers = math.ceil(launch.count / (settings.cluster.num_workers or launch.count))
-        return float(num_servers * (launch.gpus_per_server or 0))
+        return float(num_servers * launch.gpus_per_server)
     return float(settings.engine.is_embedded and settings.engine.device.startswith("cuda"))
 
 

@@ -26,11 +26,15 @@ _QUIET_SECONDS = 300.0
 
 
 class ChaosEngine(CommandProcess):
-    """One server. Entering starts it, and does not wait for it."""
+    """One server. Entering starts it, and does not wait for it.
 
-    def __init__(self) -> None:
+    Args:
+        time_model: Flags of ``rollfeed serve fake-sglang`` that say how long it takes.
+    """
+
+    def __init__(self, time_model: Sequence[str] = _TIME_MODEL) -> None:
         self._port = free_port()
-        super().__init__(["serve", "fake-sglang", "--mode", "time-model", "--port", self._port, *_TIME_MODEL])
+        super().__init__(["serve", "fake-sglang", "--mode", "time-model", "--port", self._port, *time_model])
 
     @property
     def address(self) -> str:
