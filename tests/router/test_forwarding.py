@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.router.routing_fakes import Routed, routed
+from tests.router.routing_fakes import DEADLINE_SECONDS, Routed, routed
 
 from rollfeed.base.serving import serve_application
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
@@ -263,6 +263,24 @@ async def test_a_route_that_no_worker_has_is_not_found_after_all_were_asked() ->
         assert await counted(fakes, "/v1/chat/completions") == [1, 1]
         other = await router.post("/inference/v1/generate", token_ids=[1])
         assert (other.status, await counted(fakes, "/inference/v1/generate")) == (404, [0, 0])
+
+
+async def test_a_worker_that_has_never_answered_is_waited_for_once() -> None:
+    async with (
+        serve_fake_sglang(mode="zero") as fakes,
+        routed([*fakes.addresses, "http://127.0.0.1:9"], wait_seconds=DEADLINE_SECONDS) as router,
+    ):
+        assert (await router.generate()).status == 200
+        silent = router.fleet.members["http://127.0.0.1:9"]
+        loads = [{"worker": fakes.addresses[0], "load": 0}, {"worker": silent.address, "load": -1}]
+        assert (await router.get("/get_loads")).json == {"workers": loads}
+        asked = asyncio.create_task(router.post("/inference/v1/generate", token_ids=[1]))
+        await router.until(lambda: router.fleet.num_waiting == 1)
+        silent.joined_at -= DEADLINE_SECONDS
+        router.fleet.changed()
+        refused = await asked
+        assert refused.status == 503
+        assert "they are of kind sglang; http://127.0.0.1:9 has never answered" in refused.text
 
 
 async def test_a_key_is_asked_of_clients_and_given_to_workers() -> None:

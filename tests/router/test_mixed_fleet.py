@@ -110,6 +110,35 @@ async def test_a_vllm_that_keeps_no_name_is_given_the_weights_when_it_was_lost()
         await router.until(lambda: router.fleet.members[vllm.address].is_at(1))
 
 
+async def test_a_worker_that_returns_as_another_kind_is_met_again() -> None:
+    vllm, is_sglang = FakeVLLM(), True
+    told = {
+        "/model_info": {"model_path": "m", "weight_version": "default"},
+        "/v1/models": {"data": [{"id": "m"}]},
+        "/v1/loads": {"loads": []},
+        "/server_info": {},
+        "/health": {},
+        "/generate": {"text": ""},
+    }
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not is_sglang:
+            return await vllm.handle(request)
+        return web.json_response(told[request.path]) if request.path in told else web.Response(status=404)
+
+    async with serving(answer) as address, routed([address]) as router:
+        assert (await router.generate()).status == 200
+        member = router.fleet.members[address]
+        for kind in ("vllm", "sglang"):
+            is_sglang = kind == "sglang"
+            # Its old kind has other routes; a vLLM of which nothing was lost is not asked for them.
+            member.is_suspect = is_sglang
+            await router.until(lambda kind=kind: member.kind == kind)
+            await router.until(lambda: len(router.fleet.ready) == 1)
+            assert (await router.post(TOKENS, **ask())).status == (404 if is_sglang else 200)
+            assert (await router.generate()).status == (200 if is_sglang else 404)
+
+
 async def test_ranks_of_a_group_follow_each_other() -> None:
     told: dict[str, Any] = {}
 

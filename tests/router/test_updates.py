@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.engine.openai.conftest import serving
 from tests.router.routing_fakes import Routed, routed
 
 from rollfeed.base.serving import serve_application
@@ -98,6 +99,41 @@ async def test_a_worker_that_has_died_has_no_say() -> None:
         # It comes back with its first weights, and is given the current ones before it has requests.
         await router.until(lambda: states(router, fakes) == ["ready"] * 3)
         assert await versions(fakes) == ["1"] * 3
+
+
+async def test_the_word_of_a_worker_that_was_lost_in_a_failed_update_does_not_count() -> None:
+    version, folders, is_lost = "default", list[str](), False
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal version, is_lost
+        if request.path == DISK and not is_lost:
+            body = await request.json()
+            folders.append(body["model_path"])
+            version, is_lost = body["weight_version"], body["model_path"] == "/w/2"
+        if is_lost:
+            return web.Response(status=500)
+        told = {
+            DISK: {"success": True},
+            "/model_info": {"model_path": folders[-1] if folders else "m", "weight_version": version},
+            "/v1/models": {"data": [{"id": "m"}]},
+            "/health": {},
+        }
+        return web.json_response(told[request.path]) if request.path in told else web.Response(status=404)
+
+    async with (
+        serve_fake_sglang(mode="zero") as fakes,
+        serving(answer) as address,
+        routed([*fakes.addresses, address]) as router,
+    ):
+        assert (await router.post(DISK, model_path="/w/1", weight_version="1")).status == 200
+        await fakes.add_fault("status", status=400, path=DISK, times=1)
+        assert (await router.post(DISK, model_path="/w/2", weight_version="2")).status == 503
+        member = router.fleet.members[address]
+        assert (member.state, version) == ("down", "2")
+        is_lost = False
+        await router.until(lambda: len(router.fleet.ready) == 2)
+        assert (router.fleet.policy_version, folders) == (1, ["/w/1", "/w/2", "/w/1"])
+        assert await versions(fakes) == ["1"]
 
 
 async def test_running_requests_end_before_weights_change_and_later_ones_wait() -> None:

@@ -103,10 +103,16 @@ class Fleet:
             _log.info("%s: %s%s", member.address, state.value, f": {reason}" if reason else "")
         if state in (MemberState.DOWN, MemberState.OUT):
             self.chooser.forget_server(member.address)
-        if state is MemberState.OUT:
-            member.distrusted_version = max(self.policy_version, self.attempted_version)
+        if state is MemberState.READY:
+            member.distrusted_version = -1
         member.set_state(state, reason)
         self.changed()
+
+    def distrust(self, member: Member, problem: str) -> None:
+        """Keep out a worker that may have half of new weights, until it has loaded all, or names newer ones."""
+        member.distrusted_version = max(self.policy_version, self.attempted_version)
+        if member.state is not MemberState.DOWN:
+            self.set_state(member, MemberState.OUT, problem)
 
     def note_version(self, member: Member, name: str | None) -> bool:
         """Take a worker's word for its weights; return whether the fleet's version has risen by it.
@@ -256,14 +262,17 @@ class Fleet:
         return min([*able[turn:], *able[:turn]], key=lambda each: each.num_requests)
 
     def _refuse_unknown(self, path: str) -> None:
-        """Raise RequestError where workers have answered, and none of any state has the route."""
-        members = list(self.members.values())
-        if not members or any(each.kind is None for each in members):
+        """Raise RequestError where workers have answered, and none has the route, nor one that may still join soon."""
+        kinds, now = ROUTES.get(path, BOTH), asyncio.get_running_loop().time()
+        met = [each for each in self.members.values() if each.kind is not None]
+        unmet = [each for each in self.members.values() if each.kind is None]
+        if not met or any(each.kind in kinds and path not in each.lacks for each in met):
             return
-        kinds = ROUTES.get(path, BOTH)
-        if not any(each.kind in kinds and path not in each.lacks for each in members):
-            told = ", ".join(sorted({each.kind.value for each in members if each.kind is not None}))
-            raise RequestError(f"no worker has {path}: they are of kind {told}", status=404)
+        told = f"no worker has {path}: they are of kind {', '.join(sorted({str(each.kind) for each in met}))}"
+        if not unmet:
+            raise RequestError(told, status=404)
+        if all(now - each.joined_at >= self.settings.wait_seconds for each in unmet):
+            raise RequestError(f"{told}; {unmet[0].address} has never answered", status=NONE_STATUS)
 
     async def _wait(self, transfer: Transfer, deadline: float) -> None:
         if self.num_waiting >= self.settings.max_waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -130,7 +130,9 @@ class RouterControl:
         found = {transfer for transfers in owned.values() for transfer in transfers}
         await asyncio.gather(*(self._forwarder.abort(transfer) for transfer in found))
         if unknown := [each for each, transfers in owned.items() if not transfers]:
-            await self._asked_all(lambda member, kind: self._asker.abort(member.address, kind, unknown))
+            await self._updates.each(
+                self._fleet.ready, lambda member, kind: self._asker.abort(member.address, kind, unknown)
+            )
         return web.Response()
 
     async def _abort_all(self) -> None:
@@ -172,7 +174,7 @@ class RouterControl:
             await self._asker.command(member.address, path, {} if kind is WorkerKind.SGLANG else None)
 
         held, self._updates.held = self._updates.held, ()
-        problems = await self._asked_all(release, held or None)
+        problems = await self._updates.each(held or self._fleet.ready, release)
         self._updates.keeps_running = False
         await self._updates.settle()
         self._fleet.open(PAUSED)
@@ -209,23 +211,7 @@ class RouterControl:
 
     async def _told_all(self, act: Callable[[Member, WorkerKind], Awaitable[object]]) -> None:
         """Act on all workers with the current weights; raises RequestError where one did not do it."""
-        _refuse(await self._asked_all(act))
-
-    async def _asked_all(
-        self,
-        act: Callable[[Member, WorkerKind], Awaitable[object]],
-        members: Sequence[Member] | None = None,
-    ) -> Mapping[str, str]:
-        """Act on workers at once, by default on those with the current weights; return what went wrong, by address."""
-        asked = [each for each in (self._fleet.ready if members is None else members) if each.kind is not None]
-        done = await asyncio.gather(*(act(each, each.kind) for each in asked if each.kind), return_exceptions=True)
-        problems = {}
-        for member, told in zip(asked, done, strict=True):
-            if isinstance(told, EngineError):
-                problems[member.address] = str(told)
-            elif isinstance(told, BaseException):
-                raise told
-        return problems
+        _refuse(await self._updates.each(self._fleet.ready, act))
 
 
 def checked_worker(url: Any) -> str:
@@ -271,6 +257,6 @@ def _told(member: Member) -> str:
     return f"{member.state.value}: {member.reason}" if member.reason else member.state.value
 
 
-def _refuse(problems: Mapping[str, str]) -> None:
+def _refuse(problems: Mapping[Member, str]) -> None:
     if problems:
         raise RequestError("not all workers did it: " + "; ".join(problems.values()), status=_UNAVAILABLE)

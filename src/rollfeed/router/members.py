@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollfeed.router.request_fields import RequestFields
-from rollfeed.router.worker_kinds import WorkerKind
+from rollfeed.router.worker_kinds import FoundWorker, WorkerKind
 
 
 class MemberState(StrEnum):
@@ -31,6 +31,7 @@ class Member:
     def __init__(self, address: str) -> None:
         self.address = address
         self.member_id = str(uuid.uuid4())
+        self.joined_at = asyncio.get_running_loop().time()
         self.kind: WorkerKind | None = None
         self.state = MemberState.JOINING
         self.reason = "it has not answered yet"
@@ -41,7 +42,7 @@ class Member:
         self.newest_version = 0
         """That it has served; one that serves an older one was started again."""
         self.distrusted_version = -1
-        """While it is out: newest version that an update may have given it half of."""
+        """Newest version that an update may have given it half of; -1 where its word for its weights counts."""
         self.behind_since = 0.0
         """Time of the event loop since which others have newer weights; long ago where it has lost them itself."""
         self.version_name: str | None = None
@@ -74,6 +75,13 @@ class Member:
     def is_at(self, policy_version: int) -> bool:
         """Whether it may have requests of a version."""
         return self.state is MemberState.READY and self.policy_version == policy_version
+
+    def become(self, found: FoundWorker) -> None:
+        """Be a server that has just been met; what was known of another one at its address counts no more."""
+        self.kind, self.model, self.num_ranks = found
+        self.state, self.reason = MemberState.JOINING, "it has not said which weights it serves"
+        self.version_name, self.policy_version, self.newest_version, self.distrusted_version = None, 0, 0, -1
+        self.lacks.clear()
 
     def set_state(self, state: MemberState, reason: str = "") -> None:
         """Let it have requests, or say why not; what it has goes elsewhere when it is lost."""

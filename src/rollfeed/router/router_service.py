@@ -18,6 +18,7 @@ from rollfeed.engine.http.json_answers import Handler, errors_as_json, json_repl
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.fleet_control import RouterControl
 from rollfeed.router.forwarding import Forwarder, KeepsSpans
+from rollfeed.router.members import MemberState
 from rollfeed.router.router_metrics import router_families, span_families
 from rollfeed.router.router_settings import RouterSettings
 from rollfeed.router.span_cache import SpanCacheUse
@@ -106,6 +107,7 @@ class RouterService:
         application.add_routes([web.get(path, answer) for path, answer in told.items()])
         application.add_routes([web.get("/liveness", self._live), web.get("/metrics", self._metrics)])
         application.add_routes([web.get("/v1/loads", self._loads), web.get("/get_load", self._loads)])
+        application.add_routes([web.get("/get_loads", self._token_loads)])
         application.add_routes([web.post("/retrieve_from_text", self._retrieve)])
         return application
 
@@ -153,6 +155,12 @@ class RouterService:
             for member in self.fleet
         ]
         return await json_reply({"loads": loads} if request.path == "/v1/loads" else loads)
+
+    async def _token_loads(self, _request: web.Request) -> web.Response:
+        """Answer as SGLang's router: the tokens of each worker's prompts, -1 of one that does not answer."""
+        lost = (MemberState.JOINING, MemberState.DOWN)
+        loads = [(each.address, -1 if each.state in lost else each.num_tokens) for each in self.fleet]
+        return await json_reply({"workers": [{"worker": address, "load": load} for address, load in loads]})
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         body = await read_json(request)

@@ -10,7 +10,7 @@ from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.errors import ConfigError, EngineError, EngineProtocolError
 from rollfeed.router.fleet import STARTING, Fleet
 from rollfeed.router.members import Member, MemberState
-from rollfeed.router.worker_kinds import ToldWeights, WorkerAsker
+from rollfeed.router.worker_kinds import ToldWeights, WorkerAsker, WorkerKind
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class Watcher:
         try:
             await self._probe(member)
         except EngineProtocolError as error:
-            # No worker, or weights of a name that is no version: until it is mended it is waited for.
+            # No worker, another kind than before, or weights of a name that is no version: until then it is waited for.
+            member.is_suspect = True
             if member.state is not MemberState.OUT:
                 self._fleet.set_state(member, MemberState.JOINING, str(error))
         except (EngineError, ConfigError) as error:
@@ -111,18 +112,12 @@ class Watcher:
 
     async def _probe(self, member: Member) -> None:
         seconds, address = self._settings.probe_timeout_seconds, member.address
-        if member.kind is None:
-            found = await self._asker.meet(address, timeout_seconds=seconds)
-            member.kind, member.model, member.num_ranks = found
-            told = await self._asker.weights(address, found.kind)
-            # A version that was never changed is what the server was started with.
-            member.model_path = told.model_path
-            member.folder = told.model_path if told.version_name in (None, "default") else None
+        kind = member.kind
+        if kind is None or member.state is MemberState.DOWN or member.is_suspect:
+            kind, told = await self._meet(member)
         else:
             await self._asker.health(address, timeout_seconds=seconds)
-            told = await self._asker.weights(address, member.kind)
-        kind = member.kind
-        assert kind is not None
+            told = await self._asker.weights(address, kind)
         load = await self._asker.load(address, kind)
         member.num_running, member.num_waiting, member.kv_use = load
         if self._fleet.is_changing:
@@ -133,6 +128,19 @@ class Watcher:
         if is_late or member.state is MemberState.OUT:
             await self._bring(member)
 
+    async def _meet(self, member: Member) -> tuple[WorkerKind, ToldWeights]:
+        """Find out what answers: another kind of server than before has neither its weights nor its routes."""
+        found = await self._asker.meet(member.address, timeout_seconds=self._settings.probe_timeout_seconds)
+        told = await self._asker.weights(member.address, found.kind)
+        if found.kind is not member.kind:
+            self._fleet.chooser.forget_server(member.address)
+            member.become(found)
+            # A version that was never changed is what the server was started with.
+            member.model_path = told.model_path
+            member.folder = told.model_path if told.version_name in (None, "default") else None
+            self._fleet.changed()
+        return found.kind, told
+
     def _settle(self, member: Member, told: ToldWeights) -> None:
         """Say by what a healthy worker tells of its weights whether it may have requests."""
         was_lost = member.state is MemberState.DOWN or member.is_suspect
@@ -140,8 +148,11 @@ class Watcher:
             member.lacks.clear()  # it may be another one by now
             self._fleet.changed()
         member.num_failed_probes, member.is_suspect = 0, False
-        if member.state is MemberState.OUT and not _is_newer(told.version_name, member.distrusted_version):
+        if member.distrusted_version >= 0 and not _is_newer(told.version_name, member.distrusted_version):
+            if member.state is not MemberState.OUT:
+                self._fleet.set_state(member, MemberState.OUT, "it was lost in an update of its weights")
             return  # its word does not count
+        member.distrusted_version = -1
         if told.version_name is None and member.version_name is None:
             # It keeps no name: once lost it may have been started again, with its first weights.
             if was_lost or member.state is MemberState.JOINING:
@@ -188,7 +199,7 @@ class Watcher:
             doublings = min(member.num_failed_loads, _MOST_DOUBLINGS)
             member.next_load = loop.time() + self._settings.probe_seconds * 2**doublings
             member.num_failed_loads += 1
-            self._fleet.set_state(member, MemberState.OUT, f"cannot load version {name} from {folder}: {error}")
+            self._fleet.distrust(member, f"cannot load version {name} from {folder}: {error}")
         finally:
             self._num_bringing -= 1
             self._brought.set()

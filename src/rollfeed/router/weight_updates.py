@@ -115,14 +115,16 @@ class WeightUpdates:
         async def load(member: Member, kind: WorkerKind) -> None:
             await self._asker.load_folder(member.address, kind, folder, name, more=more)
 
-        problems = await self._each(members, load)
+        problems = await self.each(members, load)
         told = "; ".join(problems.values())
         voters = [member for member in members if member.state is not MemberState.DOWN]
         failed = [member for member in problems if member in voters]
+        for member in problems.keys() - failed:
+            self._fleet.distrust(member, problems[member])
         if voters and (not failed or (old is None and len(failed) < len(voters))):
             for member in voters:
                 if member in failed:
-                    self._fleet.set_state(member, MemberState.OUT, problems[member])
+                    self._fleet.distrust(member, problems[member])
                 else:
                     self._watcher.has_loaded(member, folder, name)
             left = f"; left out: {told}" if told else ""
@@ -256,9 +258,9 @@ class WeightUpdates:
                     transfer.is_aborted = True
                     transfer.interrupt(member)
 
-        await self._each(members, abort)
+        await self.each(members, abort)
 
-    async def _each(
+    async def each(
         self, members: Sequence[Member], act: Callable[[Member, WorkerKind], Awaitable[object]]
     ) -> dict[Member, str]:
         """Act on all members at once; return what went wrong. Those that do not answer at all are down."""
@@ -292,12 +294,11 @@ class WeightUpdates:
                 return
             served = (await self._asker.weights(member.address, kind)).version_name
             told = f"may have weights of a version that does not stand, and says {served!r}"
-            self._fleet.set_state(member, MemberState.OUT, told)
+            self._fleet.distrust(member, told)
 
-        problems = await self._each(members, go_back)
+        problems = await self.each(members, go_back)
         for member, problem in problems.items():
-            if member.state is not MemberState.DOWN:
-                self._fleet.set_state(member, MemberState.OUT, f"could not go back: {problem}")
+            self._fleet.distrust(member, f"could not go back: {problem}")
 
     def _healthy(self) -> Sequence[Member]:
         """Return workers that answer: whole weights make any of them good again."""
@@ -330,11 +331,11 @@ class WeightUpdates:
             if told.get("success") is False:
                 raise EngineError(f"{member.address}: {told.get('message', 'no success')}")
 
-        problems = await self._each(members, send)
+        problems = await self.each(members, send)
         for member, problem in problems.items():
             self._failed.add(member)
-            if is_weights and member.state is not MemberState.DOWN:
-                self._fleet.set_state(member, MemberState.OUT, problem)
+            if is_weights:
+                self._fleet.distrust(member, problem)
         if problems:
             raise RequestError(f"{path}: {'; '.join(problems.values())}", status=_UNAVAILABLE)
         return replies[members[0]]
@@ -357,11 +358,11 @@ class WeightUpdates:
 
         whole = touched - failed
         members = [member for member in self._fleet if member.state is MemberState.READY or member in whole]
-        problems = await self._each(members, ask)
+        problems = await self.each(members, ask)
         for member in members:
-            if member in problems and member.state is not MemberState.DOWN:
-                self._fleet.set_state(member, MemberState.OUT, problems[member])
-            elif member in whole and member not in problems:
+            if member in problems:
+                self._fleet.distrust(member, problems[member])
+            elif member in whole:
                 self._fleet.set_state(member, MemberState.READY)
         self._fleet.open(UNFINISHED)
 
@@ -383,7 +384,7 @@ class WeightUpdates:
             told = f"an update was begun, and not finished within {self._settings.update_seconds:g} s"
             self._failed |= self._touched
             for member in self._touched:
-                self._fleet.set_state(member, MemberState.OUT, told)
+                self._fleet.distrust(member, told)
             await self._finish()
 
 

@@ -19,6 +19,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("--model-path", "--host", "--served-model-name", "--calls", "--tp-size"):
         parser.add_argument(name)
+    parser.add_argument("--enable-metrics", action="store_true", required=True)
     parser.add_argument("--port", type=int)
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--ends-after", type=float)

@@ -18,7 +18,8 @@ from rollfeed.engine.client.concurrency import (
     room_at,
     too_many,
 )
-from rollfeed.engine.client.flights import Flight, FlightAbortedError
+from rollfeed.engine.client.flights import Flight, FlightAbortedError, Worker
+from rollfeed.engine.client.monitor import Monitor
 from rollfeed.engine.client.replies import ServerLoad
 from rollfeed.routing import AdaptiveLimit, Throughput, Window
 from rollfeed.testing.virtual_loop import run_in_virtual_time
@@ -197,6 +198,59 @@ def test_the_memory_of_servers_is_counted_together() -> None:
     assert memory_room([one], 64) == pytest.approx(60 * 0.95)
     assert memory_room([one, idle], 64) == pytest.approx(2 * 60 * 0.95)  # the idle one holds as much
     assert memory_room([one, ServerLoad(60, 0)], 124) == math.inf  # one does not say
+
+
+@pytest.mark.parametrize(("num_flights", "room"), [(0, 45.0), (10, 55.0), (50, 95.0), (100, 190.0)])
+def test_what_is_free_beside_requests_of_others_is_room(num_flights: int, room: float) -> None:
+    assert memory_room([ServerLoad(50, 0, kv_use=0.5)], num_flights) == pytest.approx(room)
+
+
+def test_memory_that_others_fill_leaves_a_share_of_it() -> None:
+    assert memory_room([ServerLoad(40, 60, kv_use=0.95)], 10) == pytest.approx(4.0)
+    assert memory_room([ServerLoad(40, 60, kv_use=0.95)], 0) == 0.0
+
+
+async def test_what_servers_have_put_back_is_counted_from_look_to_look(monitored: Any) -> None:
+    monitor, worker, told = monitored
+    full = ServerLoad(8, 2, kv_use=1.0)
+    for load, num_preempted in (
+        (full._replace(total_preempted=7), 0),  # before this engine
+        (full._replace(total_preempted=9), 2),
+        (full, 0),  # not asked
+        (full._replace(total_preempted=12), 3),
+        (full._replace(total_preempted=1), 0),  # started again
+        (full._replace(num_preempted=4), 4),
+        (full._replace(num_preempted=4, total_preempted=2), 4),
+    ):
+        told.append(load)
+        await monitor._look_at(worker)
+        assert worker.load.num_preempted == num_preempted
+
+
+async def test_an_abort_of_all_leaves_the_limit_as_it_was(monitored: Any) -> None:
+    monitor, worker, told = monitored
+    limit, permits, throughput = AdaptiveLimit(num_workers=1, ceiling=512), Permits(50), Throughput()
+    told.append(ServerLoad(60, 4, kv_use=1.0))
+    await monitor._look_at(worker)
+    monitor._steer(limit, permits, throughput)
+    assert permits.limit == 50
+    worker.flights.update(flight() for _ in range(32))
+    monitor._steer(limit, permits, throughput)
+    assert permits.limit == 28
+
+
+@pytest.fixture
+def monitored() -> tuple[Monitor, Worker, list[ServerLoad]]:
+    """What watches one server, which says what is told next."""
+    told: list[ServerLoad] = []
+
+    async def load(_address: str) -> ServerLoad:
+        return told.pop()
+
+    dialect, worker = SimpleNamespace(settings=None, load=load), Worker("http://127.0.0.1:1")
+    pool = SimpleNamespace(live=(worker,), flights=worker.flights)
+    monitor: Any = Monitor(pool=cast(Any, pool), router=None, dialect=cast(Any, dialect), weights=cast(Any, None))
+    return monitor, worker, told
 
 
 def flights_at(*num_tokens: int) -> list[Flight]:

@@ -248,6 +248,15 @@ async def test_the_fullest_rank_of_a_server_counts(scripted: Any, engine_at: Eng
         del ranks[0]["total_prefill_uncached_tokens"]
         assert await dialect.load(server.address) == expected
 
+        async def count(_request: web.Request) -> Any:
+            line = 'sglang:num_retracted_requests_total{model_name="/a{b}",tp_rank="0"} '
+            return web.Response(text=f"{line}3.0\n{line}1e+02\n{line}many\nsglang:num_retracted_reqs 5.0\n")
+
+        server.answers["/metrics"] = count
+        assert await dialect.load(server.address) == expected._replace(total_preempted=103)
+        ranks[0]["num_waiting_reqs"] = 0  # nobody need leave it
+        assert (await dialect.load(server.address)).total_preempted is None
+
 
 async def test_a_server_that_says_it_is_full_gets_no_request_while_another_has_room(
     scripted: Any, engine_at: EngineAt, until: Any

@@ -42,13 +42,17 @@ def room_at(load: ServerLoad, num_flights: int) -> float:
 
 
 def memory_room(loads: Sequence[ServerLoad], num_flights: int) -> float:
-    """Return how many flights fit into the memory of servers that have so many; infinite where that is not known."""
+    """Return how many flights fit into the memory of servers that have so many; infinite where that is not known.
+
+    What runs there and is none of these, as others' requests or those that have just been aborted, leaves less room:
+    what is free of it, or of too much a share as large as that in all.
+    """
     uses = [load.kv_use for load in loads if load.kv_use is not None]
     running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
     if not running or not uses or len(uses) < len(loads) or sum(uses) < _FEW_KV_USE * len(uses):
         return math.inf
     fitting = running * _FULL_KV_USE * len(uses) / sum(uses)
-    return num_flights * fitting / (running + waiting)
+    return max(num_flights * fitting / (running + waiting), num_flights + fitting - running - waiting)
 
 
 def too_many(load: ServerLoad, flights: Collection[Flight], *, now: float) -> Sequence[Flight]:

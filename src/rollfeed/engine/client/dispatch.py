@@ -274,12 +274,12 @@ class Dispatcher:
 
     def _note_cached(self, flight: Flight, worker: Worker, reply: Reply) -> None:
         """Note what the server said that it had, and what it has from now on."""
-        parts, sent_ids = self._parts, flight.input_ids
-        parts.counters.sent_tokens += len(sent_ids)
+        parts, spans = self._parts, reply.version_spans
+        parts.counters.sent_tokens += len(flight.prompt_ids) + flight.num_sampled
         parts.counters.told_cached_tokens += reply.cached_tokens
-        if len(reply.version_spans) == 1:
-            computed = np.concatenate([sent_ids, reply.token_ids])
-            parts.pool.answered(worker, computed, policy_version=reply.version_spans[0].policy_version)
+        if len(spans) == 1 and parts.pool.is_remembered(worker, spans[0].policy_version):
+            computed = np.concatenate([flight.input_ids, reply.token_ids])
+            parts.pool.answered(worker, computed, policy_version=spans[0].policy_version)
 
     def _is_of_another(self, told: str, rid: str) -> bool:
         """Whether a reply is told to be of another request of this client; servers may put something around an id."""

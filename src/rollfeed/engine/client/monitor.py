@@ -161,6 +161,8 @@ class Monitor:
         in_flight, live = self._pool.num_flights, self._pool.live
         loads = [worker.load for worker in live if worker.load is not None]
         room = memory_room(loads, in_flight) if len(loads) == len(live) else math.inf
+        if not in_flight:  # of what has just been aborted the servers may not know yet
+            room = permits.limit
         self._learn(limit, throughput, loads, in_flight)
         told = [load.recompute_seconds for load in loads if load.recompute_seconds is not None]
         permits.hold_seconds = sum(told) / len(told) if told else 0.0
@@ -201,8 +203,8 @@ class Monitor:
             await asyncio.gather(*(orphans.tell([worker], flight.rid) for flight in put_back))
 
     async def _look_at(self, worker: Worker) -> None:
-        try:
-            worker.load = await self._dialect.load(worker.address)
-        except EngineError:
-            worker.load = None  # its probes find out what is the matter
+        before, told = worker.load, None
+        with suppress(EngineError):  # its probes find out what is the matter
+            told = await self._dialect.load(worker.address)
+        worker.load = None if told is None else told.preempted_since(before)
         worker.room = math.inf if worker.load is None else room_at(worker.load, len(worker.flights))

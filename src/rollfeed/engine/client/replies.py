@@ -120,6 +120,16 @@ class ServerLoad(NamedTuple):
     """In which it would compute anew all that running requests hold; None where the server does not say."""
     num_preempted: int = 0
     """Requests that it has put back lately for want of places, to be computed again."""
+    total_preempted: int | None = None
+    """The same since the server was started; None where it was not asked, or does not count them."""
+
+    def preempted_since(self, before: ServerLoad | None) -> ServerLoad:
+        """Return the load with what has been put back since an earlier one, by the server's count."""
+        earlier = None if before is None else before.total_preempted
+        if earlier is None or self.total_preempted is None:
+            return self if earlier is None else self._replace(total_preempted=earlier)
+        # It begins anew with the server.
+        return self._replace(num_preempted=max(self.num_preempted, self.total_preempted - earlier))
 
 
 class Router(Protocol):

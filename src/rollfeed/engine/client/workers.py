@@ -128,8 +128,12 @@ class ServerPool:
 
     def answered(self, worker: Worker, token_ids: NDArray[np.int32], *, policy_version: int) -> None:
         """Note that a worker has these tokens ``(N,)``, a response and all before it, computed by one version."""
-        if policy_version == self._newest and worker is not self._gateway and len(self._live) > 1:
-            self._chooser.ended(worker.address, token_ids, policy_version=policy_version)
+        self._chooser.ended(worker.address, token_ids, policy_version=policy_version)
+
+    def is_remembered(self, worker: Worker, policy_version: int) -> bool:
+        """Whether it matters to later choices what a worker has computed by a version."""
+        is_chosen = self._routing is Routing.PREFIX and worker is not self._gateway and len(self._live) > 1
+        return is_chosen and policy_version == self._newest
 
     def metrics(self) -> Mapping[str, float]:
         """Return what is so now."""

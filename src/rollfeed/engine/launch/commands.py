@@ -68,7 +68,7 @@ KINDS: Mapping[str, LaunchKind] = {
         command=("python", "-m", "sglang.launch_server"),
         model=("--model-path",),
         parallel="tp-size",
-        flags={},
+        flags={"enable-metrics": True},  # without it neither throughput nor what was put back is told
         asleep={"enable-memory-saver": True, "enable-weights-cpu-backup": True},
         env={},
     ),

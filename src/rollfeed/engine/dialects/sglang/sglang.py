@@ -48,6 +48,7 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _ENDING_SINCE = (0, 5, 23)
 _CHANGED = "Weights were updated"
 """In a refusal: of the flush, not of the weights."""
+_RETRACTED = re.compile(rb"^sglang:num_retracted_requests_total(?:\{.*\})? (\d+(?:\.\d*)?(?:e\+\d\d)?)$", re.MULTILINE)
 _SEED_MASK = (1 << 31) - 1
 _SEED_STRIDE = 0x9E3779B1
 _ENCODER = msgspec.json.Encoder()
@@ -139,6 +140,15 @@ class SGLang:
         return version_told_by(address, model.get("weight_version", "default"))
 
     async def load(self, address: str) -> ServerLoad | None:
+        load = await self._load_now(address)
+        if load is None or not load.waiting:
+            return load  # where nothing waits nobody has to leave, however often something was put back
+        told: Sequence[bytes] = ()
+        with suppress(EngineError):
+            told = _RETRACTED.findall((await self._http.control("GET", f"{address}/metrics")).content)
+        return load._replace(total_preempted=int(sum(map(float, told))) if told else None)
+
+    async def _load_now(self, address: str) -> ServerLoad | None:
         reply = await self._http.control("GET", f"{address}/v1/loads?include=core,queues")
         loads = reply.json().get("loads") if reply.status == 200 else None
         if not isinstance(loads, list) or not loads or not all(isinstance(each, dict) for each in loads):
@@ -155,7 +165,7 @@ class SGLang:
                 tokens_per_second=None if None in rates or (running and not sum(rates)) else float(sum(rates)),
                 kv_use=float(max(uses)) if uses else None,
                 recompute_seconds=_recompute_seconds(loads),
-                # Of its latest stretch of decoding steps; requests that end say how often they were put back.
+                # Of the steps since it reported last, which may be over before anybody looks.
                 num_preempted=sum(int((each.get("queues") or {}).get("retracted", 0)) for each in loads),
             )
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
@@ -269,7 +279,7 @@ class SGLang:
             raise EngineUnavailableError(f"{worker.address}: still works on aborted requests") from None
 
     async def _is_idle(self, address: str) -> bool:
-        load = await self.load(address)
+        load = await self._load_now(address)
         return load is None or load.running + load.waiting == 0
 
     async def _model(self, address: str, *, timeout_seconds: float | None = None) -> Mapping[str, Any]:

@@ -34,7 +34,7 @@ from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
 _METRIC = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|gpu_cache_usage_perc|num_preemptions_total)"
-    r"(?:\{[^}]*\})? ([0-9.e+-]+)$",
+    r"(?:\{[^}]*\})? (\d+(?:\.\d*)?(?:e[+-]\d\d)?)$",
     re.MULTILINE,
 )
 """One line an engine of the server; ``gpu_cache_usage_perc`` is the name in versions before 0.11."""
@@ -63,7 +63,6 @@ class VLLM:
         self.is_exact = settings.purpose is Purpose.TRAINING
         self.keeps_partial = settings.stream and self.is_exact  # only from exact tokens can a response go on
         self._servers: dict[str, Server] = {}
-        self._num_preemptions: dict[str, float] = {}
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -126,13 +125,11 @@ class VLLM:
         if not told:
             return None
         uses = told.get("kv_cache_usage_perc") or told.get("gpu_cache_usage_perc")
-        total = sum(told.get("num_preemptions_total", ()))
-        before, self._num_preemptions[address] = self._num_preemptions.get(address, total), total
         return ServerLoad(
             running=int(sum(told.get("num_requests_running", ()))),
             waiting=int(sum(told.get("num_requests_waiting", ()))),
             kv_use=max(uses) if uses else None,
-            num_preempted=max(0, int(total - before)),  # the count begins anew with the server
+            total_preempted=int(sum(totals)) if (totals := told.get("num_preemptions_total")) else None,
         )
 
     async def score(
