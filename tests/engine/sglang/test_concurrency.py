@@ -12,15 +12,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from rollfeed.config.servers import Routing
 from rollfeed.engine.client.concurrency import (
     Permits,
     memory_room,
     room_at,
     too_many,
 )
+from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.flights import Flight, FlightAbortedError, Worker
 from rollfeed.engine.client.monitor import Monitor
 from rollfeed.engine.client.replies import ServerLoad
+from rollfeed.engine.client.workers import ServerPool
 from rollfeed.routing import AdaptiveLimit, Throughput, Window
 from rollfeed.testing.virtual_loop import run_in_virtual_time
 from rollfeed.types import SamplingParams
@@ -247,9 +250,10 @@ def monitored() -> tuple[Monitor, Worker, list[ServerLoad]]:
     async def load(_address: str) -> ServerLoad:
         return told.pop()
 
-    dialect, worker = SimpleNamespace(settings=None, load=load), Worker("http://127.0.0.1:1")
-    pool = SimpleNamespace(live=(worker,), flights=worker.flights)
-    monitor: Any = Monitor(pool=cast(Any, pool), router=None, dialect=cast(Any, dialect), weights=cast(Any, None))
+    dialect = SimpleNamespace(settings=None, load=load)
+    pool = ServerPool(router=None, counters=Counters(), routing=Routing.PREFIX)
+    worker = pool.add("http://127.0.0.1:1")
+    monitor: Any = Monitor(pool=pool, router=None, dialect=cast(Any, dialect), weights=cast(Any, None))
     return monitor, worker, told
 
 
