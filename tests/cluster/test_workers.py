@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +18,9 @@ from tests.cluster.process_hosting import ProcessHosting
 from rollfeed import app
 from rollfeed.app.build import PreparedRun, prepare
 from rollfeed.app.cluster import ClusterEngine, cluster_engine
-from rollfeed.app.cluster.orders import AbortRequests, OutputWritten, read_events
+from rollfeed.app.cluster.orders import AbortRequests, LineLogged, OutputWritten, read_events
 from rollfeed.app.cluster.worker_places import RolloutWorkers, WorkerPlace
+from rollfeed.app.inside_cluster.kept_output import KeptOutput
 from rollfeed.app.inside_cluster.reward_worker import RewardWorker
 from rollfeed.app.inside_cluster.rollout_worker import RolloutWorker
 from rollfeed.cluster import Host, HostDiedError, wanted_of_nodes
@@ -379,6 +381,24 @@ def test_a_reward_worker_gives_what_was_printed_once_and_in_whole_lines() -> Non
         assert not folder.exists()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_what_is_logged_is_kept_with_its_stack_and_what_cannot_be_said_ends_nothing() -> None:
+    output, log = KeptOutput(), logging.getLogger("rollfeed.aloud")
+    with output.keeping():
+        output.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
+        try:
+            raise KeyError("left")
+        except KeyError:
+            log.exception("it failed")
+        print("said")
+    logged, written = output.take()
+    assert isinstance(logged, LineLogged)
+    assert (logged.logger, logged.level) == ("rollfeed.aloud", logging.ERROR)
+    assert logged.text.splitlines()[0] == "it failed"
+    assert logged.text.splitlines()[-1] == "KeyError: 'left'"
+    assert written == OutputWritten("rewards.log", b"said\n")
+    assert output.take() == []
 
 
 def test_metrics_of_workers_are_those_of_one_engine_and_counts_outlive_their_worker(

@@ -130,17 +130,20 @@ def metrics(run: Path) -> dict[str, float]:
     return last
 
 
-def below_ray(environment: dict[str, str]) -> list[str]:
-    """Commands of processes that have the environment of this test's, and are of Ray."""
+def of_this_test(environment: dict[str, str]) -> list[tuple[int, str]]:
+    """Numbers and commands of processes that have the environment of this test's."""
     found, mark = [], f"HOME={environment['HOME']}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            text = (path / "cmdline").read_text(errors="replace")
-            if mark in (path / "environ").read_bytes() and ("ray" in text):
-                found.append(text)
+            if mark in (path / "environ").read_bytes():
+                found.append((int(path.name), (path / "cmdline").read_text(errors="replace")))
         except OSError:
             continue
     return found
+
+
+def below_ray(environment: dict[str, str]) -> list[str]:
+    return [text for _, text in of_this_test(environment) if "ray" in text]
 
 
 def wait_until_none(look: Callable[[], list[str]]) -> list[str]:
@@ -265,15 +268,7 @@ def test_a_training_whose_actors_are_killed_ends_with_one_line_and_goes_on(
 
 def hosted_actors(environment: dict[str, str]) -> list[int]:
     """Processes of this test's actors: rollout workers, and the trainer."""
-    mark = f"HOME={environment['HOME']}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (path / "cmdline").read_bytes().startswith(b"ray::Hosted") and mark in (path / "environ").read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
+    return [number for number, text in of_this_test(environment) if text.startswith("ray::Hosted")]
 
 
 def test_a_node_with_another_rollfeed_is_named_and_gets_no_work(
@@ -292,6 +287,20 @@ def test_a_node_with_another_rollfeed_is_named_and_gets_no_work(
         assert metrics(tmp_path / "there")["engine/rollout_workers"] == 2
     finally:
         cluster.communicate()
+
+
+def test_a_node_that_hangs_at_the_start_is_named_and_others_do_the_work(
+    run: Run, address: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    hanging = max(number for number, text in of_this_test(environment) if "/raylet/raylet" in text)
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        ended = run("run", "there", "cluster.kind=ray", f"cluster.address={address}", "cluster.num_workers=2")
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+    assert ended.returncode == 0, ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if "it gets no work" in line]) == 1, ended.stderr
+    assert metrics(tmp_path / "there")["engine/rollout_workers"] == 2
 
 
 def test_clusters_that_do_not_answer_or_have_no_room_end_the_run_with_one_line(

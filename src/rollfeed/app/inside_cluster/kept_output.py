@@ -36,6 +36,7 @@ class KeptOutput(logging.Handler):
     def keeping(self) -> Iterator[None]:
         """Keep what is logged in this process, and what functions print in it."""
         ours = logging.getLogger("rollfeed")
+        level = ours.level
         ours.addHandler(self)
         ours.setLevel(logging.INFO)
         try:
@@ -44,10 +45,14 @@ class KeptOutput(logging.Handler):
                 yield
         finally:
             ours.removeHandler(self)
+            ours.setLevel(level)
             self.end()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._records.append(LineLogged(record.name, record.levelno, record.getMessage()))
+        try:
+            self._records.append(LineLogged(record.name, record.levelno, self.format(record)))
+        except Exception:  # of the caller's arguments
+            self.handleError(record)
 
     def take(self) -> list[OutputWritten | LineLogged]:
         """Return what is new, in whole lines, at most a megabyte a file; what is more comes with later calls."""
