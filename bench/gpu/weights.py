@@ -1,16 +1,17 @@
 """What publishing weights to a real SGLang takes, by transport and model; FP8; twenty steps of training by each.
 
-Two checkpoints in bf16 are measured, SmolLM2 and one of Qwen3-1.7B's shape with random weights, and the latter in FP8::
+Two checkpoints in bf16 are measured, SmolLM2 and one of Qwen3-1.7B's shape with random weights; and SmolLM2 in FP8 as
+a Qwen2 whose biases are zeros, which computes the same numbers: SGLang 0.5.23 drops the scales of a Llama's blocks::
 
     python bench/gpu/weights.py make --tokenizer /tmp/smollm2 --folder /tmp/qwen3-shape
-    python -m rollfeed.weights.quantise_checkpoint /tmp/qwen3-shape /tmp/qwen3-shape-fp8
 
 Each part needs servers of its own, on the card of the trainer (for ``nccl`` on another one)::
 
     python bench/gpu/weights.py transports --model /tmp/smollm2 --server http://127.0.0.1:30000 --output FILE
     python bench/gpu/weights.py train --model /tmp/smollm2 --server http://127.0.0.1:30000 --output FILE
-    python bench/gpu/weights.py cast --model /tmp/qwen3-shape --output FILE
-    python bench/gpu/weights.py fp8 --model /tmp/smollm2 --server http://127.0.0.1:30000 --fp8-model /tmp/smollm2-fp8 \\
+    python bench/gpu/weights.py qwen2 --model /tmp/smollm2 --folder /tmp/qwen2
+    python -m rollfeed.weights.quantise_checkpoint --block 64 /tmp/qwen2 /tmp/qwen2-fp8
+    python bench/gpu/weights.py fp8 --model /tmp/qwen2 --server http://127.0.0.1:30000 --fp8-model /tmp/qwen2-fp8 \\
         --fp8-server http://127.0.0.1:30001 --output FILE
 
 ``--cpu`` is for a try without a GPU: fewer requests, publishes and steps. Results of several parts stand in one file.
@@ -46,9 +47,8 @@ import rollfeed
 from rollfeed.app.model import Model, build_engine
 from rollfeed.config import EngineSettings
 from rollfeed.engine.client import ServerEngine
-from rollfeed.model_files import read_headers, weight_files
+from rollfeed.model_files import weight_files
 from rollfeed.types import FolderUpdate, SamplingParams, TensorUpdate
-from rollfeed.weights.serving.fp8 import fused, reference
 
 TRANSPORTS = ("disk", "shm", "tensors", "delta")
 """``shm`` is ``disk`` in memory; ``nccl`` is measured where it is asked for."""
@@ -238,18 +238,6 @@ class WeightsBench:
             "by_step": {name: [step.get(name) for step in steps] for name in names},
         }
 
-    async def cast(self) -> None:
-        """Compare the FP8 kernel's bandwidth with that of a copy on the device, and its bits with the reference."""
-        headers = read_headers(self.arguments.model)
-        shapes = [header.shape for name, header in headers.items() if len(header.shape) == 2 and "embed" not in name]
-        found = {}
-        for dtype in (torch.float32, torch.bfloat16):
-            # A launch takes longer than a small matrix: the large one is what the kernel does by itself.
-            for name, sizes in (("model", shapes), ("one matrix", [(16_384, 16_384)])):
-                matrices = [torch.randn(size, device=self.device).to(dtype) / 50 for size in sizes]
-                found[f"{str(dtype).removeprefix('torch.')}, {name}"] = cast_rates(matrices)
-        self.write("cast", {"model": self.arguments.model.name, **found})
-
     async def fp8(self) -> None:
         """Publish a model in bf16 to a server of it in FP8, and compare bytes and log-probabilities."""
         arguments = self.arguments
@@ -340,6 +328,21 @@ def make(arguments: argparse.Namespace) -> None:
     (arguments.folder / "config.json").write_text(json.dumps(shape, indent=1), encoding="utf-8")
 
 
+def as_qwen2(arguments: argparse.Namespace) -> None:
+    """Write a Llama as a Qwen2 with biases of zero."""
+    source, folder = arguments.model, arguments.folder
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+        weight = tensors[name]
+        tensors[name.removesuffix("weight") + "bias"] = torch.zeros(len(weight), dtype=weight.dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config |= {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+    config |= {"rope_theta": config.get("rope_theta") or config["rope_parameters"]["rope_theta"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
 def trained_tensors(checkpoint: Path, device: str) -> dict[str, torch.Tensor]:
     """Return a checkpoint's tensors as a trainer has them."""
     return {
@@ -369,43 +372,6 @@ def wait_for_port(port: int, *, seconds: float = 120.0) -> None:
             return
         time.sleep(0.5)
     raise TimeoutError(f"nobody listens on port {port}")
-
-
-def cast_rates(matrices: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """Return how fast matrices become FP8, by kernel and by plain operations, and how fast they are copied."""
-    block = (128, 128)
-    num_equal = 0
-    for matrix, ours in zip(matrices[:8], fused(matrices[:8], block), strict=True):
-        plain = reference(matrix, block)
-        same_codes = torch.equal(ours.codes.view(torch.uint8), plain.codes.view(torch.uint8))
-        num_equal += same_codes and torch.equal(ours.scale, plain.scale)
-    copies = [torch.empty_like(matrix) for matrix in matrices]
-    num_bytes = sum(matrix.nbytes for matrix in matrices)
-    moved = num_bytes + sum(matrix.numel() for matrix in matrices)
-    groups = [matrices[start : start + 32] for start in range(0, len(matrices), 32)]  # as publishing has them
-    kernel = bandwidth(lambda: [fused(group, block) for group in groups], moved)
-    copy = bandwidth(lambda: [new.copy_(old) for new, old in zip(copies, matrices, strict=True)], 2 * num_bytes)
-    plain_rate = bandwidth(lambda: [reference(matrix, block) for matrix in matrices], moved)
-    return {
-        "kernel_gb_per_second": round(kernel / 1e9),
-        "copy_gb_per_second": round(copy / 1e9),
-        "plain_operations_gb_per_second": round(plain_rate / 1e9),
-        "share_of_copy": round(kernel / copy, 3),
-        "matrices_of_equal_bits": f"{num_equal} of {len(matrices[:8])}",
-    }
-
-
-def bandwidth(work: Callable[[], object], num_bytes: int) -> float:
-    """Return bytes a second on the card, the median of 20."""
-    seconds = []
-    for _ in range(23):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
-    return num_bytes / statistics.median(seconds[3:])
 
 
 @contextlib.asynccontextmanager
@@ -472,7 +438,7 @@ async def told_of_failure(run: Callable[[], Awaitable[dict[str, Any]]]) -> dict[
 def main() -> None:
     """Read the arguments and run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["make", "transports", "train", "cast", "fp8"])
+    parser.add_argument("part", choices=["make", "qwen2", "transports", "train", "fp8"])
     parser.add_argument("--model", type=Path, help="a checkpoint in bf16, with its tokenizer")
     parser.add_argument("--server", help="address of a server of it")
     parser.add_argument(
@@ -485,13 +451,13 @@ def main() -> None:
     parser.add_argument("--publishes", type=int, default=6, help="transports: how many by each")
     parser.add_argument("--update", choices=["retract", "abort", "in_place"], default="retract", help="what runs then")
     parser.add_argument("--tokenizer", type=Path, help="make: a folder to take the tokenizer from")
-    parser.add_argument("--folder", type=Path, help="make: what is written")
+    parser.add_argument("--folder", type=Path, help="make, qwen2: what is written")
     parser.add_argument("--layers", type=int, default=28, help="make: fewer make a smaller model")
     parser.add_argument("--cpu", action="store_true", help="a try on a CPU: few requests, publishes and steps")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    if arguments.part == "make":
-        make(arguments)
+    if arguments.part in ("make", "qwen2"):
+        {"make": make, "qwen2": as_qwen2}[arguments.part](arguments)
     else:
         asyncio.run(getattr(WeightsBench(arguments), arguments.part)())
 

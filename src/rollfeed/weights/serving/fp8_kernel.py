@@ -21,7 +21,8 @@ from torch import Tensor
 @triton.jit  # type: ignore[untyped-decorator]
 def _quantise_block(  # type: ignore[no-untyped-def]
     table,
-    owners,
+    num_matrices,
+    padded_matrices: tl.constexpr,
     is_even: tl.constexpr,
     value_type: tl.constexpr,
     scale_type: tl.constexpr,
@@ -32,7 +33,9 @@ def _quantise_block(  # type: ignore[no-untyped-def]
     largest: tl.constexpr,
     smallest_amax: tl.constexpr,
 ):
-    matrix = table + tl.load(owners + tl.program_id(0)) * 8
+    numbers = tl.arange(0, padded_matrices)
+    first_programs = tl.load(table + numbers * 8 + 7, mask=numbers < num_matrices, other=1 << 40)
+    matrix = table + (tl.sum((first_programs <= tl.program_id(0)).to(tl.int32)) - 1) * 8
     values = tl.load(matrix).to(tl.pointer_type(value_type))
     codes = tl.load(matrix + 1).to(tl.pointer_type(tl.float8e4nv))
     scales = tl.load(matrix + 2).to(tl.pointer_type(scale_type))
@@ -70,7 +73,7 @@ def quantise_blocks(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return codes and scales of matrices of one type on one device, by blocks of ``block`` rows and columns."""
     (height, width), device = block, matrices[0].device
-    found, rows_M8, counts_M, num_programs = [], [], [], 0
+    found, rows_M8, num_programs = [], [], 0
     for matrix in matrices:
         num_rows, num_columns = matrix.shape
         num_A, num_B = -(-num_rows // height), -(-num_columns // width)
@@ -78,7 +81,6 @@ def quantise_blocks(
         scale_AB = torch.empty((num_A, num_B), dtype=scale_type, device=device)
         places = (matrix.data_ptr(), codes_RC.data_ptr(), scale_AB.data_ptr())
         rows_M8.append((*places, num_rows, num_columns, *matrix.stride(), num_programs))
-        counts_M.append(num_A * num_B)
         num_programs += num_A * num_B
         found.append((codes_RC, scale_AB))
     if num_programs == 0:
@@ -87,11 +89,10 @@ def quantise_blocks(
     # Triton's device is the current one, whatever it is given.
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         table_M8 = torch.tensor(rows_M8, dtype=torch.int64).to(device, non_blocking=True)
-        numbers_M = torch.arange(len(matrices), dtype=torch.int32)
-        owners = numbers_M.repeat_interleave(torch.tensor(counts_M)).to(device, non_blocking=True)
         kernel[(num_programs,)](
             table_M8,
-            owners,
+            len(matrices),
+            padded_matrices=triton.next_power_of_2(len(matrices)),
             is_even=all(map(_is_even, matrices)),
             value_type=_TYPES[matrices[0].dtype],
             scale_type=_TYPES[scale_type],
