@@ -7,14 +7,25 @@ Axes: P prompt tokens, R response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import EngineProtocolError, PictureMismatchError
 from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
-from rollfeed.types import Completion, FinishKind, FinishReason, Sample, SamplingParams, VersionSpan
+from rollfeed.types import (
+    Completion,
+    FinishKind,
+    FinishReason,
+    Picture,
+    PlaceholderRange,
+    Sample,
+    SamplingParams,
+    SeenPicture,
+    VersionSpan,
+)
 
 LARGEST_VOCABULARY = 2**31
 _LARGEST_LOGPROB = 1e-3
@@ -103,16 +114,22 @@ def check_versions(spans: tuple[VersionSpan, ...], *, newest_version: int) -> No
 
 
 def check_completion(
-    completion: Completion, *, num_prompt_tokens: int, params: SamplingParams, limits: Limits, is_text: bool = True
+    completion: Completion,
+    *,
+    num_prompt_tokens: int,
+    params: SamplingParams,
+    limits: Limits,
+    images: Sequence[Picture] = (),
 ) -> None:
-    """Check what an engine answered to P prompt tokens.
-
-    With images, ``is_text`` is False: those have tokens of their own.
+    """Check what an engine answered to P prompt tokens, those of its pictures included.
 
     Raises:
         EngineProtocolError: If it cannot be the answer; says what is wrong.
+        PictureMismatchError: If it says that it has seen other pictures.
     """
-    if is_text and completion.prompt_tokens != num_prompt_tokens:
+    if images and completion.seen_pictures is not None:
+        check_hashes(completion.seen_pictures, images)
+    if completion.prompt_tokens != num_prompt_tokens:
         raise EngineProtocolError(f"answers {completion.prompt_tokens} prompt tokens, {num_prompt_tokens} were sent")
     check_tokens(completion.token_ids, completion.logprobs, vocab_size=limits.vocab_size, is_exact=limits.is_exact)
     check_versions(completion.version_spans, newest_version=limits.newest_version)
@@ -123,6 +140,32 @@ def check_completion(
         max_new_tokens=params.max_new_tokens,
         context_length=limits.context_length,
     )
+
+
+def check_hashes(seen: Sequence[SeenPicture], sent: Sequence[Picture]) -> None:
+    """Check that an engine has seen the pictures that it was sent; an empty hash says nothing.
+
+    Raises:
+        PictureMismatchError: If there are others, more or fewer; names the first, what was sent and what was seen.
+    """
+    if len(seen) != len(sent):
+        raise PictureMismatchError(f"the engine has seen {len(seen)} pictures, and {len(sent)} were sent")
+    for number, (told, own) in enumerate(zip(seen, sent, strict=True), start=1):
+        if told.content_hash not in ("", own.content_hash):
+            raise PictureMismatchError(
+                f"picture {number}, {own.source or own.content_hash[:12]}: the engine has seen {told.content_hash[:12]}"
+                f"..., and {own.content_hash[:12]}... was sent"
+            )
+
+
+def check_places(seen: Sequence[SeenPicture], places: Sequence[PlaceholderRange]) -> None:
+    """Check that an engine has seen pictures in the places that they have; raises as :func:`check_hashes`."""
+    for number, (told, place) in enumerate(zip(seen, places, strict=True), start=1):
+        if (told.start, told.end) != place:
+            raise PictureMismatchError(
+                f"picture {number}: the engine has seen it in tokens {told.start} to {told.end}, and its place is "
+                f"{place.start} to {place.end}: it was made larger or smaller, or is missing"
+            )
 
 
 def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits) -> None:

@@ -17,6 +17,7 @@ RollfeedError
 ├── SandboxError               a sandbox could not run a program; says nothing about the program
 ├── ToolError                  a tool has no answer to a call; what it says is told to the policy
 └── RunFailedError             the run cannot go on: failure budget spent, too many draws for a batch, stalled
+    ├── PictureMismatchError     an engine has seen other pictures than it was sent
     ├── PromptsEndedError        the prompt source has ended and what is left fills no batch
     └── SourceFailedError        nothing can be drawn from a prompt source any more
 """
@@ -34,6 +35,7 @@ __all__ = [
     "EngineError",
     "EngineProtocolError",
     "EngineUnavailableError",
+    "PictureMismatchError",
     "PluginError",
     "PromptsEndedError",
     "RewardError",
@@ -125,6 +127,10 @@ class AgentError(RollfeedError):
 
 class RunFailedError(RollfeedError):
     """The run cannot go on; what was committed stays readable and can be resumed."""
+
+
+class PictureMismatchError(RunFailedError):
+    """An engine has seen other pictures than it was sent, or none: every answer of it would be learned blindly."""
 
 
 class PromptsEndedError(RunFailedError):

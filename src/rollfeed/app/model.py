@@ -194,6 +194,7 @@ def build_engine(
             vocab_size=vocab_size_of(model.checkpoint),
             transport=_transport(model, servers, dialect, folders=as_paths(folders)),
             puts_back=not deterministic,
+            pictures=model.pictures,
         )
     return _embedded_engine(model, settings, deterministic=deterministic)
 

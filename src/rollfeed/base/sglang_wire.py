@@ -81,7 +81,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_info(
-    *, model_path: str, tokenizer_path: str, weight_version: str, config: Mapping[str, Any]
+    *,
+    model_path: str,
+    tokenizer_path: str,
+    weight_version: str,
+    config: Mapping[str, Any],
+    takes_pictures: bool = False,
 ) -> dict[str, Any]:
     """Return the reply of ``/model_info``; ``config`` is the checkpoint's ``config.json``."""
     return {
@@ -90,7 +95,7 @@ def model_info(
         "is_generation": True,
         "preferred_sampling_params": None,
         "weight_version": weight_version,
-        "has_image_understanding": False,
+        "has_image_understanding": takes_pictures,
         "has_audio_understanding": False,
         "model_type": config.get("model_type"),
         "architectures": config.get("architectures"),

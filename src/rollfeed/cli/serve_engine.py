@@ -211,12 +211,14 @@ def _prepare(
         tokenizer=model.tokenizer,
         context_length=options.context_length or _context_length(config),
         deterministic=False,
+        pictures=model.pictures,
         **{name: getattr(options, name) for name in ("threads", "num_slots", "device", "kernels", "precision")},
     )
     served = ServedModel(
         model_path=options.model, name=name, created=int(time.time()), config=config, max_waiting=options.max_waiting
     )
-    service = Service(engine, tokenizer=model.tokenizer, model=served)
+    seeing = model.picture_input if engine.takes_pictures else None
+    service = Service(engine, tokenizer=model.tokenizer, model=served, picture_input=seeing)
     routes = DeltaReceiver(received).routes()
     return engine, serve(service, host=options.host, port=options.port, more_routes=routes)
 

@@ -170,8 +170,12 @@ class PictureProcessor(Protocol):
     def mark(self) -> str:
         """The text that stands for a picture where there is no chat template."""
 
-    def expand(self, token_ids: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int32]:
+    def expand(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[Picture], *, is_prompt: bool = True
+    ) -> NDArray[np.int32]:
         """Return tokens in which each placeholder has become the tokens of its picture. ``(P,)``.
+
+        Unless it is a prompt, placeholders behind those of the pictures are tokens that a policy has sampled.
 
         Raises:
             ValueError: If there are more pictures than placeholders, or fewer.
@@ -187,6 +191,12 @@ class PictureProcessor(Protocol):
             ValueError: If they have no place for one, or a further place behind all. A single placeholder there is a
                 token that a policy has sampled.
         """
+
+    def data_uri(self, picture: Picture) -> str:
+        """Return a picture as servers are sent it. Raises RunFailedError if its bytes are not there."""
+
+    def noise(self, picture: Picture) -> str:
+        """Return a picture of noise of the same size, to ask whether a server looks at what it is sent."""
 
     def pixels(self, pictures: Sequence[Picture]) -> Mapping[str, NDArray[Any]]:
         """Return what the vision tower takes of pictures, by the names of the model's parameters; not to be written to.

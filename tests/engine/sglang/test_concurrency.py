@@ -118,7 +118,7 @@ def test_the_ceiling_holds() -> None:
 
 def flight() -> Flight:
     params = SamplingParams(max_new_tokens=1)
-    return Flight(request_id="r", prompt_ids=np.zeros(1, np.int32), params=params, images=())
+    return Flight(request_id="r", prompt_ids=np.zeros(1, np.int32), params=params)
 
 
 async def test_permits_are_given_in_order_and_never_more_than_the_limit() -> None:

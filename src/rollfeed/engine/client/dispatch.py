@@ -18,22 +18,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollfeed.base.waiting import Deadlines
-from rollfeed.completions import check_finish, check_tokens
+from rollfeed.completions import check_finish, check_hashes, check_places, check_tokens
 from rollfeed.engine.client.concurrency import Permits
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
-from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile, Worker
+from rollfeed.engine.client.flights import Flight, FlightAbortedError, ShownPictures, Turnstile, Worker
 from rollfeed.engine.client.replies import IncomingReply, Reply, ServerRequest
 from rollfeed.engine.client.versions import with_later_borders
 from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import LARGEST_BODY_BYTES, Failure, Http, TryFailedError
-from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError, PictureMismatchError
+from rollfeed.protocols import PictureProcessor
 from rollfeed.routing import Affinity
-from rollfeed.types import FinishKind, VersionSpan
+from rollfeed.types import FinishKind, SamplingParams, VersionSpan
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
+_ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0)
+_SAME_LOGPROB = 1e-5
 _LARGE_BODY_BYTES = 1 << 18
 _BYTES_A_TOKEN, _BYTES_A_PROMPT_TOKEN, _BYTES_BESIDES = 4096, 32, 1 << 20
 """More than any server writes: an event has a few hundred for its token."""
@@ -69,6 +72,7 @@ class DispatchParts(NamedTuple):
     permits: Permits
     context_length: int
     vocab_size: int
+    pictures: PictureProcessor | None
 
 
 class Dispatcher:
@@ -81,6 +85,8 @@ class Dispatcher:
         self._jitter = Random()
         self._numbers = itertools.count()
         self._suffix = secrets.token_hex(4)
+        self._seeing: set[str] = set()
+        """Addresses of servers that look at pictures."""
         self.decoding = ThreadPoolExecutor(1, thread_name_prefix="rollfeed-decode")
         """For what would hold up the event loop."""
 
@@ -125,9 +131,11 @@ class Dispatcher:
                 if not (flight.is_put_back and failure.failure is Failure.LOST):
                     await self._back_off(flight, worker, failure)
                 continue
-            except EngineProtocolError:
+            except (EngineProtocolError, PictureMismatchError) as error:
                 self._parts.counters.rejected_replies += 1
-                raise
+                if isinstance(error, EngineProtocolError):
+                    raise
+                raise PictureMismatchError(f"{worker.address}: {error}") from error
             flight.keep(reply)
             if reply.finish_reason.kind is not FinishKind.ABORT or flight.aborted or flight.remaining_tokens <= 0:
                 flight.is_put_back = False
@@ -157,6 +165,8 @@ class Dispatcher:
 
     async def _try(self, flight: Flight, worker: Worker) -> Reply:
         parts = self._parts
+        if flight.shown is not None and worker.address not in self._seeing:
+            await self._prove_sight(flight.shown, worker)
         # A server aborts every request whose id begins with the one it is told: no id may begin with another.
         flight.rid = f"{flight.request_id}.{self._suffix}{next(self._numbers):08x}"
         flight.worker, flight.policy_version = worker, parts.weights.current_version
@@ -197,6 +207,32 @@ class Dispatcher:
             return await self._checked(flight, rid, worker, answer.reply(), sent_version)
         except EngineProtocolError as error:
             raise EngineProtocolError(f"{worker.address}: {error}") from error
+
+    async def _prove_sight(self, shown: ShownPictures, worker: Worker) -> None:
+        """Ask a server twice for the token after a prompt, once with noise for a picture: its logprobs must differ.
+
+        Raises:
+            PictureMismatchError: If they do not: it does not look at what it is sent.
+            TryFailedError: If it does not answer.
+        """
+        assert self._parts.pictures is not None
+        noise = self._parts.pictures.noise(shown.pictures[0])
+        said = []
+        for index, uris in enumerate((shown.data_uris, (noise, *shown.data_uris[1:]))):
+            asked = shown._replace(data_uris=uris)
+            flight = Flight(request_id=f"sight{index}", prompt_ids=shown.whole_ids, params=_ONE_TOKEN, shown=asked)
+            flight.rid = f"sight{index}.{self._suffix}{next(self._numbers):08x}"
+            request = self._parts.dialect.request(flight, worker)
+            await self._take(request.answer, await self._receive(flight, worker, request))
+            reply = request.answer.reply()
+            said.append((reply.token_ids, reply.logprobs))
+        (ids, logprobs), (other_ids, others) = said
+        if np.array_equal(ids, other_ids) and np.allclose(logprobs, others, rtol=0.0, atol=_SAME_LOGPROB):
+            raise PictureMismatchError(
+                f"says the same of {shown.pictures[0].source or 'a picture'} and of noise instead, "
+                f"token {ids.tolist()} at {logprobs.tolist()}: it does not look at the pictures that it is sent"
+            )
+        self._seeing.add(worker.address)
 
     def _receive(
         self, flight: Flight, worker: Worker, request: ServerRequest
@@ -289,8 +325,16 @@ class Dispatcher:
         if not reply.is_exact:
             return
         num_sent = len(flight.prompt_ids) + flight.num_sampled
-        if len(reply.token_ids) and reply.prompt_tokens not in (None, num_sent) and not flight.images:
-            raise EngineProtocolError(f"answers {reply.prompt_tokens} prompt tokens, {num_sent} were sent")
+        if flight.shown is not None and reply.seen_pictures is not None:
+            check_hashes(reply.seen_pictures, flight.shown.pictures)
+            check_places(reply.seen_pictures, flight.shown.places)
+        if len(reply.token_ids) and reply.prompt_tokens not in (None, num_sent):
+            told = f"answers {reply.prompt_tokens} prompt tokens, {num_sent} were sent"
+            if flight.shown is None:
+                raise EngineProtocolError(told)
+            raise PictureMismatchError(
+                f"{told}: it has made more or less of {len(flight.shown.pictures)} pictures than the model's processor"
+            )
         check_tokens(reply.token_ids, reply.logprobs, vocab_size=self._parts.vocab_size)
         check_finish(
             reply.finish_reason,

@@ -15,13 +15,13 @@ from rollfeed.engine.client.connecting import connect
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Context, Dialect
 from rollfeed.engine.client.dispatch import Dispatcher, DispatchParts
-from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile
+from rollfeed.engine.client.flights import Flight, FlightAbortedError, ShownPictures, Turnstile
 from rollfeed.engine.client.monitor import Monitor
 from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import Http
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
-from rollfeed.protocols import Engine, MetServer, ServerUpdate, Tokenizer, WeightTransport
+from rollfeed.protocols import Engine, MetServer, PictureProcessor, ServerUpdate, Tokenizer, WeightTransport
 from rollfeed.routing import AdaptiveLimit, Throughput
 from rollfeed.types import (
     Completion,
@@ -60,12 +60,14 @@ class ServerEngine(Engine):
         vocab_size: int = LARGEST_VOCABULARY,
         transport: WeightTransport | None = None,
         puts_back: bool = True,
+        pictures: PictureProcessor | None = None,
     ) -> None:
         """Make an engine; nothing is connected before it is entered.
 
         ``context_length`` is that of prompt and response together; ``vocab_size`` the ids of the model, as far as that
         is known. The tokenizer makes the text of responses, which is never a server's. With ``puts_back`` the youngest
-        requests of a server that cannot hold all leave it, and go on from their tokens when there is room.
+        requests of a server that cannot hold all leave it, and go on from their tokens when there is room. ``pictures``
+        is of the model, if it takes any.
         """
         self.precision = "unknown"
         self.max_running_requests = dialect.settings.most_concurrency
@@ -82,6 +84,7 @@ class ServerEngine(Engine):
         self._throughput = Throughput()
         self._puts_back = puts_back and dialect.keeps_partial
         self._takes_images = False
+        self._pictures = pictures
         self._is_open = False
 
     async def __aenter__(self) -> ServerEngine:
@@ -148,12 +151,12 @@ class ServerEngine(Engine):
             EngineProtocolError: If the request or its reply breaks the contract.
         """
         self._check_open()
-        if images and not self._takes_images:
-            raise EngineProtocolError("the servers' model takes text only, no images")
         self._dialect.check(params)
         self.counters.requests += 1
         prompt_ids = np.asarray(token_ids, np.int32)
-        flight = Flight(request_id=request_id, prompt_ids=prompt_ids, params=params, images=images)
+        pictures = self._pictures if self._takes_images else None
+        shown = await asyncio.to_thread(ShownPictures.of, prompt_ids, images, pictures) if images else None
+        flight = Flight(request_id=request_id, prompt_ids=prompt_ids, params=params, shown=shown)
         self._permits.arrived(flight, flight.affinity.session)
         started = asyncio.get_running_loop().time()
         self._flights.add(flight)
@@ -372,6 +375,7 @@ class ServerEngine(Engine):
                 permits=self._permits,
                 context_length=self.context_length,
                 vocab_size=self.vocab_size,
+                pictures=self._pictures,
             ),
             max_tries=settings.max_tries,
         )

@@ -8,29 +8,65 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.engine.client.replies import IncomingReply, Reply, ServerLoad
+from rollfeed.errors import EngineProtocolError
+from rollfeed.protocols import PictureProcessor
 from rollfeed.routing import current_affinity
-from rollfeed.types import FinishReason, Picture, SamplingParams
+from rollfeed.types import FinishReason, Picture, PlaceholderRange, SamplingParams
 
 
 class FlightAbortedError(Exception):
     """The flight was aborted while it waited on this side."""
 
 
+class ShownPictures(NamedTuple):
+    """The pictures of a flight, as servers are sent them."""
+
+    pictures: tuple[Picture, ...]
+    places: tuple[PlaceholderRange, ...]
+    """Among the tokens of the prompt."""
+    whole_ids: NDArray[np.int32]
+    """The prompt."""
+    prompt_ids: NDArray[np.int32]
+    """The prompt with a single placeholder for each, which servers make as many of as it takes."""
+    data_uris: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, prompt_ids: NDArray[np.int32], pictures: Sequence[Picture], processor: PictureProcessor | None
+    ) -> ShownPictures:
+        """Raises EngineProtocolError if nothing takes pictures, or they do not fit the prompt."""
+        if processor is None:
+            raise EngineProtocolError("the servers' model takes text only, no images")
+        try:
+            places = processor.locate(prompt_ids, pictures)
+        except ValueError as error:
+            raise EngineProtocolError(f"the input's tokens and its pictures do not go together: {error}") from error
+        uris = tuple(map(processor.data_uri, pictures))
+        return cls(tuple(pictures), places, prompt_ids, processor.collapse(prompt_ids, pictures), uris)
+
+
 class Flight:
     """A request from its arrival to its answer; it may take several tries."""
 
     def __init__(
-        self, *, request_id: str, prompt_ids: NDArray[np.int32], params: SamplingParams, images: Sequence[Picture] = ()
+        self,
+        *,
+        request_id: str,
+        prompt_ids: NDArray[np.int32],
+        params: SamplingParams,
+        shown: ShownPictures | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.params = params
-        self.images = images
+        self.shown = shown
+        """Its pictures, if it has any."""
         self.affinity = current_affinity()
         """Of who makes it."""
         self.parts: list[Reply] = []
@@ -80,6 +116,13 @@ class Flight:
         if not self.parts:
             return self.prompt_ids
         return np.concatenate([self.prompt_ids, *(part.token_ids for part in self.parts)])
+
+    @property
+    def sent_ids(self) -> NDArray[np.int32]:
+        """The same as servers are sent it, which expand placeholders themselves."""
+        if self.shown is None:
+            return self.input_ids
+        return np.concatenate([self.shown.prompt_ids, *(part.token_ids for part in self.parts)])
 
     @property
     def remaining_tokens(self) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineProtocolError
-from rollfeed.types import FinishReason, SamplingMask, VersionSpan
+from rollfeed.types import FinishReason, SamplingMask, SeenPicture, VersionSpan
 
 T = TypeVar("T")
 
@@ -39,6 +39,8 @@ class Reply(NamedTuple):
     sampling_mask: SamplingMask | None = None
     text: str | None = None
     """Where tokens were made of it, since the server told none."""
+    seen_pictures: tuple[SeenPicture, ...] | None = None
+    """By its word; None where it says nothing of them."""
     is_exact: bool = True
     """Whether the tokens and logprobs are those sampled, so that another try can go on from them."""
 

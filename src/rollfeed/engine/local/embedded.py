@@ -74,6 +74,11 @@ class EmbeddedEngine(Engine):
         """The version of the weights; 0 are the checkpoint's."""
         return self._backend.policy_version
 
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return self._pictures is not None
+
     async def generate(
         self, token_ids: NDArray[np.int32], params: SamplingParams, *, request_id: str, images: Sequence[Picture] = ()
     ) -> Completion:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from rollfeed.engine.server.chats import ChatHandlers
 from rollfeed.engine.server.control import ControlHandlers
 from rollfeed.engine.server.openai import CompletionsCall, chunk, logprobs_of, parse_call, usage_of, whole_reply
 from rollfeed.engine.server.parsing import GenerateCall, parse_generate
+from rollfeed.engine.server.pictures_asked import with_pictures
 from rollfeed.engine.server.replies import generate_reply, partial_reply, settled_text
 from rollfeed.engine.server.service import RunningJob, Service
 from rollfeed.engine.server.weight_sessions import WeightHandlers
@@ -71,12 +73,16 @@ class GenerateHandlers:
         """Sample responses; the client's leaving aborts them."""
         body = await read_json(request)
         service = self._service
+        pictures = await with_pictures(body, service)
 
         def parse() -> GenerateCall:
             return parse_generate(body, tokenizer=service.tokenizer, context_length=service.engine.context_length)
 
         is_large = body.get("text") is not None and (request.content_length or math.inf) > _LARGE_TEXT_BYTES
         call = await asyncio.to_thread(parse) if is_large else parse()
+        if pictures:
+            looked_at = await service.engine.look(call.jobs[0].token_ids, pictures)
+            call = replace(call, jobs=[replace(job, pictures=looked_at) for job in call.jobs])
         if call.stream:
             return await self._stream(request, call)
         answers = service.start(call.jobs)

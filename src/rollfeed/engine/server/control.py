@@ -179,6 +179,7 @@ class ControlHandlers:
             tokenizer_path=service.model.model_path,
             weight_version=service.weight_version,
             config=service.model.config,
+            takes_pictures=service.picture_input is not None,
         )
 
 

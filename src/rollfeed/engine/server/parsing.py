@@ -26,7 +26,7 @@ from rollfeed.types import SamplingParams
 _MAX_SAMPLES = 4096
 _LARGEST_ID = 2**31 - 1
 _LARGEST_SAMPLING_MASK = 4096
-_REFUSED_FIELDS = ("image_data", "video_data", "audio_data", "input_embeds", "lora_path", "session_params")
+_REFUSED_FIELDS = ("video_data", "audio_data", "input_embeds", "lora_path", "session_params")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0, None),
     "frequency_penalty": (0, None),
@@ -94,7 +94,7 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> G
         raise RequestError("stream must be true or false")
     for name in _REFUSED_FIELDS:
         if body.get(name) not in (None, [], ""):
-            raise RequestError(f"{name} is not supported: this server takes text only")
+            raise RequestError(f"{name} is not supported: this server takes text and pictures only")
     prompts, is_batch = _prompts(body, tokenizer)
     size = len(prompts)
     for prompt_ids in prompts:

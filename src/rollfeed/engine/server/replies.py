@@ -38,6 +38,8 @@ def generate_reply(answer: RunningJob, *, weight_version: str, versions: WeightV
         cached_tokens=completion.cached_tokens,
     )
     meta["weight_versions"] = spans
+    if completion.seen_pictures:
+        meta["pictures"] = [each._asdict() for each in completion.seen_pictures]
     if (mask := completion.sampling_mask) is not None and len(completion.token_ids):
         meta["output_token_sampling_mask"] = [each.tolist() for each in mask.split()]
         meta["output_token_sampling_logprobs"] = completion.logprobs.tolist()

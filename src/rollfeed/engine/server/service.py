@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.base.sglang_wire import DEFAULT_VERSION, RequestError, Usage, is_sample_of
-from rollfeed.engine.backends.requests import Request
+from rollfeed.engine.backends.requests import Request, RequestPictures
 from rollfeed.engine.local import EmbeddedEngine
 from rollfeed.engine.server.metrics import ServerCounters, TokenRate
 from rollfeed.errors import EngineUnavailableError
-from rollfeed.protocols import Tokenizer
+from rollfeed.protocols import PictureInput, Tokenizer
 from rollfeed.types import Completion, FolderUpdate, SamplingParams, TensorUpdate
 
 _FIRST_NAMED = 1 << 48
@@ -39,6 +39,8 @@ class ServerJob:
     return_logprob: bool = False
     score_from: int | None = None
     """Where the log-probabilities of the prompt begin, or None for none of them."""
+    pictures: RequestPictures | None = None
+    """Of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +123,19 @@ class Service:
     they start in the order in which they came.
     """
 
-    def __init__(self, engine: EmbeddedEngine, *, tokenizer: Tokenizer, model: ServedModel) -> None:
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        *,
+        tokenizer: Tokenizer,
+        model: ServedModel,
+        picture_input: PictureInput | None = None,
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.model = model
+        self.picture_input = picture_input
+        """What brings pictures into prompts, where the model takes any."""
         self.model_path = model.model_path
         """Where the weights came from last."""
         self.versions = WeightVersions()
@@ -170,6 +181,7 @@ class Service:
                 ignore_eos=job.ignore_eos,
                 score_from=job.score_from,
                 on_progress=notify,
+                pictures=job.pictures,
             )
             for job in jobs
         ]

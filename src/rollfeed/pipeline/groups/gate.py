@@ -66,9 +66,7 @@ class EngineGate:
             finally:
                 self._clock.end(Activity.GENERATE)
                 self.num_at_engine -= 1
-        check_completion(
-            completion, num_prompt_tokens=len(token_ids), params=params, limits=self.limits, is_text=not images
-        )
+        check_completion(completion, num_prompt_tokens=len(token_ids), params=params, limits=self.limits, images=images)
         return completion
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from rollfeed.base.waiting import Deadlines
 from rollfeed.completions import check_sample, freeze, share_mask
 from rollfeed.config import GroupFailurePolicy, RolloutMode, RolloutSettings
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import EngineProtocolError, PictureMismatchError
 from rollfeed.faults import blaming, complaint, describe
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
@@ -205,6 +205,8 @@ class GroupRunner:
                 seconds = before.seconds + time.monotonic() - started
                 rollout = Rollout(rollout_id=request.rollout_id, samples=samples, seconds=seconds)
                 break
+            except PictureMismatchError:
+                raise
             except Exception as error:
                 # Failure isolation: whatever a generate function or hook raises fails its rollout only.
                 cause = self._describe(error)

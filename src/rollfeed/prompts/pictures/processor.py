@@ -6,20 +6,22 @@ prompt once, here, and engines and trainer get the same tokens.
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import COMPUTING_ERRORS, CheckpointError, RunFailedError, in_one_line
-from rollfeed.prompts.pictures.decoding import import_pil, pixels_of
+from rollfeed.prompts.pictures.decoding import as_png, import_pil, pixels_of
 from rollfeed.protocols import PictureStore
 from rollfeed.types import Picture, PlaceholderRange
 
+_T = TypeVar("_T")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _NOT_PIXELS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _CACHED_BYTES = 256 << 20
@@ -30,6 +32,25 @@ _MARKS = ("boi_token", "image_token")
 def takes_pictures(folder: Path) -> bool:
     """Whether a model's folder has what a processor of pictures is made of."""
     return any((folder / name).is_file() for name in PROCESSOR_FILES)
+
+
+class _Recent(Generic[_T]):
+    """Values that were wanted last, up to a number of bytes."""
+
+    def __init__(self, size_of: Callable[[_T], int]) -> None:
+        self._values = OrderedDict[Any, _T]()
+        self._size_of, self._size = size_of, 0
+
+    def get(self, key: Any, make: Callable[[], _T]) -> _T:
+        """Return a value, made now if it is not there."""
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        made = self._values[key] = make()
+        self._size += self._size_of(made)
+        while self._size > _CACHED_BYTES and len(self._values) > 1:
+            self._size -= self._size_of(self._values.popitem(last=False)[1])
+        return made
 
 
 class ModelPictures:
@@ -47,8 +68,8 @@ class ModelPictures:
         self._loaded: Any = None
         self._mark, self._mark_id = "", -1
         self._token_ids: dict[tuple[int, int], NDArray[np.int32]] = {}
-        self._pixels: OrderedDict[tuple[str, ...], Mapping[str, NDArray[Any]]] = OrderedDict()
-        self._num_bytes = 0
+        self._pixels = _Recent[Mapping[str, NDArray[Any]]](_num_bytes)
+        self._uris = _Recent[str](len)
         self._lock = threading.RLock()
 
     @property
@@ -57,10 +78,12 @@ class ModelPictures:
         self._processor()
         return self._mark
 
-    def expand(self, token_ids: NDArray[np.int32], pictures: Sequence[Picture]) -> NDArray[np.int32]:
+    def expand(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[Picture], *, is_prompt: bool = True
+    ) -> NDArray[np.int32]:
         """Return tokens in which each placeholder has become the tokens of its picture; as the protocol says."""
         self._processor()
-        places = np.flatnonzero(token_ids == self._mark_id)
+        places = np.flatnonzero(token_ids == self._mark_id)[: None if is_prompt else len(pictures)]
         if len(places) != len(pictures):
             raise ValueError(f"it has {_counted(len(pictures), 'picture')} and {_counted(len(places), 'placeholder')}")
         pieces, end = list[NDArray[np.int32]](), 0
@@ -96,15 +119,17 @@ class ModelPictures:
         """Return what the vision tower takes, made once for pictures that come again; as the protocol says."""
         key = tuple(picture.content_hash for picture in pictures)
         with self._lock:
-            if (known := self._pixels.get(key)) is not None:
-                self._pixels.move_to_end(key)
-                return known
-            made = self._arrays([self._decoded(picture) for picture in pictures])
-            self._pixels[key] = made
-            self._num_bytes += _size(made)
-            while self._num_bytes > _CACHED_BYTES and len(self._pixels) > 1:
-                self._num_bytes -= _size(self._pixels.popitem(last=False)[1])
-            return made
+            return self._pixels.get(key, lambda: self._arrays([self._decoded(picture) for picture in pictures]))
+
+    def data_uri(self, picture: Picture) -> str:
+        """Return a picture as servers are sent it, made once for those that come again."""
+        with self._lock:
+            return self._uris.get(picture.content_hash, lambda: _data_uri(picture.media_type, self.store.read(picture)))
+
+    def noise(self, picture: Picture) -> str:
+        """Return a picture of noise of the same size."""
+        pixels = np.random.default_rng(0).integers(0, 256, (picture.height, picture.width, 3), np.uint8)
+        return _data_uri("image/png", as_png(import_pil().fromarray(pixels))[1])
 
     def _decoded(self, picture: Picture) -> Any:
         try:
@@ -190,8 +215,12 @@ def _find(token_ids: NDArray[np.int32], tokens: NDArray[np.int32], start: int) -
     return -1
 
 
-def _size(arrays: Mapping[str, NDArray[Any]]) -> int:
+def _num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:
     return sum(array.nbytes for array in arrays.values())
+
+
+def _data_uri(media_type: str, content: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
 def _counted(number: int, noun: str) -> str:

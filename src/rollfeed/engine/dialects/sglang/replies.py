@@ -19,7 +19,7 @@ from rollfeed.engine.client.replies import Reply, decoded
 from rollfeed.engine.client.versions import NamedSpan, read_spans, version_number
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineProtocolError
-from rollfeed.types import FinishKind, FinishReason, SamplingMask
+from rollfeed.types import FinishKind, FinishReason, SamplingMask, SeenPicture
 
 
 class _Token(msgspec.Struct, array_like=True, gc=False):
@@ -36,6 +36,12 @@ class _Finish(msgspec.Struct, gc=False):
     status_code: int | None = None
 
 
+class _Seen(msgspec.Struct, gc=False):
+    content_hash: str
+    start: int
+    end: int
+
+
 class _Meta(msgspec.Struct, gc=False):
     finish_reason: _Finish
     id: str | None = None
@@ -48,6 +54,8 @@ class _Meta(msgspec.Struct, gc=False):
     weight_versions: list[NamedSpan] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     output_token_sampling_logprobs: list[float] | None = None
+    pictures: list[_Seen] | None = None
+    """Of the embedded server, which alone tells."""
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -170,6 +178,9 @@ def _reply(
         cached_tokens=meta.cached_tokens or 0,
         request_id=meta.id,
         sampling_mask=sampling_mask,
+        seen_pictures=None
+        if meta.pictures is None
+        else tuple(SeenPicture(each.content_hash, each.start, each.end) for each in meta.pictures),
     )
 
 

@@ -345,7 +345,7 @@ def _precision(told: Mapping[str, Any]) -> str:
 def _encoded(flight: Flight, *, by_version: bool) -> bytes:
     body: dict[str, Any] = {
         "rid": flight.rid,
-        "input_ids": json_ids(flight.input_ids),
+        "input_ids": json_ids(flight.sent_ids),
         "sampling_params": _sampling_params(flight),
         "return_logprob": True,
         "stream": False,
@@ -354,8 +354,8 @@ def _encoded(flight: Flight, *, by_version: bool) -> bytes:
         body["extra_key"] = str(flight.policy_version)
     if flight.params.return_sampling_mask:
         body["return_sampling_mask"] = True
-    if flight.images:
-        body["image_data"] = list(flight.images)
+    if flight.shown is not None:
+        body["image_data"] = flight.shown.data_uris
     return _ENCODER.encode(body)
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from rollfeed.engine.client.replies import Reply, decoded
 from rollfeed.engine.client.versions import NamedSpan, read_spans
 from rollfeed.engine.http import Failure, TryFailedError, error_message
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import EngineProtocolError, PictureMismatchError
 from rollfeed.protocols import Tokenizer
-from rollfeed.types import FinishKind, FinishReason, VersionSpan
+from rollfeed.types import FinishKind, FinishReason, SeenPicture, VersionSpan
 
 _LOWEST_LOGPROB = -9999.0
 """What vLLM writes for minus infinity and where it has no logprob."""
@@ -59,11 +59,18 @@ class _Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: _PromptUsage | None = None
 
 
+class _Place(msgspec.Struct, gc=False):
+    offset: int
+    length: int
+
+
 class _Piece(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     id: str | None = None
     request_id: str | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[_Place]] | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -105,6 +112,7 @@ class VLLMAnswer:
         self._texts: list[str] = []
         self._usage: _Usage | None = None
         self._request_id: str | None = None
+        self._seen: tuple[SeenPicture, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -135,6 +143,14 @@ class VLLMAnswer:
             raise _failure(bytes(piece.error))
         self._usage = piece.usage or self._usage
         self._request_id = piece.request_id or piece.id or self._request_id
+        if piece.mm_placeholders is not None:
+            places = sorted((each.offset, each.length) for found in piece.mm_placeholders.values() for each in found)
+            self._seen = tuple(SeenPicture("", offset, offset + length) for offset, length in places)
+        if piece.prompt_token_ids is not None and not np.array_equal(piece.prompt_token_ids, self._prompt_ids):
+            raise PictureMismatchError(
+                f"the server has made {len(piece.prompt_token_ids)} tokens of a prompt with pictures that are not the "
+                f"{len(self._prompt_ids)} of the model's processor"
+            )
         if len(piece.choices) > 1:
             raise EngineProtocolError(f"reply: {len(piece.choices)} choices where one was asked for")
         for choice in piece.choices:
@@ -170,6 +186,7 @@ class VLLMAnswer:
             cached_tokens=details.cached_tokens or 0,
             request_id=self._request_id,
             text=text,
+            seen_pictures=self._seen,
             is_exact=not lacks,
         )
 

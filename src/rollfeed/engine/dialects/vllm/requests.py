@@ -37,9 +37,12 @@ def encode_request(flight: Flight, *, route: Route, model: str, stream: bool) ->
     if route is Route.TOKENS:
         body |= {
             "request_id": flight.rid,
-            "token_ids": json_ids(flight.input_ids),
+            "token_ids": json_ids(flight.sent_ids),
             "sampling_params": {**_extended(flight), "logprobs": 0},
         }
+        if flight.shown is not None:
+            parts = [{"type": "image_url", "url": uri} for uri in flight.shown.data_uris]
+            body |= {"content_parts": parts, "return_token_ids": True}
     elif route is Route.COMPLETIONS:
         body |= {
             "request_id": flight.rid,

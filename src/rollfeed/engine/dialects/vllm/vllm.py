@@ -25,7 +25,7 @@ from rollfeed.engine.client.versions import version_told_by
 from rollfeed.engine.client.workers import empty
 from rollfeed.engine.dialects.vllm.probing import ABSENT, Server, check_health, probe
 from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
-from rollfeed.engine.dialects.vllm.requests import encode_request
+from rollfeed.engine.dialects.vllm.requests import Route, encode_request
 from rollfeed.engine.dialects.vllm.scoring import score_texts
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, ServerUpdate
@@ -80,6 +80,8 @@ class VLLM:
         size = (await self._http.control("GET", f"{address}/get_world_size")).json().get("world_size")
         return Found(
             policy_version=server.policy_version if told is None else told,
+            # The other routes take none beside tokens; whether its model takes any shows when it is sent one.
+            takes_images=server.route is Route.TOKENS,
             num_ranks=size if isinstance(size, int) and size > 0 else 1,
         )
 
