@@ -29,7 +29,7 @@ from rollfeed.pipeline import Rollouts
 from rollfeed.protocols import RolloutObserver
 from rollfeed.report import serving_numbers
 from rollfeed.store import Rewind, RunDirectory
-from rollfeed.store.layout import PRINTED, TRACKERS, holds_training
+from rollfeed.store.layout import PICTURES, PRINTED, TRACKERS, holds_training
 from rollfeed.tracking import Trackers
 from rollfeed.types import LedgerCounts, StepCommit
 
@@ -98,6 +98,7 @@ async def _run(
     settings = prepared.settings
     with opening() as directory, run_log(directory.path), _storing_failure(directory):
         keep_server_logs(prepared.engine, directory.path)
+        prepared.model.store.open(directory.path / PICTURES)
         rollouts = open_rollouts(
             settings,
             functions=prepared.functions,
@@ -147,6 +148,8 @@ async def _make_all(rollouts: Rollouts, *, num_rollout: int) -> str | None:
 
 
 def _commit(directory: RunDirectory, prepared: PreparedRun, commit: StepCommit) -> None:
+    if prepared.model.store.has_any:
+        prepared.model.store.keep(commit.pictures.values())  # before: what is committed has its pictures
     directory.commit(commit, reward_key=prepared.settings.reward.reward_key)
     told, metrics = ("rollout/reward_mean", "rollout/response_length_mean", "perf/step_seconds"), commit.batch.metrics
     numbers = ", ".join(f"{name} {metrics[name]:.4g}" for name in told if name in metrics)

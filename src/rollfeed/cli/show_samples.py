@@ -12,9 +12,12 @@ from rich.console import Console
 
 from rollfeed.cli.shown import cut_start, fitted, json_text, one_line, print_line, print_section, print_table
 from rollfeed.errors import RunDirectoryError
+from rollfeed.prompts.pictures.picture_folder import file_name
 from rollfeed.store import FoundGroup, question_of
 from rollfeed.store.finding import FoundSample
+from rollfeed.store.layout import PICTURES
 from rollfeed.types import Correct, Rollout, Sample, SampleStatus
+from rollfeed.types.fields import to_dict
 from rollfeed.types.text import counted
 
 _VERDICT = ("correct", "format_ok", "extracted", "outcome", "detail")
@@ -49,6 +52,7 @@ def group_view(found: FoundGroup, member: int | None, advantages: Advantages) ->
         "prompt": prompt.text,
         "prompt_tokens": len(prompt.token_ids),
         "messages": prompt.messages,
+        "images": [to_dict(picture) for picture in prompt.images],
         "label": prompt.label,
         "metadata": prompt.metadata,
         "samples": [
@@ -154,6 +158,9 @@ def print_group(to: Console, found: FoundGroup, member: int | None, advantages: 
     if prompt.metadata:
         print_line(to, f"metadata {json_text(dict(prompt.metadata))}")
     print_section(to, "prompt", prompt.text)
+    for number, picture in enumerate(prompt.images, start=1):
+        size, name = f"{picture.width} x {picture.height}", f"{PICTURES}/{file_name(picture)}"
+        print_line(to, f"picture {number}: {picture.source}, {size}, {name}")
     for number, rollout in members:
         for sample in rollout.samples or (None,):
             print_section(to, _sample_title(number, rollout, sample), sample.response if sample else "")

@@ -21,6 +21,7 @@
     spill/                       draws that do not fit into memory, of no use to another process
     run.log, run.log.1           what was logged, with times; the older half of it
     rewards.log                  what reward functions and environments printed, if anything
+    pictures/0f3a...png          pictures that prompts have shown, each once, named by its hash, if there are any
     servers/0.log                what servers have said that the run has started, if any
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
     trackers/                    what trackers keep here, and how far they were told, if there are any
@@ -45,7 +46,8 @@ PRINTED = "rewards.log"
 _FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED, *RUN_LOGS)
 SERVERS = "servers"
 TRACKERS = "trackers"
-_FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS, TRACKERS)
+PICTURES = "pictures"
+_FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS, TRACKERS, PICTURES)
 METRICS = "metrics.jsonl"
 RESULT_FILE, ANSWERS_FILE = "eval.json", "answers.parquet"
 """What `rollfeed eval` leaves in its folder."""

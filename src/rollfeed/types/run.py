@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any, ClassVar
 
+from rollfeed.types.pictures import Picture
 from rollfeed.types.records import Group, Rollout, TrainBatch
 
 OVER_SAMPLED = "over_sampled"
@@ -185,3 +187,12 @@ class StepCommit:
     wasted_tokens: Mapping[str, int]
     """Response tokens that will not be trained on, by reason."""
     state: RunState
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        """Those of all prompts and samples that are stored with it, by their hashes."""
+        state = self.state
+        decided = [*self.batch.groups, *(dropped.group for dropped in self.dropped)]
+        groups = chain(decided, state.requeued, state.surplus, state.in_flight)
+        shown = (images for group in groups for images in (group.prompt.images, *(s.images for s in group.samples)))
+        return {picture.content_hash: picture for images in shown for picture in images}

@@ -45,7 +45,8 @@ def html(content: bytes | None = None) -> str:
         inside, script = '<link rel="stylesheet" href="view.css">', '<script src="view.js"></script>'
     else:
         style, code = (read_asset(name) for name in ASSETS)
-        policy = f"default-src 'none'; script-src '{_hash(code)}'; style-src '{_hash(style)}'; base-uri 'none'"
+        policy = f"default-src 'none'; script-src '{_hash(code)}'; style-src '{_hash(style)}'"
+        policy += "; img-src data:; base-uri 'none'"
         inside = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
         # A text of a run may end the element, or open a comment in it, so no "<" stands there.
         held = content.decode().replace("<", "\\u003c")

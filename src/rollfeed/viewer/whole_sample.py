@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import ANSWERS_SCHEMA
+from rollfeed.prompts.pictures.picture_folder import file_name
 from rollfeed.store import RunReader
-from rollfeed.store.layout import ANSWERS_FILE
+from rollfeed.store.layout import ANSWERS_FILE, PICTURES
 from rollfeed.store.tables.parquet import read_columns
+from rollfeed.types import Picture
+from rollfeed.types.fields import from_dict, to_dict
 from rollfeed.viewer.found_runs import is_evaluation
 from rollfeed.viewer.sample_rows import id_of
 from rollfeed.viewer.token_texts import RunTokenizers, TokenTexts
@@ -25,6 +29,8 @@ _PLAIN = (
     *("response", "precision", "penalty", "drop_reason", "policy_version", "remove_sample", "response_length"),
 )
 _JSON = ("messages", "prompt_label", "label", "rewards", "metadata", "prompt_metadata", "tools")
+_SHOWN_TYPES = ("image/png", "image/jpeg", "image/webp")
+_LARGEST_SHOWN = 4 << 20
 _ROUNDED_DIGITS = 16
 _OF_MEMBER = ("reward", "correct", "status", "response_length")
 
@@ -66,8 +72,21 @@ def whole_samples(path: Path, samples: Sequence[str], tokenizers: RunTokenizers)
             **_about(sample, step, group_index, named),
             **{name: row.get(name) for name in _PLAIN},
             **{name: _json(row[name]) for name in _JSON if row.get(name) is not None},
+            **_pictures(row, path / PICTURES),
             **_tokens(row, tokenizers.of(path)),
         }
+
+
+def _pictures(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the pictures of a sample with what they show; those that are large, or not there, without."""
+    shown = [from_dict(Picture, each) for each in row.get("images") or row.get("prompt_images") or ()]
+    return {"pictures": [{**to_dict(each), "shown": _data_uri(each, folder / file_name(each))} for each in shown]}
+
+
+def _data_uri(picture: Picture, path: Path) -> str | None:
+    if picture.media_type not in _SHOWN_TYPES or not path.is_file() or path.stat().st_size > _LARGEST_SHOWN:
+        return None
+    return f"data:{picture.media_type};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _parsed(sample: str) -> tuple[int, int, str]:

@@ -41,8 +41,8 @@ def decoded(content: bytes, *, limits: PictureSettings, source: str = "") -> tup
             f"it is animated ({frames} frames): set prompts.pictures.animated = 'first' to take its first frame, or "
             "give it as a video"
         )
-    is_plain = image.mode == "RGB" and frames == 1 and image.getexif().get(_ORIENTATION, 1) == 1
     pixels = _as_rgb(image)
+    is_plain = image.mode == "RGB" and frames == 1 and image.getexif().get(_ORIENTATION, 1) == 1
     if is_plain and (media_type := _SENT_AS_THEY_ARE.get(image.format or "")):
         return _picture(content, media_type, pixels, PictureKind.IMAGE, source), content
     return as_png(pixels, source=source)

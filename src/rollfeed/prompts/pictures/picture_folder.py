@@ -21,6 +21,11 @@ from rollfeed.types import Picture
 _ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "image/gif": "gif", "image/bmp": "bmp"}
 
 
+def file_name(picture: Picture) -> str:
+    """Return what a picture's file is called."""
+    return f"{picture.content_hash}.{_ENDINGS.get(picture.media_type, 'bin')}"
+
+
 class PictureFolder:
     """Keeps pictures in a folder; fits :class:`rollfeed.protocols.PictureStore`.
 
@@ -33,12 +38,15 @@ class PictureFolder:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._origins: dict[str, Path] = {}
         self._lock = threading.Lock()
+        self.has_any = False
+        """Whether there has been a picture."""
 
     def put(self, picture: Picture, content: bytes, *, origin: Path | None = None) -> Picture:
         """Keep the bytes of a picture, unless they are there; return the picture.
 
         With ``origin``, a file that has just these bytes, they are read from there until :meth:`keep`.
         """
+        self.has_any = True
         if origin is not None:
             self._origins.setdefault(picture.content_hash, origin)
         elif self._found(picture) is None:
@@ -67,6 +75,7 @@ class PictureFolder:
         """Keep what comes from now on in a folder; what a killed process left there half is removed."""
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
+        self.has_any = self.has_any or folder.is_dir()
         with self._lock:
             before, self._folder = self._temporary, folder
         if before is not None:
@@ -96,7 +105,7 @@ class PictureFolder:
         return next((path for path in paths if path.exists()), None)
 
     def _path(self, home: Path, picture: Picture) -> Path:
-        return home / f"{picture.content_hash}.{_ENDINGS.get(picture.media_type, 'bin')}"
+        return home / file_name(picture)
 
     def _write(self, home: Path, picture: Picture, content: bytes) -> None:
         try:

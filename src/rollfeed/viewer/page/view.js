@@ -388,9 +388,10 @@ function promptOf(sample) {
   const shown = (sample.messages || []).map((each) => [make("div", { class: "role" }, written(each.role)), make("div", { class: "text short" }, typeof each.content === "string" ? each.content : JSON.stringify(each.content ?? each, null, 1))]);
   const raw = make("div", { class: "text short prompt" }, sample.prompt || "");
   const count = sample.num_prompt ? `, ${number(sample.num_prompt)} tokens` : "";
+  const pictures = (sample.pictures || []).map((each) => make("figure", {}, each.shown && make("img", { src: each.shown, alt: each.source }), make("figcaption", {}, `${each.source || each.content_hash.slice(0, 12)}, ${each.width} x ${each.height}`)));
   const last = shown.pop(), whole = make("details", {}, make("summary", {}, `as the model reads it${count}`), raw);
   const before = shown.length > 0 && make("details", {}, make("summary", {}, `${shown.length} turns before`), shown);
-  return last ? [make("h2", {}, "prompt"), before, last, whole] : [make("h2", {}, `prompt${count}`), raw];
+  return last ? [make("h2", {}, "prompt"), before, last, pictures, whole] : [make("h2", {}, `prompt${count}`), raw, pictures];
 }
 
 // The response, coloured by one of its numbers. Chunks that are far from what is seen are plain text until they are near.
