@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +37,7 @@ class PictureFolder:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: Path | None = None
         self._origins: dict[str, Path] = {}
         self._lock = threading.Lock()
         self.has_any = False
@@ -79,7 +81,7 @@ class PictureFolder:
         with self._lock:
             before, self._folder = self._temporary, folder
         if before is not None:
-            self._origins.update({path.stem: path for path in Path(before.name).iterdir()})
+            self._origins.update({path.stem: path for path in before.iterdir()})
 
     def keep(self, pictures: Iterable[Picture]) -> None:
         """Have pictures in the folder itself, so that they are there whatever becomes of where they came from.
@@ -96,11 +98,12 @@ class PictureFolder:
             if self._folder is not None:
                 return self._folder
             if self._temporary is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="rollfeed-pictures-", ignore_cleanup_errors=True)
-            return Path(self._temporary.name)
+                self._temporary = Path(tempfile.mkdtemp(prefix="rollfeed-pictures-"))
+                weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+            return self._temporary
 
     def _found(self, picture: Picture) -> Path | None:
-        homes = [self._folder, None if self._temporary is None else Path(self._temporary.name)]
+        homes = (self._folder, self._temporary)
         paths = (self._path(home, picture) for home in homes if home is not None)
         return next((path for path in paths if path.exists()), None)
 
