@@ -258,3 +258,46 @@ def test_environments_of_rlve_adapt_as_there(flags: str, key: str, expected: Any
 def test_a_style_that_does_not_go_with_the_template_is_refused_by_its_flag() -> None:
     with pytest.raises(ConfigError, match=r"--custom-prompt-preprocessor TinyZero: .*apply_chat_template = false"):
         converted(f"{RLVE} --apply-chat-template --custom-prompt-preprocessor TinyZero")
+
+
+SLIME_TEACHER = (
+    "--use-opd --opd-type sglang --opd-kl-coef 0.5 --rm-url http://teacher:30000/generate "
+    "--custom-rm-path slime.rollout.on_policy_distillation.reward_func "
+    "--custom-reward-post-process-path slime.rollout.on_policy_distillation.post_process_rewards"
+)
+
+
+def test_distillation_from_a_server_is_a_teacher_alone() -> None:
+    found = converted(f"{SLIME_TEACHER} --prompt-data p.jsonl --rollout-temperature 0.7")
+    assert found.tree["teacher"] == {
+        "servers": ["http://teacher:30000"],
+        "temperature": 1.0,
+        "use": "loss",
+        "coefficient": 0.5,
+        "advantage_weight": 0.0,
+    }
+    assert not {"plugins", "remote"} & {part for key in found.settings for part in key.split(".")}
+    assert set(reasons(SLIME_TEACHER)) == {"--custom-reward-post-process-path"}
+    assert validate_settings(found.tree, where="converted").teacher is not None
+
+
+def test_distillation_beside_rewards_adds_to_their_advantages() -> None:
+    found = converted("--use-opd --opd-type megatron --opd-teacher-load /models/teacher --custom-rm-path mine.score")
+    assert (found.tree["teacher"]["checkpoint"], found.tree["teacher"]["advantage_weight"]) == ("/models/teacher", 1.0)
+    assert found.tree["plugins"]["reward"] == "slime:mine.score"
+    assert any("Hugging Face layout" in note for note in found.notes)
+    of_miles = converted("--use-opd --opd-teacher-urls math=http://a:1/generate --rm-type math")
+    assert of_miles.tree["teacher"]["servers"] == ["http://a:1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--use-opd --opd-type self --opd-teacher-load /m", "one, that sees what the policy does"),
+        ("--use-opd --opd-teacher-urls a=http://a:1 b=http://b:1", "one, that sees what the policy does"),
+        ("--use-opd --rm-url http://a:1 --rollout-top-p 0.9", "compared over the whole vocabulary"),
+    ],
+)
+def test_a_teacher_that_cannot_be_had_is_reported(flags: str, reason: str) -> None:
+    assert reason in reasons(flags)["--use-opd"]
+    assert "teacher" not in converted(flags).tree

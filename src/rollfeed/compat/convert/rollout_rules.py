@@ -11,6 +11,7 @@ from rollfeed.compat.convert.draft import Draft, name_columns
 from rollfeed.compat.convert.eval_config import compose_file, plain_value, table_of
 from rollfeed.compat.convert.evaluation_rules import set_evaluation
 from rollfeed.compat.convert.table import FLAGS
+from rollfeed.compat.convert.teacher_rules import TEACHER_REWARD, set_teacher
 from rollfeed.compat.convert.toml_text import Setting
 from rollfeed.compat.convert.training_rules import set_advantages, set_tracking, set_training
 from rollfeed.errors import CheckpointError
@@ -262,11 +263,16 @@ def _lengths(draft: Draft) -> None:
 
 def _rewards(draft: Draft) -> None:
     path, is_group = draft.value("custom-rm-path"), draft.value("group-rm")
-    if path:
+    is_taught = set_teacher(draft)
+    if is_taught and path == TEACHER_REWARD:
+        draft.put("teacher.use", "loss", "use-opd", "opd-type", "custom-rm-path")
+    elif path:
         key = "group_reward" if is_group else "reward"
         draft.put(f"plugins.{key}", f"slime:{path}", "custom-rm-path", "group-rm")
     elif is_group:
         draft.leave("group-rm", "graders score each answer; a group is given to the function of --custom-rm-path")
+    if draft.value("rm-url") and not is_taught:
+        draft.put("reward.remote.url", draft.value("rm-url"), "rm-url")
     if draft.value("rm-type") == "remote_rm":
         draft.put("reward.remote.max_tries", 10)
         draft.put("reward.remote.timeout_seconds", 120.0)

@@ -15,7 +15,7 @@ _TEXTS = MappingProxyType(
         "megatron": "of slime's trainer on Megatron; [train] is a trainer of its own (docs/training.md)",
         "critic": "there is no critic",
         "replay": "routing is not replayed; where trainer and engine differ, train.loss.correction weights tokens",
-        "teacher": "there is no distillation from a teacher",
+        "teacher": "a teacher scores the sampled tokens, and no others (docs/distillation.md)",
         "weights": "[weights] and engine.sglang.weights_transport bring weights to servers (docs/weights.md)",
         "store": "batches are handed over in memory and in the run directory",
         "gateway": "rollfeed serve gateway has the sessions of agents (docs/agents.md)",

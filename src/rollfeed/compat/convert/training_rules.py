@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollfeed.compat.convert.draft import Draft
 from rollfeed.compat.convert.table import FLAGS
+from rollfeed.compat.convert.teacher_rules import TEACHER_ADVANTAGE
 from rollfeed.compat.convert.toml_text import Setting
 
 _ESTIMATORS = {
@@ -21,6 +22,9 @@ _LOSS_FLAGS = frozenset(
 def set_advantages(draft: Draft) -> None:
     """Set ``[advantage]``, which divides by the standard deviation as slime does."""
     estimator, path = draft.value("advantage-estimator"), draft.value("custom-reward-post-process-path")
+    if path == TEACHER_ADVANTAGE and "teacher.use" in draft.settings:
+        draft.leave("custom-reward-post-process-path", "what it does is what [teacher] does")
+        path = None
     if path:
         draft.put("plugins.advantage", f"slime:{path}", "custom-reward-post-process-path")
         for name in ("disable-grpo-std-normalization", "disable-rewards-normalization"):
