@@ -478,3 +478,21 @@ def test_a_worker_that_does_not_take_weights_in_time_is_lost_and_others_go_on(
         assert taking.is_killed
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_run_whose_workers_have_gpus_and_servers_is_prepared_where_neither_is(
+    folder: Path, tiny_checkpoint: Path
+) -> None:
+    on_gpus = settings_for(
+        tiny_checkpoint,
+        engine={"device": "cuda", "kernels": "auto", "precision": "bf16"},
+        rollout={"deterministic": False},
+    )
+    assert isinstance(prepare(RunSpec(on_gpus, (folder,))).engine, ClusterEngine)
+    launch = {"command": ["/only/on/nodes/sglang"], "num_servers": 2, "gpus_per_server": 4}
+    launched = settings_for(
+        tiny_checkpoint, engine={"sglang": {}, "launch": launch, "kernels": "auto", "precision": "auto"}
+    )
+    prepared = prepare(RunSpec(launched, (folder,)))
+    assert isinstance(prepared.engine, ClusterEngine)
+    assert prepared.settings.engine.launch is not None  # what workers are given

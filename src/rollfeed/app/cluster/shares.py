@@ -12,7 +12,7 @@ from rollfeed.app.cluster.engine import ClusterEngine
 from rollfeed.app.cluster.worker_places import RolloutWorkers
 from rollfeed.cluster import Hosting, wanted_of_nodes
 from rollfeed.cluster.ray_hosting import RayHosting, Resources
-from rollfeed.config import ClusterKind, RunSpec, Settings
+from rollfeed.config import ClusterKind, Precision, RunSpec, Settings
 from rollfeed.config.paths import expand_path
 from rollfeed.protocols import Engine
 
@@ -52,7 +52,7 @@ def settings_here(settings: Settings) -> Settings:
         there = tuple(f"http://127.0.0.1:{number + 1}" for number in range(engine.launch.count))
         changed = {"launch": None, **{name: each.at(there) for name, each in engine.servers.items()}}
     elif engine.is_embedded and engine.device != "cpu":
-        changed = {"device": "cpu", "precision": "auto"}
+        changed = {"device": "cpu", "precision": Precision.AUTO}
     return settings.model_copy(update={"engine": engine.model_copy(update=changed)})
 
 
