@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rollfeed.benchmarks.rewards import RewardWorkload, bench_rewards, make_pairs
+from rollfeed.benchmarks.rewards import JudgeWorkload, RewardWorkload, bench_judge, bench_rewards, make_pairs
 
 
 def test_inputs_depend_on_the_seed_only() -> None:
@@ -17,3 +17,12 @@ def test_hub_and_reference_give_the_same_verdicts_and_hanging_inputs_time_out(le
     assert (clean["num_timeouts"], clean["lost_seconds"]) == (0, 0.0)
     assert (hanging["num_hanging"], hanging["num_timeouts"]) == (2, 2)
     assert len(lines) == 3
+
+
+def test_the_calls_of_a_judge_are_timed_beside_the_same_requests() -> None:
+    lines: list[str] = []
+    result = bench_judge(JudgeWorkload(num_calls=16, call_seconds=0.01, repetitions=1), progress=lines.append)
+    assert 1 <= result["most_calls_at_once"] <= 16
+    assert result["passed"] is (result["most_calls_at_once"] == 16)
+    assert min(result["seconds"], result["reference_seconds"]) >= 0.01
+    assert len(lines) == 1

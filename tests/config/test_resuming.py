@@ -20,6 +20,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.store import RunDirectory
 
 COMMON: dict[str, Any] = {"prompts": {"environments": [{"id": "core/copy_text"}]}, "engine": {"context_length": 2048}}
+JUDGE = {"servers": ["http://a:1/v1"], "model": "judge", "rubric": "{response}"}
 TREES: dict[str, dict[str, Any]] = {
     "embedded": {
         **COMMON,
@@ -51,6 +52,10 @@ TREES: dict[str, dict[str, Any]] = {
         "engine": {"sglang": {"workers": ["http://a:1"], "weights_transport": "delta"}, "context_length": 2048},
         "sampling": {"rollout_top_k": 20},
     },
+    "judge": {**COMMON, "reward": {"judge": JUDGE}},
+    "judge's file": {**COMMON, "reward": {"judge": {"servers": ["http://a:1"], "model": "j", "rubric_file": "a.txt"}}},
+    "judge's tool": {**COMMON, "reward": {"judge": {**JUDGE, "reply": "tool", "choices": {"A": 1.0}}}},
+    "panel": {**COMMON, "reward": {"judge": {"panel": ["a", "b"]}, "judges": dict.fromkeys("abc", JUDGE)}},
     "launch": {**COMMON, "engine": {"openai": {}, "launch": {}, "context_length": 2048}},
     "router": {**COMMON, "engine": {"sglang": {"router": "http://a:1"}, "context_length": 2048}},
     "teacher": {**COMMON, "teacher": {"checkpoint": "teacher"}},
@@ -66,6 +71,7 @@ BASES = {name: validate_settings(tree, where=name) for name, tree in TREES.items
 VALUES: tuple[Any, ...] = (
     *(True, False, 0, 1, 2, 3, 7, 64, 100, 1000, 0.25, 0.5, 0.75, 1.5, 5.0),
     *("cpu", "round_robin", "cuda:1", "module:other", "http://b:2", "2026-01-31", "qwen3", "{x}"),
+    *(JUDGE, {"other": JUDGE}, ["b", "c"], [0.0, 5.0]),
     *([], ["x"], ["trackio"], [7], ["http://b:2"], {"x": 1}, {"x": "y"}, [[0]]),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
     *({"corpus": "others"}, {"folder": "others"}, {"checkpoint": "another"}, [{"name": "other", "url": "http://b:2"}]),
@@ -79,7 +85,7 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield all keys of a section; what may be a table or missing is a key itself, a list of tables one key."""
     for name, info in section.model_fields.items():
         inner = section_in(info.annotation)
-        if inner is None or str(info.annotation).startswith("tuple"):
+        if inner is None or str(info.annotation).startswith(("tuple", "dict")):
             yield f"{prefix}{name}"
             continue
         if info.default is None:

@@ -141,6 +141,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
         unscored=None if settings.teacher else "set reward.rm_type or plugins.reward",
         no_images=no_images_of(settings.engine, model),
         function_problem=functions.scorer.function_problem,
+        label_problems=functions.services.judges.problems(),
     )
     source = build_source(
         with_functions,
@@ -169,9 +170,8 @@ def load_trackers(settings: Settings, *, folders: Sequence[Path] = ()) -> Tracke
     Raises:
         ConfigError: If one is not installed, or the user's own does not fit its protocol.
     """
-    given, own = settings.plugins.tracker, None
-    if given is not None:
-        own = plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)
+    given = settings.plugins.tracker
+    own = None if given is None else plugins.load_factory(given, Tracker, key="plugins.tracker", folders=folders)
     return Trackers(settings.tracking, reward_key=settings.reward.reward_key, own=own)
 
 
@@ -323,6 +323,7 @@ def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill 
         placement=_placement(config),
         publisher=publisher,
         weights=_weight_follower(config, publisher),
+        reward_metrics=made.services.judges.take_metrics,
         new_runner=partial(RemoteRunner, engine.workers) if isinstance(engine, ClusterEngine) else GroupRunner,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rollfeed.app.model import Model
 from rollfeed.config import EngineSettings, RolloutConfig, RolloutMode, Settings
+from rollfeed.config.reward import is_judge
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
@@ -54,6 +55,12 @@ def check_combination(settings: Settings) -> None:
                 f"prompts.datasets: nothing scores the prompts of {dataset.path}: set reward.rm_type or plugins.reward"
             )
     _check_reward_key(settings)
+    judge, num_samples = settings.reward.judge_of(settings.reward.rm_type), settings.rollout.n_samples_per_prompt
+    if judge is not None and judge.compares_group and num_samples == 1 and not settings.plugins.has_reward:
+        raise ConfigError(
+            f"reward.rm_type = {settings.reward.rm_type!r} compares the answers of a group, and "
+            "rollout.n_samples_per_prompt = 1: raise it"
+        )
     for problem in _filters_that_drop_all(settings):
         raise ConfigError(f"filters.dynamic_sampling: {problem}")
 
@@ -108,7 +115,7 @@ def reward_key_problem(reward_key: str | None, rm_type: str | None, *, is_of_oth
         rm_type: The grader.
         is_of_others: The key was chosen for other graders too, and single numbers count without it.
     """
-    keys = None if rm_type is None else _KEYS.get(grader_name(rm_type))
+    keys = None if rm_type is None else () if is_judge(rm_type) else _KEYS.get(grader_name(rm_type))
     if reward_key is None or keys is None or reward_key in keys:
         return None
     about = f"reward_key = {reward_key!r}: rewards of rm_type {rm_type!r}"

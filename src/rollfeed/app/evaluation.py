@@ -107,10 +107,12 @@ def prepare_evaluation(
         context_length=context_length,
     )
 
-    def rows_of(plan: SetPlan) -> RowChecks:
-        return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images)
+    own = RewardServices(config.reward, rm_types=(), tools=config.tools, folders=folders)
+    problems, tools = own.judges.problems(), own.toolbox
 
-    tools = RewardServices(config.reward, rm_types=(), tools=config.tools, folders=folders).toolbox
+    def rows_of(plan: SetPlan) -> RowChecks:
+        return RowChecks(as_in_set(config, plan), unscored=None, no_images=no_images, label_problems=problems)
+
     shown = {} if picture_input is None else picture_input._asdict()
     render = partial(ChatRenderer, tokenizer, tools=tools.definitions, call_format=tools.call_format, **shown)
     sets = load_sets(settings, training=training, renderer=render, folders=folders, rows_of=rows_of)

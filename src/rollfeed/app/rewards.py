@@ -1,4 +1,4 @@
-"""The reward hub with all that it needs: worker processes, sandboxes, a reward server."""
+"""The reward hub with all that it needs: worker processes, sandboxes, a reward server, judges."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig, Settings
 from rollfeed.config.paths import as_paths
 from rollfeed.config.plugins import import_path_of
+from rollfeed.config.reward import is_judge
 from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
@@ -42,6 +43,7 @@ from rollfeed.rewards.calls import OwnPace
 from rollfeed.rewards.code.grader import CodeGrader, InTurns
 from rollfeed.rewards.functions import in_workers
 from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.judging import Judges
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.rewards.rows import as_grader
@@ -87,6 +89,7 @@ class RewardServices:
         self._deadline_seconds = workers.timeout_seconds
         self.sandboxes = _sandboxes(code, on_isolation=self._tell_isolation)
         self.remote = RemoteGrader(settings.remote)
+        self.judges = Judges(settings, folders=folders)
         limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
         self._code = InTurns(
             CodeGrader(sandboxes=self.sandboxes, limits=limits),
@@ -107,11 +110,13 @@ class RewardServices:
         """Start nothing but what is sure to be needed.
 
         Raises:
-            ConfigError: If programs are to run and no isolation level, or not the wanted one, holds here.
+            ConfigError: If programs are to run and no isolation level, or not the wanted one, holds here, or a judge
+                does not answer.
         """
         if self._runs_programs:
             await self.sandboxes.start()
         self._entered = AsyncExitStack()
+        await self._entered.enter_async_context(self.judges)
         if self.workers.output is not None:
             self._entered.enter_context(keeping_prints(self.workers.output))
         await self._entered.enter_async_context(self.workers)
@@ -131,6 +136,7 @@ class RewardServices:
             RLVE_RM_TYPE: OwnPace(RlveGrader(registry, workers=self.workers, deadline_seconds=deadline)),
             CODE_RM_TYPE: OwnPace(self._code),
             REMOTE_RM_TYPE: OwnPace(self.remote),
+            **self.judges.graders(),
         }
 
     def for_generating(
@@ -295,9 +301,9 @@ async def open_reward_hub(
             f"plugins.group_reward = {chosen.group_reward!r}: it scores groups, and responses are graded one by one "
             "here: name a plugins.reward instead"
         )
-    services = RewardServices(settings, rm_types=[settings.rm_type])
+    services = RewardServices(settings, rm_types=[settings.rm_type], folders=folders)
     own, graders = settings.rm_type, {}
-    if own is not None and ":" in own:
+    if own is not None and ":" in own and not is_judge(own):
         load = partial(load_reward_function, settings=settings, services=services, folders=folders)
         graders[own] = as_grader(load(own, RewardFn, Takes.SAMPLE, "rm_type"))
     hub = reward_hub(settings, chosen, services, graders=graders, label_names=label_names, folders=folders)

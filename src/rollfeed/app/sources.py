@@ -49,13 +49,7 @@ from rollfeed.prompts import (
     RowCheck,
     load_prompts,
 )
-from rollfeed.protocols import (
-    MULTI_TURN,
-    AnswerMarker,
-    PictureInput,
-    PromptSource,
-    Tokenizer,
-)
+from rollfeed.protocols import MULTI_TURN, AnswerMarker, PictureInput, PromptSource, Tokenizer
 from rollfeed.rewards.code.problem import tests_problem
 from rollfeed.rewards.labels import NO_LABEL, LabelProblem
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name, reads
@@ -265,6 +259,7 @@ class RowChecks:
         unscored: What to do about a row that nothing scores; None leaves it to somebody else.
         no_images: Why what answers takes no images; None where it does, or nobody knows.
         function_problem: Why a reward function cannot be called for a row.
+        label_problems: Of graders that settings make, by ``rm_type``.
     """
 
     def __init__(
@@ -274,6 +269,7 @@ class RowChecks:
         unscored: str | None,
         no_images: str | None,
         function_problem: Callable[[Prompt], str | None] | None = None,
+        label_problems: Mapping[str, LabelProblem] | None = None,
     ) -> None:
         self.runs_programs = False
         """Whether a row was seen whose answers are programs, to be run in a sandbox."""
@@ -293,6 +289,7 @@ class RowChecks:
             ENVIRONMENT_RM_TYPE: lambda label, metadata: environment_problem(registry, metadata),
             RLVE_RM_TYPE: lambda label, metadata: rlve_problem(registry, metadata),
             REMOTE_RM_TYPE: lambda label, metadata: "no server: set reward.remote.url" if url is None else None,
+            **(label_problems or {}),
         }
 
     def of(

@@ -3,22 +3,30 @@
 math-verify parses and verifies one pair after the other, with its own time limits. Inputs that hang are calls which
 never return: the hub hands them to a worker that it kills at the deadline; from math-verify they are left out, since
 what holds the interpreter for ever would hold the whole process.
+
+A judge's questions are measured beside the same requests sent by aiohttp alone, to a server that takes its time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from random import Random
 from statistics import median
 from typing import Any
 
-from rollfeed.app.rewards import RewardServices
+import aiohttp
+from aiohttp import web
+
+from rollfeed.app.rewards import RewardServices, open_reward_hub
 from rollfeed.base.cores import num_cores
-from rollfeed.config import RewardSettings, WorkerSettings
-from rollfeed.errors import ConfigError
+from rollfeed.base.loop_thread import LoopThread
+from rollfeed.base.serving import serve_application
+from rollfeed.config import JudgeSettings, RewardSettings, WorkerSettings
+from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.isolation import IsolatedCall
 from rollfeed.rewards.registry import BUILTIN_GRADERS, BuiltinGrader
@@ -162,3 +170,89 @@ def _summary(
         "deadlines_seconds": num_hanging * workload.deadline_seconds,
         "num_timeouts": sum(verdict.outcome is Outcome.TIMEOUT for verdict in results[0][1]),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeWorkload:
+    """Questions to a judge, all at once."""
+
+    num_calls: int = 256
+    call_seconds: float = 0.25
+    """Taken by the server for each."""
+    repetitions: int = 3
+
+
+class _SlowJudge:
+    """A chat endpoint that says the same of everything, after a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._num_running = 0
+        self.most_running = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        await request.read()
+        self._num_running += 1
+        self.most_running = max(self.most_running, self._num_running)
+        await asyncio.sleep(self._seconds)
+        self._num_running -= 1
+        message = {"role": "assistant", "content": "Score: 7"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 4}
+        return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        application = web.Application()
+        application.add_routes([web.post("/v1/chat/completions", self.answer)])
+        async with serve_application(application, host="127.0.0.1", port=0) as address:
+            yield f"{address}/v1"
+
+
+def bench_judge(workload: JudgeWorkload, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure and return JSON values: seconds of all calls together, and how many the server had at once."""
+    judge, thread, entered = _SlowJudge(workload.call_seconds), LoopThread("judge"), AsyncExitStack()
+    hub_seconds, reference_seconds, most_running = [], [], []
+    try:
+        url = thread.call(entered.enter_async_context(judge.serving()))
+        for repetition in range(workload.repetitions):
+            reference_seconds.append(asyncio.run(_time_requests(url, workload)))
+            judge.most_running = 0
+            hub_seconds.append(asyncio.run(_time_judge(url, workload)))
+            most_running.append(judge.most_running)
+            progress(f"repetition {repetition + 1}: {hub_seconds[-1]:.3f} s, {most_running[-1]} calls at once")
+    finally:
+        thread.call(entered.aclose())
+        thread.close()
+    return {
+        "workload": asdict(workload),
+        "seconds": median(hub_seconds),
+        "reference_seconds": median(reference_seconds),
+        "over_call_seconds": median(hub_seconds) - workload.call_seconds,
+        "most_calls_at_once": min(most_running),
+        "passed": min(most_running) == workload.num_calls,
+    }
+
+
+async def _time_judge(url: str, workload: JudgeWorkload) -> float:
+    judge = JudgeSettings(servers=(url,), model="judge", rubric="{prompt} {response}")
+    async with open_reward_hub(RewardSettings(rm_type="judge", judge=judge)) as hub:
+        started = time.perf_counter()
+        grading = (hub.grade(f"answer {number}", None, prompt="?") for number in range(workload.num_calls))
+        verdicts = await asyncio.gather(*grading)
+        seconds = time.perf_counter() - started
+    if any(verdict.reward != 7.0 for verdict in verdicts):
+        raise RunFailedError(f"a call failed: {next(each.detail for each in verdicts if each.reward != 7.0)}")
+    return seconds
+
+
+async def _time_requests(url: str, workload: JudgeWorkload) -> float:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def post(number: int) -> None:
+            body = {"model": "judge", "messages": [{"role": "user", "content": f"? answer {number}"}]}
+            async with session.post(f"{url}/chat/completions", json=body) as reply:
+                await reply.json()
+
+        started = time.perf_counter()
+        await asyncio.gather(*map(post, range(workload.num_calls)))
+        return time.perf_counter() - started

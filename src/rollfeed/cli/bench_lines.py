@@ -24,6 +24,13 @@ def engine(result: dict[str, Any]) -> Iterator[str]:
 
 def rewards(result: dict[str, Any]) -> Iterator[str]:
     """Tell what ``bench rewards`` has found."""
+    if "most_calls_at_once" in result:
+        calls = result["workload"]["num_calls"]
+        yield (
+            f"{calls} calls of {result['workload']['call_seconds']} s in {result['seconds']:.3f} s, "
+            f"{result['most_calls_at_once']} at once (the requests alone {result['reference_seconds']:.3f} s)"
+        )
+        return
     yield (
         f"{result['hub_ratio']:.1f} times {result['cores']} cores of math-verify "
         f"({result['math_verify_verdicts_per_second']:.0f} verdicts/s in one process)"

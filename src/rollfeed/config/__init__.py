@@ -12,6 +12,7 @@ from rollfeed.config.engine import (
 )
 from rollfeed.config.evaluation import EvalDatasetSettings, EvalEnvironmentSettings, EvalKeys, EvalSettings
 from rollfeed.config.filters import FilterSettings, FiltersSettings
+from rollfeed.config.judge import JudgeSettings
 from rollfeed.config.launch import LaunchSettings
 from rollfeed.config.load import chosen_keys, load_scoring_settings, validate_settings
 from rollfeed.config.model import TinyModelSettings
@@ -66,6 +67,7 @@ __all__ = [
     "FilterSettings",
     "FiltersSettings",
     "GroupFailurePolicy",
+    "JudgeSettings",
     "Kernels",
     "LaunchSettings",
     "PlacementSettings",

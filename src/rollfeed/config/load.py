@@ -201,7 +201,7 @@ def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
         inner = section_in(info.annotation)
         if inner is None:
             yield f"{prefix}{name}"
-        elif get_origin(info.annotation) is not tuple:
+        elif get_origin(info.annotation) not in (tuple, dict):
             yield from keys_of(inner, f"{prefix}{name}.")
 
 

@@ -84,9 +84,10 @@ def _inner_tables(name: str, section: type[Section]) -> list[str]:
 
 
 def _inner_sections(info: FieldInfo) -> list[tuple[type[Section], bool]]:
-    """Return the section that a field is, may be or has a list of, and whether it is a list."""
-    is_list = get_origin(info.annotation) is tuple
-    return [(inner, is_list) for inner in (info.annotation, *get_args(info.annotation)) if _is_section(inner)]
+    """Return the section that a field is, may be or has a list of, and whether it is a list; not tables by name."""
+    origin = get_origin(info.annotation)
+    inside = () if origin is dict else get_args(info.annotation)
+    return [(inner, origin is tuple) for inner in (info.annotation, *inside) if _is_section(inner)]
 
 
 def _is_section(annotation: Any) -> TypeGuard[type[Section]]:

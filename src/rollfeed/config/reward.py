@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.api_key import KeyVariable
+from rollfeed.config.judge import JudgeSettings
 from rollfeed.config.plugins import Plugin, PluginSettings
 from rollfeed.config.section import Free, Resume, Section
+from rollfeed.errors import suggestion
 from rollfeed.protocols import IsolationLevel, RewardFn
+
+JUDGE_RM_TYPE = "judge"
+"""Of the judge of ``[reward.judge]``; followed by a colon and a name, of another one."""
+
+
+def is_judge(rm_type: str) -> bool:
+    """Whether it is a judge's."""
+    return rm_type.partition(":")[0] == JUDGE_RM_TYPE
 
 
 class RemoteForm(StrEnum):
@@ -127,8 +137,38 @@ class RewardSettings(Section, resume=Resume.REWARDS):
     """Programs and their tests."""
     remote: RemoteRewardSettings = RemoteRewardSettings()
     """A reward server."""
+    judge: JudgeSettings | None = None
+    """The judge of `rm_type = "judge"`; docs/judges.md."""
+    judges: dict[str, JudgeSettings] = Field(default={})
+    """Further judges, each a table `[reward.judges.NAME]` with the keys of `[reward.judge]`, for `rm_type =
+    "judge:NAME"` and for panels.
+    """
     overlong: OverlongSettings | None = None
     """A penalty for long responses; by default none."""
+
+    def judge_of(self, rm_type: str | None) -> JudgeSettings | None:
+        """Return the judge of an ``rm_type``, of a panel its first; None where that is no judge's."""
+        kind, _, name = (rm_type or "").partition(":")
+        found = None if kind != JUDGE_RM_TYPE else self.judges.get(name) if name else self.judge
+        return self.judges[found.panel[0]] if found is not None and found.panel else found
+
+    @model_validator(mode="after")
+    def _judges_are_there(self) -> Self:
+        by_key = {f"judges.{name}": judge for name, judge in self.judges.items()}
+        by_key |= {} if self.judge is None else {"judge": self.judge}
+        for key, judge in by_key.items():
+            members = [self.judges[name] for name in judge.panel if name in self.judges]
+            if unknown := [name for name in judge.panel if name not in self.judges]:
+                remedy = suggestion(unknown[0], self.judges, otherwise="add it")
+                raise ValueError(f"{key}.panel: there is no [reward.judges.{unknown[0]}]; {remedy}")
+            if any(each.panel for each in members):
+                raise ValueError(f"{key}.panel: a judge of a panel cannot be one itself")
+            if len({each.compares_group for each in members}) > 1:
+                raise ValueError(f"{key}.panel: its judges must all compare the answers of a group, or none")
+        if self.rm_type is not None and is_judge(self.rm_type) and self.judge_of(self.rm_type) is None:
+            table = self.rm_type.replace("judge:", "judges.", 1)
+            raise ValueError(f"rm_type = {self.rm_type!r}: there is no [reward.{table}]; add it")
+        return self
 
 
 class ScoringSettings(Section):

@@ -71,14 +71,16 @@ class Section(BaseModel):
         if info is None:
             return cls.resume
         inner = section_in(info.annotation) if rest else None
+        if get_origin(info.annotation) is dict:
+            rest = rest.partition(".")[2]  # what follows the name of the table
         own = next((each for each in info.metadata if isinstance(each, Resume)), None)
         return (inner.resume_of(rest) if inner else None) or own or cls.resume
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """Return the section class inside ``X``, ``X | None`` or ``tuple[X, ...]``."""
+    """Return the section class inside ``X``, ``X | None``, ``tuple[X, ...]`` or ``dict[str, X]``."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    if get_origin(annotation) in (tuple, Union, UnionType):
+    if get_origin(annotation) in (tuple, dict, Union, UnionType):
         return next((found for inner in get_args(annotation) if (found := section_in(inner))), None)
     return None

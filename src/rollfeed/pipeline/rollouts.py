@@ -65,7 +65,7 @@ FAILED_REASON = "failed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
-    """The functions and objects that make a run's steps of its groups."""
+    """The functions and objects that make a run's steps of its groups; ``reward_metrics`` is asked once a step."""
 
     rollout_fn: RolloutFn
     group_filter: GroupFilter
@@ -78,6 +78,7 @@ class RolloutParts:
     weights: WeightFollower | None = None
     new_runner: Callable[..., GroupRunner] = GroupRunner
     """Called as :class:`GroupRunner` is."""
+    reward_metrics: Callable[[], Mapping[str, float]] = dict
 
 
 @dataclass(slots=True)
@@ -120,9 +121,7 @@ class Rollouts:
     ) -> None:
         self._settings = settings = plan.settings
         self._source, self._resources = source, resources
-        self._parts = parts
-        self._engine, self._commit = engine, commit
-        self._observers = observers
+        self._engine, self._commit, self._parts, self._observers = engine, commit, parts, observers
         self._state = state or RunState(next_step=0, next_group_index=0, source={})
         self._surplus = self._state.surplus
         # Nobody works any more on what was in flight when the state was taken.
@@ -379,6 +378,7 @@ class Rollouts:
             **self._ledger.step_metrics(),
             #: rollout/reward_timeout, rollout/reward_error: gradings that failed in the step
             **{f"rollout/reward_{name}": float(count) for name, count in self._runner.take_reward_failures().items()},
+            **self._parts.reward_metrics(),
             **{f"ledger/{place}": float(count) for place, count in asdict(counts).items()},
             **{f"engine/{name}": value for name, value in self._engine.metrics().items()},
             **self._parts.publisher.metrics(),

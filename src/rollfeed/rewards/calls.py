@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,14 @@ class OwnPace:
 
     async def __call__(self, *args: Any) -> Any:
         return await self.function(*args)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGrader(OwnPace):
+    """A grader whose rewards depend on the other answers to a prompt: it waits for all of them."""
+
+    compare: Callable[..., Awaitable[Sequence[Any]]] = field(kw_only=True)
+    """Called with the responses, the label and the metadata; gives one result a response, in order."""
 
 
 class Caller:

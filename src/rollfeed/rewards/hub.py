@@ -19,7 +19,7 @@ from rollfeed.errors import ConfigError, suggestion
 from rollfeed.faults import attributed
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
 from rollfeed.rewards.by_name import missing_argument
-from rollfeed.rewards.calls import Caller, OwnPace, blamed, failure
+from rollfeed.rewards.calls import Caller, GroupGrader, OwnPace, blamed, failure
 from rollfeed.rewards.isolation import InProcessWorkers
 from rollfeed.rewards.registry import BOXED_PREFIX, SEED_KEY, BuiltinGrader, boxed, grader_name
 from rollfeed.rewards.results import REWARD_KEY, pick, to_verdict
@@ -31,6 +31,8 @@ GIVEN_WITH_ANSWER = "the reward came with the answer"
 """What a verdict says in detail of a reward that was there before anything scored."""
 PROMPT_KEY = "prompt_text"
 """Entry of the metadata with the rendered prompt; the hub sets it for graders."""
+MESSAGES_KEY = "prompt_messages"
+"""Entry with the messages that the prompt was rendered from, where there are any."""
 _REWARD_FN = "reward_fn"
 
 
@@ -101,9 +103,11 @@ class RewardHub:
 
     def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
         """Whether a finished rollout can be scored before the others of its prompt have finished."""
-        if (self._group_reward_fn is None and self._batched_reward_fn is None) or self._brings_verifier(prompt):
+        if self._brings_verifier(prompt):
             return True
-        return bool(rollout.samples) and _named_function(rollout.samples[-1], prompt) is not None
+        if rollout.samples and _named_function(rollout.samples[-1], prompt) is not None:
+            return True
+        return self._reward_fn is not None if self.has_function else self._group_grader(prompt) is None
 
     async def score(self, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
         """Return one verdict a rollout, in order.
@@ -211,6 +215,9 @@ class RewardHub:
         """Score the rollouts at ``positions`` with the function that takes several."""
         if not positions:
             return []
+        if (grader := self._group_grader(prompt)) is not None and not self.has_function:
+            verdicts = await self._compare(grader, rollouts, prompt)
+            return [verdicts[position] for position in positions]
         if self._group_reward_fn is not None:
             verdicts = await self._score_together(
                 "plugins.group_reward", self._group_reward_fn, rollouts, prompt, prompt
@@ -236,7 +243,7 @@ class RewardHub:
             return blamed(verdict, setting=setting, function=function)
         seed = derive_seed(self._seed, "reward", prompt.prompt_id, sample.group_index, sample.index)
         return await self._grade(
-            sample.response, prompt.label, prompt.metadata, prompt=prompt.text, reward_key=self._reward_key, seed=seed
+            sample.response, prompt.label, prompt.metadata, prompt=prompt, reward_key=self._reward_key, seed=seed
         )
 
     async def _grade(
@@ -257,8 +264,7 @@ class RewardHub:
             return Verdict.failed(problem)
         if not isinstance(response, str):
             return Verdict.failed(f"the response is {response!r:.80}; it must be a text")
-        told = {PROMPT_KEY: prompt, REWARD_KEY: reward_key}
-        known = {**{name: value for name, value in told.items() if value is not None}, **metadata}
+        known = _known(metadata, prompt=prompt, reward_key=reward_key)
         if seed is not None:
             known[SEED_KEY] = seed
         grader = self._find_grader(rm_type)
@@ -283,10 +289,7 @@ class RewardHub:
     async def _score_together(
         self, setting: str, function: Any, rollouts: Sequence[Rollout], prompts: Prompt | list[Prompt], prompt: Prompt
     ) -> list[Verdict]:
-        unfinished = [rollout for rollout in rollouts if not rollout.has_finished]
-        if unfinished:
-            status = unfinished[0].status.value
-            failed = Verdict.failed(f"not scored: rollout {unfinished[0].rollout_id} of the group is {status}")
+        if (failed := _unfinished(rollouts)) is not None:
             return [failed] * len(rollouts)
         results = await self._caller.call(function, [rollout.samples[-1] for rollout in rollouts], prompts)
         results = results.tolist() if isinstance(results, np.ndarray) and results.ndim == 1 else results
@@ -296,6 +299,24 @@ class RewardHub:
             results = [_not_a_list(results, rollouts)] * len(rollouts)
         verdicts = [_verdict(result, prompt.metadata, self._reward_key) for result in results]
         return [blamed(verdict, setting=setting, function=function) for verdict in verdicts]
+
+    async def _compare(self, grader: GroupGrader, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
+        if (failed := _unfinished(rollouts)) is not None:
+            return [failed] * len(rollouts)
+        known = _known(prompt.metadata, prompt=prompt, reward_key=self._reward_key)
+        try:
+            responses = [without_end_token(rollout.samples[-1].response) for rollout in rollouts]
+            results = await grader.compare(responses, prompt.label, known)
+        except Exception as error:  # a grader that raises is at fault, never the responses
+            results = [failure(error)] * len(rollouts)
+        return [_verdict(result, prompt.metadata, self._reward_key) for result in results]
+
+    def _group_grader(self, prompt: Prompt) -> GroupGrader | None:
+        """Return what scores all responses to a prompt together, where its ``rm_type`` is such a grader."""
+        own = prompt.metadata.get("rm_type")
+        rm_type = self._rm_type if own is None else own
+        found = self._graders.get(rm_type) if isinstance(rm_type, str) else None
+        return found if isinstance(found, GroupGrader) else None
 
     def _find_grader(self, rm_type: str) -> Grader | OwnPace | None:
         grader = self._graders.get(rm_type)
@@ -313,6 +334,22 @@ def _carried(rollout: Rollout, prompt: Prompt, reward_key: str | None) -> Verdic
         return None
     verdict = _verdict(rollout.samples[-1].reward, prompt.metadata, reward_key)
     return replace(verdict, correct=rollout.samples[-1].correct, detail=verdict.detail or GIVEN_WITH_ANSWER)
+
+
+def _unfinished(rollouts: Sequence[Rollout]) -> Verdict | None:
+    """Return the verdict on all rollouts of a group of which one has not finished."""
+    rollout = next((each for each in rollouts if not each.has_finished), None)
+    if rollout is None:
+        return None
+    return Verdict.failed(f"not scored: rollout {rollout.rollout_id} of the group is {rollout.status.value}")
+
+
+def _known(metadata: Mapping[str, Any], *, prompt: Any, reward_key: str | None) -> dict[str, Any]:
+    """Return the metadata with what graders are told besides; ``prompt`` may be the text or the messages of a row."""
+    told = {PROMPT_KEY: prompt, REWARD_KEY: reward_key}
+    if isinstance(prompt, Prompt):
+        told |= {PROMPT_KEY: prompt.text, MESSAGES_KEY: prompt.messages}
+    return {**{name: value for name, value in told.items() if value is not None}, **metadata}
 
 
 def _named_function(sample: Sample, prompt: Prompt) -> Any:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from rollfeed.answers import final_text, find_box
+from rollfeed.config.reward import is_judge
 from rollfeed.protocols import AnswerMarker, Grader
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.rewards.graders import gpqa, ifeval, mathematics, texts
@@ -73,6 +74,12 @@ def grader_name(rm_type: str) -> str:
     """Return the grader that an ``rm_type`` stands for, by its own name and without ``boxed_``."""
     inner = rm_type.removeprefix(BOXED_PREFIX)
     return _OTHER_NAMES.get(inner, inner)
+
+
+def asks_server(rm_type: str) -> bool:
+    """Whether a grader asks a server or a judge, which may say something else next time."""
+    name = grader_name(rm_type)
+    return name == REMOTE_RM_TYPE or is_judge(name)
 
 
 def reads(rm_type: str, marker: AnswerMarker) -> bool:

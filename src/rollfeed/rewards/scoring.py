@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rollfeed.config import RewardSettings
 from rollfeed.errors import DataError, RunFailedError
 from rollfeed.rewards.hub import RewardHub
-from rollfeed.rewards.registry import REMOTE_RM_TYPE
+from rollfeed.rewards.registry import asks_server
 from rollfeed.rewards.results import pick
 from rollfeed.types import Correct, Outcome, Verdict
 from rollfeed.types.text import well_formed_json
@@ -129,7 +129,7 @@ async def grade_all(
         # What the hub will choose.
         rm_type = named.get("rm_type", row.get("rm_type") or settings.rm_type)
         scored_by = str(named.get("reward_fn") or (rm_type not in own_verifiers and function) or rm_type or "")
-        async with nullcontext() if scored_by == REMOTE_RM_TYPE else turns:
+        async with nullcontext() if asks_server(scored_by) else turns:
             started = time.monotonic()
             verdict = await _verdict(row, metadata, hub, reward_key=settings.reward_key)
             return Graded(row.get("id"), scored_by, verdict, round(time.monotonic() - started, 6))

@@ -43,7 +43,7 @@ def load_rows(
     check = None
     if config is not None:
         unscored = "give reward functions, or a config with reward.rm_type or plugins.reward"
-        rows = RowChecks(config, unscored=unscored, no_images=None)
+        rows = RowChecks(config, unscored=unscored, no_images=None, label_problems=made.services.judges.problems())
         check = rows.of(
             name, label_key=keys.label_key, unlabelled=lambda _, rm_type: f"{name}: {rm_type!r} needs label_key"
         )

@@ -9,7 +9,7 @@ from rollfeed.base.importing import import_object, is_async
 from rollfeed.config import Settings
 from rollfeed.config.plugins import import_path_of
 from rollfeed.errors import ConfigError
-from rollfeed.rewards.registry import REMOTE_RM_TYPE, grader_name
+from rollfeed.rewards.registry import asks_server
 from rollfeed.types import Group
 
 _REWARD_PLUGINS = ("reward", "batched_reward", "group_reward")
@@ -60,7 +60,7 @@ def _problems(settings: Settings, folders: Sequence[Path]) -> Iterator[str]:
         yield "reward.pure = false: the same answer may have another reward"
     if reward.pure is not None:
         return
-    if reward.rm_type is not None and grader_name(reward.rm_type) == REMOTE_RM_TYPE:
+    if reward.rm_type is not None and asks_server(reward.rm_type):
         yield f"reward.rm_type = {reward.rm_type!r} asks a server"
     given = {f"plugins.{name}": getattr(functions, name) for name in _REWARD_PLUGINS}
     given |= {f"reward.functions.{name}": function for name, function in reward.functions.items()}
@@ -75,7 +75,7 @@ def check_groups(groups: Iterable[Group], settings: Settings) -> None:
         return
     for group in groups:
         rm_type = group.prompt.metadata.get("rm_type")
-        if isinstance(rm_type, str) and grader_name(rm_type) == REMOTE_RM_TYPE:
+        if isinstance(rm_type, str) and asks_server(rm_type):
             raise ConfigError(
                 f"prompt {group.prompt.prompt_id}: rm_type {rm_type!r} asks a server, so that a replay may give other "
                 f"rewards: {_REMEDY}"

@@ -1,0 +1,71 @@
+"""Counts of what judges were asked and what that cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import astuple, dataclass, field, fields
+from enum import StrEnum
+
+import numpy as np
+
+
+class JudgeFailure(StrEnum):
+    """Kinds of failed questions."""
+
+    TIMEOUT = "timeout"
+    RATE_LIMITED = "rate_limited"
+    CONNECTION = "connection"
+    HTTP = "http"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(slots=True)
+class JudgeCounts:
+    """All judges of a run together, since :meth:`take` was called last."""
+
+    num_retries: int = 0
+    num_cache_hits: int = 0
+    num_cut: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    """Of the requests that were answered."""
+    failures: Counter[JudgeFailure] = field(default_factory=Counter)
+    panel_agreements: list[bool] = field(default_factory=list)
+    swap_agreements: list[bool] = field(default_factory=list)
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics of a step, and begin again; none where no judge was asked."""
+        if not (self.seconds or self.failures or self.num_cache_hits):
+            return {}
+        metrics = {
+            #: judge/calls: requests that judges answered in the step; as all of these, they differ from run to run
+            "judge/calls": float(len(self.seconds)),
+            #: judge/retries: requests that were sent again
+            "judge/retries": float(self.num_retries),
+            #: judge/cache_hits: questions that were answered before, or were under way
+            "judge/cache_hits": float(self.num_cache_hits),
+            #: judge/cut_responses: responses that were too long to be shown whole
+            "judge/cut_responses": float(self.num_cut),
+            #: judge/prompt_tokens, judge/completion_tokens: tokens as the servers count them
+            "judge/prompt_tokens": float(self.prompt_tokens),
+            "judge/completion_tokens": float(self.completion_tokens),
+            #: judge/cost: dollars, by the prices in the settings
+            "judge/cost": self.cost,
+            #: judge/error_<kind>: questions without a verdict: timeout, rate_limited, connection, http or unreadable
+            **{f"judge/error_{kind.value}": float(self.failures[kind]) for kind in JudgeFailure},
+        }
+        if self.seconds:
+            #: judge/seconds_p50, judge/seconds_p99: seconds from a request to its answer
+            metrics["judge/seconds_p50"] = float(np.percentile(self.seconds, 50))
+            metrics["judge/seconds_p99"] = float(np.percentile(self.seconds, 99))
+        if self.panel_agreements:
+            #: judge/panel_agreement: share of pairs of a panel's judges that give a response the same score
+            metrics["judge/panel_agreement"] = float(np.mean(self.panel_agreements))
+        if self.swap_agreements:
+            #: judge/swap_agreement: share of pairs of responses about which a judge says the same in both positions
+            metrics["judge/swap_agreement"] = float(np.mean(self.swap_agreements))
+        for each, unused in zip(fields(self), astuple(JudgeCounts()), strict=True):
+            setattr(self, each.name, unused)
+        return metrics
