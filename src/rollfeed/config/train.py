@@ -292,7 +292,7 @@ class TrainSettings(Section):
     """Regular expressions: parameters in whose names one is found are not trained, such as `["vision_tower"]` for what
     sees to stay as it is.
     """
-    max_picture_mismatch_kl: Free[float] = Field(default=0.2, ge=0)
+    max_picture_mismatch_kl: Free[float] = Field(default=0.2, ge=0, le=1000)
     """Stop where engine and trainer disagree by more, in nats a token, about answers to prompts with pictures
     (`train/picture_mismatch_kl`): one of them has not seen the pictures, or others. An exact engine that is not behind
     be at 1e-3. 0 does not look, nor does it where answers are drawn from a part of the vocabulary.

@@ -94,11 +94,12 @@ def check_prompt(
     :func:`is_tokenised` tells. That and ``marks`` are None without a tokenizer.
     """
     ids, before = subject.tokens, -subject.prompt_length
-    if marks is not None and marks.begins_twice(ids):
+    prompt = subject.prompt
+    begins_with_picture = prompt is not None and bool(prompt.images) and np.array_equal(ids[:2], prompt.token_ids[:2])
+    if marks is not None and not begins_with_picture and marks.begins_twice(ids):
         yield Spot(Flaw.DOUBLED_BOS, before, before + 2, f"begins with {marks.decode(ids[:1])!r} twice")
         return
-    prompt = subject.prompt
-    if prompt is None or subject.has_own_context or prompt.images or subject.is_taught:
+    if prompt is None or subject.has_own_context or subject.is_taught:
         return
     num_prompt, overlap = len(prompt.token_ids), len(prompt.token_ids) - subject.prompt_length
     if not np.array_equal(ids[:num_prompt], prompt.token_ids):
@@ -108,7 +109,7 @@ def check_prompt(
         yield Spot(Flaw.PROMPT_TOKENS, before + first, before + first + 1, "other tokens than the prompt has")
     elif overlap > 0 and trained[:overlap].any():
         yield Spot(Flaw.PROMPT_TRAINED, 0, overlap, f"{overlap} tokens of the prompt are in the response, with weight")
-    elif tokenised is not None and not tokenised(prompt.text, prompt.token_ids.tobytes()):
+    elif tokenised is not None and not prompt.images and not tokenised(prompt.text, prompt.token_ids.tobytes()):
         yield Spot(Flaw.PROMPT_TOKENS, before, 0, "the prompt's tokens are not what its text is tokenised to")
 
 

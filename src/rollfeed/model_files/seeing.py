@@ -20,6 +20,8 @@ from torch import Tensor
 _IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
 _TYPES = "mm_token_type_ids"
 """What models call an argument that says which tokens are text, 0, and which of images, 1."""
+_OLD_TYPES = {"gemma3": "token_type_ids"}
+"""The same of models that have no such argument; that of others may say something else."""
 
 
 def sees(config: Any) -> bool:
@@ -48,8 +50,10 @@ def looking(
     ids = torch.tensor(placeholder_ids(model.config), device=token_ids_BL.device)
     sampled_BL = torch.isin(token_ids_BL, ids) & ~is_picture_BL
     arguments = {"input_ids": token_ids_BL.masked_fill(sampled_BL, 0), **_on_device(model, pixels)}
-    if _TYPES in inspect.signature(model.forward).parameters:
-        arguments[_TYPES] = (torch.isin(token_ids_BL, ids) & is_picture_BL).long()
+    known = inspect.signature(model.forward).parameters
+    types = _TYPES if _TYPES in known else _OLD_TYPES.get(model.config.model_type)
+    if types is not None and types in known:
+        arguments[types] = (torch.isin(token_ids_BL, ids) & is_picture_BL).long()
     if not bool(sampled_BL.any()):
         yield arguments
         return

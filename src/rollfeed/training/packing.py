@@ -255,6 +255,7 @@ class _PackedRow:
     members: list[int]
     prompt_length: int
     length: int
+    has_pictures: bool
 
     def add(self, member: int, extra: int) -> None:
         self.members.append(member)
@@ -291,9 +292,18 @@ def pack_sequences(
     longest = min(micro_batch_tokens, longest_tree) if share_prompts else 0
     rows = sorted(_make_rows(sequences, longest, shares_pictures=shares_pictures), key=lambda row: -row.length)
     bins: list[list[_PackedRow]] = []
+
+    def go_together(row: _PackedRow, other: _PackedRow) -> bool:
+        # What rows with branches are given of places and of who sees whom is given for all of a micro-batch.
+        return shares_pictures or row.has_pictures is other.has_pictures
+
     for row in rows:
         # The first row is the longest, and every row takes as many places.
-        room = (bin_ for bin_ in bins if (len(bin_) + 1) * bin_[0].length <= micro_batch_tokens)
+        room = (
+            bin_
+            for bin_ in bins
+            if (len(bin_) + 1) * bin_[0].length <= micro_batch_tokens and go_together(row, bin_[0])
+        )
         chosen = next(room, None)
         if chosen is None:
             bins.append([row])
@@ -316,7 +326,7 @@ def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int, *, shares_
         rows = rows_of_prompt.setdefault(key, [])
         row = next((row for row in rows if row.length + extra <= longest_tree), None)
         if row is None:
-            rows.append(_PackedRow([number], prompt_length, sequence.num_inputs))
+            rows.append(_PackedRow([number], prompt_length, sequence.num_inputs, bool(seen.pictures)))
         else:
             row.add(number, extra)
     return [row for rows in rows_of_prompt.values() for row in rows]

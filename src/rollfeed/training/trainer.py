@@ -346,6 +346,9 @@ class Trainer:
                     self._loss(part, own)
                 #: train/zero_advantage_tokens: of `train/tokens`, those of samples with advantage 0, only scored
                 own.count(part.arrays.mask_T, name="zero_advantage_tokens")
+        refusal = own.refusal_of_pictures(self._settings.max_picture_mismatch_kl)
+        if refusal is not None:
+            raise RunFailedError(f"step {self.step}: {refusal}; {self._what_was_changed()}")
         if not losses:
             tally.merge(own)
             return "no sample has both trained tokens and an advantage"
@@ -355,9 +358,6 @@ class Trainer:
             if not math.isfinite(loss):
                 indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
                 return _NotFinite(f"the loss ({loss}) of the micro-batch with samples {indices}")
-        refusal = own.refusal_of_pictures(self._settings.max_picture_mismatch_kl)
-        if refusal is not None:
-            raise RunFailedError(f"step {self.step}: {refusal}; {self._what_was_changed()}")
         rate = self._optimizer.learning_rate
         self._num_made += 1  # before it is whole: what fails within has changed something
         with self._stopwatch.part("optimizer"):
