@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from aiohttp import web
 from tests.engine.openai.conftest import FakeVLLM, serving
 from tests.router.routing_fakes import routed
@@ -94,6 +95,40 @@ async def test_an_abort_reaches_a_vllm_without_a_route_for_it_by_closing() -> No
         assert (await asked).status == 499
         await router.until(lambda: vllm.closed == 1)
         assert (await router.get("/health")).status == 200
+
+
+@pytest.mark.parametrize("body", [{"rid": "wanted"}, {"request_ids": ["wanted"]}])
+async def test_an_abort_reaches_the_vllm_that_has_the_request_and_no_other(body: dict[str, Any]) -> None:
+    told: list[tuple[FakeVLLM, Any]] = []
+
+    def takes_aborts(server: FakeVLLM) -> None:
+        handle = server.handle
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.path != "/abort_requests":
+                return await handle(request)
+            told.append((server, (await request.json())["request_ids"]))
+            server.release.set()
+            return web.Response()
+
+        server.handle = answer  # type: ignore[method-assign]
+
+    async with (
+        fake_vllm(hold_after=2) as one,
+        fake_vllm(hold_after=2) as other,
+        routed([one.address, other.address]) as router,
+    ):
+        takes_aborts(one)
+        takes_aborts(other)
+        asked = asyncio.create_task(router.post(TOKENS, **ask("wanted")))
+        await router.until(lambda: one.holding + other.holding == 1)
+        owner = one if one.holding else other
+        path = "/abort_request" if "rid" in body else "/abort_requests"
+        assert (await router.post(path, **body)).status == 200
+        reply = await asked
+        assert (reply.status, reply.headers["X-Worker"]) == (200, owner.address)
+        assert told
+        assert all(each == (owner, ["wanted"]) for each in told)
 
 
 async def test_a_vllm_that_keeps_no_name_is_given_the_weights_when_it_was_lost() -> None:
