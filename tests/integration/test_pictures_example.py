@@ -45,6 +45,9 @@ def test_it_trains_on_pictures_that_engine_and_trainer_both_see(rollfeed, tmp_pa
     ]
     assert len(rows) == 4 * 4 * 8
     assert findings_in(tmp_path / "run") == []
+    linted = rollfeed("lint", tmp_path / "run", "--json")
+    assert (linted.code, linted.json["findings"]) == (0, [])
+    assert "logprobs against the model: answers to pictures" in linted.out
 
 
 def test_what_a_stopped_run_goes_on_to_is_what_one_that_was_not_stopped_has(rollfeed, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def placed(
     if processor is None:
         raise ConfigError(
             f"{what} has pictures, and the model that is trained takes text only: name one that sees, with the files "
-            "of its processor"
+            "of its processor, or, where it sees and trains on another node, set cluster.trainer = 'driver'"
         )
     try:
         return PlacedPictures(tuple(pictures), processor.locate(token_ids, pictures))

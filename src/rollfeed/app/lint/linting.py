@@ -53,7 +53,7 @@ def lint(
             chosen.add(subject, turns)
         on_progress(linter.report)
     report = linter.finish()
-    if chosen.some:
+    if chosen.some or chosen.num_with_pictures:
         asyncio.run(rescore(report, chosen, policy, marks))
     return report
 

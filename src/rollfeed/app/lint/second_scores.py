@@ -62,11 +62,15 @@ class Chosen:
     def __init__(self) -> None:
         self.some: list[tuple[Subject, Turns]] = []
         self.num_seen = 0
+        self.num_with_pictures = 0
         self._random = Random(0)
 
     def add(self, subject: Subject, turns: Turns) -> None:
         """Take a sample, or leave it, where version 0 has sampled some of it."""
         if subject.spans is not None and all(version != 0 for _, _, version in subject.spans):
+            return
+        if subject.prompt is not None and subject.prompt.images:
+            self.num_with_pictures += 1  # texts are scored without any
             return
         self.num_seen += 1
         if len(self.some) < _MOST_SCORED:
@@ -78,6 +82,10 @@ class Chosen:
 async def rescore(report: Report, chosen: Chosen, policy: SampledPolicy, marks: Marks | None) -> None:
     """Compare what was chosen with what the model says, for as long as that may take; report what was not compared."""
     what, sampling, scored = "logprobs against the model", policy.sampling, list[Rescored]()
+    if chosen.num_with_pictures:
+        report.unchecked[f"{what}: answers to pictures"] += chosen.num_with_pictures
+    if not chosen.some:
+        return
     try:
         if policy.reason is None and sampling.repetition_penalty != 1.0:
             raise ConfigError("there is a repetition penalty")
