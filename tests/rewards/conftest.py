@@ -84,7 +84,7 @@ def serve_script() -> Callable[..., Any]:
     async def serve(replies: Sequence[dict[str, Any]]) -> AsyncIterator[ScriptedServer]:
         server = ScriptedServer(replies)
         application = web.Application()
-        application.add_routes([web.post("/", server.handle)])
+        application.add_routes([web.post("/{path:.*}", server.handle)])
         async with serve_application(application, host="127.0.0.1", port=0) as address:
             server.url = f"{address}/"
             yield server

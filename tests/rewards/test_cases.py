@@ -18,8 +18,8 @@ from rollfeed.app.rewards import RewardServices
 from rollfeed.config import RemoteRewardSettings, RewardSettings
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.over_http.remote import RemoteGrader
 from rollfeed.rewards.registry import BUILTIN_GRADERS
-from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.types import Outcome, Verdict
 
 CASES = Path(__file__).parents[1] / "cases" / "reward_cases.jsonl"

@@ -12,7 +12,7 @@ from rollfeed.app.rewards import open_reward_hub
 from rollfeed.config import RemoteForm, RemoteRewardSettings, RewardSettings
 from rollfeed.config.api_key import ApiKey
 from rollfeed.errors import ConfigError
-from rollfeed.rewards.remote import RemoteGrader
+from rollfeed.rewards.over_http.remote import RemoteGrader
 from rollfeed.types import Outcome
 
 Serve = Callable[..., Any]

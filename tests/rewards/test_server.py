@@ -14,9 +14,9 @@ from rollfeed.config import RemoteRewardSettings
 from rollfeed.errors import ConfigError
 from rollfeed.rewards.calls import OwnPace
 from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.over_http.remote import RemoteGrader
+from rollfeed.rewards.over_http.server import RewardServer
 from rollfeed.rewards.registry import BUILTIN_GRADERS
-from rollfeed.rewards.remote import RemoteGrader
-from rollfeed.rewards.server import RewardServer
 from rollfeed.types import Verdict
 
 

@@ -133,6 +133,8 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     settings = _with_template_date(settings, None if out is None else stored_template_date(settings, Path(out)))
     model = load_settings_model(settings, samples=starts)
     check_teacher(settings, model.tokenizer)
+    if settings.rollout.mode is not RolloutMode.SFT:
+        functions.services.reward_model.prepare(model.tokenizer)
     settings = _with_template_date(settings, model.template_date)
     spec = replace(spec, settings=settings)
     engine = cluster_engine(spec, run_engine(model, settings_here(settings), folders=folders, starts=starts))
@@ -194,7 +196,13 @@ def load_functions(config: RolloutConfig, *, folders: Sequence[str | Path] = ())
     load = partial(plugins.load_plugin, folders=folders)
     config = with_slime_plugins(config, folders=folders)
     own = config.plugins
-    services = RewardServices(config.reward, rm_types=[config.reward.rm_type], tools=config.tools, folders=folders)
+    services = RewardServices(
+        config.reward,
+        rm_types=[config.reward.rm_type],
+        tools=config.tools,
+        folders=folders,
+        deterministic=config.rollout.deterministic,
+    )
     scheduler = Scheduler(
         settings=config.rollout, age_rule=age_limit(config), over_sampling=_over_sampling(config, folders)
     )

@@ -121,6 +121,7 @@ def prepare_evaluation(
     )
     _answering(prepared)
     services = _services(prepared, None)
+    services.reward_model.prepare(tokenizer)
     for each in sets:
         _check_scoring(each, _hub(each, prepared, services), config)
     return prepared
@@ -289,6 +290,7 @@ def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], 
         rm_types=[each.plan.rm_type for each in prepared.sets],
         tools=prepared.config.tools,
         folders=prepared.folders,
+        deterministic=prepared.config.rollout.deterministic,
     )
     services.on_isolation = on_isolation
     return services

@@ -7,20 +7,20 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollfeed import plugins
+from rollfeed.app.scoring.reward_functions import load_reward_function
+from rollfeed.app.scoring.reward_models import RunRewardModel
 from rollfeed.base.cores import num_cores
-from rollfeed.base.importing import import_object, is_async
 from rollfeed.base.printing import keeping_prints
 from rollfeed.compat.slime_plugins import slime_run, with_slime_plugins
 from rollfeed.config import CodeRewardSettings, PluginSettings, RewardSettings, RolloutConfig, Settings
 from rollfeed.config.paths import as_paths
 from rollfeed.config.plugins import import_path_of
 from rollfeed.config.reward import is_judge
+from rollfeed.config.reward_model import REWARD_MODEL_RM_TYPE
 from rollfeed.config.tools import ToolSettings
 from rollfeed.environments import RLVE_RM_TYPE, EnvironmentGrader, EnvironmentRegistry, RlveGrader
 from rollfeed.environments import RM_TYPE as ENVIRONMENT_RM_TYPE
@@ -38,14 +38,13 @@ from rollfeed.protocols import (
     Tokenizer,
     TurnJournal,
 )
-from rollfeed.rewards.by_name import Takes, by_name
-from rollfeed.rewards.calls import OwnPace
+from rollfeed.rewards.by_name import Takes
+from rollfeed.rewards.calls import OfSamples, OwnPace
 from rollfeed.rewards.code.grader import CodeGrader, InTurns
-from rollfeed.rewards.functions import in_workers
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.judging import Judges
+from rollfeed.rewards.over_http.remote import RemoteGrader
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
-from rollfeed.rewards.remote import RemoteGrader
 from rollfeed.rewards.rows import as_grader
 from rollfeed.rewards.scoring import Graded, ResultFile, ScoreCounts, check_plain, grade_all, read_rows
 from rollfeed.sandbox import Container, OnDemandSandboxes
@@ -60,6 +59,7 @@ class RewardServices:
     """Processes and connections of graders and generate functions: entered and left with the run, started on first use.
 
     Where a grader of ``rm_types`` runs programs, isolation is found out on entering and not with the first one.
+    ``deterministic`` has equal runs have equal rewards of a model that is loaded here.
 
     Raises:
         ConfigError: If the variable that should hold the reward server's key does not, or a tool cannot be made.
@@ -72,12 +72,13 @@ class RewardServices:
         rm_types: Sequence[str | None],
         tools: ToolSettings | None = None,
         folders: Sequence[Path] = (),
+        deterministic: bool = False,
     ) -> None:
         self.on_isolation: Callable[[Isolation], None] | None = None
         """Told once at which isolation level programs of the policy run, when the first one does."""
         tools = tools or ToolSettings()
         self._runs_programs = tools.runs_programs or any(
-            name is not None and grader_name(name) == CODE_RM_TYPE for name in rm_types
+            name is not None and grader_name(name) == CODE_RM_TYPE for name in (*rm_types, *settings.rm_types)
         )
         workers, code = settings.workers, settings.code
         self.workers = WorkerPool(
@@ -90,6 +91,7 @@ class RewardServices:
         self.sandboxes = _sandboxes(code, on_isolation=self._tell_isolation)
         self.remote = RemoteGrader(settings.remote)
         self.judges = Judges(settings, folders=folders)
+        self.reward_model = RunRewardModel(settings, alone=deterministic)
         limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
         self._code = InTurns(
             CodeGrader(sandboxes=self.sandboxes, limits=limits),
@@ -121,6 +123,7 @@ class RewardServices:
             self._entered.enter_context(keeping_prints(self.workers.output))
         await self._entered.enter_async_context(self.workers)
         await self._entered.enter_async_context(self.remote)
+        await self._entered.enter_async_context(self.reward_model)
         await self._entered.enter_async_context(self.toolbox)
         return self
 
@@ -137,6 +140,7 @@ class RewardServices:
             CODE_RM_TYPE: OwnPace(self._code),
             REMOTE_RM_TYPE: OwnPace(self.remote),
             **self.judges.graders(),
+            REWARD_MODEL_RM_TYPE: OfSamples(self.reward_model),
         }
 
     def for_generating(
@@ -147,7 +151,12 @@ class RewardServices:
         config: RolloutConfig,
         journal: TurnJournal | None = None,
     ) -> Services:
-        """Return what generate functions may use."""
+        """Return what generate functions may use.
+
+        Raises:
+            ConfigError: If there is a reward model that does not fit the policy's tokenizer.
+        """
+        self.reward_model.prepare(tokenizer)
         return Services(
             endpoint=endpoint,
             tokenizer=tokenizer,
@@ -207,7 +216,11 @@ def reward_hub(
         PluginError: If a function cannot be imported or does not fit.
     """
     load = partial(
-        load_reward_function, settings=settings, services=services, folders=folders, label_names=sorted(label_names)
+        load_reward_function,
+        settings=settings,
+        workers=services.workers,
+        folders=folders,
+        label_names=sorted(label_names),
     )
     config = RolloutConfig().model_copy(update={"reward": settings, "plugins": functions, "seed": seed})
     config = with_slime_plugins(config, folders=folders)
@@ -236,39 +249,10 @@ def reward_hub(
         batched_reward_fn=load(functions.batched_reward, BatchedRewardFn, Takes.SAMPLES, "plugins.batched_reward"),
         group_reward_fn=load(functions.group_reward, GroupRewardFn, Takes.GROUP, "plugins.group_reward"),
         named_reward_fns=named,
+        mixture=settings.mixture,
+        verifier=settings.verifier,
         concurrency=settings.concurrency,
     )
-
-
-def load_reward_function(
-    given: Any,
-    protocol: type[Any],
-    takes: Takes,
-    key: str,
-    *,
-    settings: RewardSettings,
-    services: RewardServices,
-    folders: Sequence[Path],
-    label_names: Sequence[str] = (),
-) -> Any:
-    """Return a reward function as the hub is to call it: in workers if it is named by its path and not async.
-
-    ``key`` is the setting that gives it and ``takes`` its arguments, unless their names say others, such as those of
-    ``label_names``; None stays None.
-
-    Raises:
-        PluginError: If it cannot be imported or does not fit.
-    """
-    found = import_object(given, key=key, folders=folders) if isinstance(given, str) else given
-    function = by_name(found, takes=takes, label_names=label_names)
-    if function is found:
-        function = plugins.load_plugin(given, protocol, key=key, folders=folders)
-    if not isinstance(given, str) or not settings.functions_in_workers or is_async(function):
-        return function
-    deadline, workers = settings.timeout_seconds, services.workers
-    place = partial(in_workers, given, takes=takes, label_names=label_names, folders=folders, workers=workers)
-    placed = place(deadline_seconds=deadline)
-    return replace(placed, calls=function)
 
 
 def label_names(config: RolloutConfig) -> set[str]:
@@ -304,7 +288,7 @@ async def open_reward_hub(
     services = RewardServices(settings, rm_types=[settings.rm_type], folders=folders)
     own, graders = settings.rm_type, {}
     if own is not None and ":" in own and not is_judge(own):
-        load = partial(load_reward_function, settings=settings, services=services, folders=folders)
+        load = partial(load_reward_function, settings=settings, workers=services.workers, folders=folders)
         graders[own] = as_grader(load(own, RewardFn, Takes.SAMPLE, "rm_type"))
     hub = reward_hub(settings, chosen, services, graders=graders, label_names=label_names, folders=folders)
     async with services:

@@ -15,6 +15,7 @@ from rollfeed.app.environments.adaptive import adaptive_source
 from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source, one_worker
 from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
 from rollfeed.app.rewards import own_verifiers
+from rollfeed.app.scoring.reward_models import learned_problems
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import (
     DatasetSettings,
@@ -291,6 +292,7 @@ class RowChecks:
             REMOTE_RM_TYPE: lambda label, metadata: "no server: set reward.remote.url" if url is None else None,
             **(label_problems or {}),
         }
+        self._problems |= learned_problems(config.reward, self._problems)
 
     def of(
         self,

@@ -53,7 +53,7 @@ async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.rewards import open_reward_hub
     from rollfeed.base.serving import serve_application
-    from rollfeed.rewards.server import RewardServer
+    from rollfeed.rewards.over_http.server import RewardServer
 
     told = exit_codes.ToldToEnd()
     async with open_reward_hub(

@@ -10,7 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.api_key import KeyVariable
 from rollfeed.config.judge import JudgeSettings
+from rollfeed.config.mixture import MIXTURE_RM_TYPE, MixturePartSettings
 from rollfeed.config.plugins import Plugin, PluginSettings
+from rollfeed.config.reward_model import RewardModelSettings
 from rollfeed.config.section import Free, Resume, Section
 from rollfeed.errors import suggestion
 from rollfeed.protocols import IsolationLevel, RewardFn
@@ -121,6 +123,14 @@ class RewardSettings(Section, resume=Resume.REWARDS):
     """
     override_environments: bool = False
     """Functions of `[plugins]` score the prompts of environments too, which verify their own otherwise."""
+    mixture: tuple[MixturePartSettings, ...] = Field(default=(), strict=False)
+    """Scores whose weighted sum is the reward, each stored: `rm_type = "mixture"`, which is the default with them, and
+    `reward_key = "mixture"`.
+    """
+    verifier: str | None = Field(default=None, min_length=1)
+    """Grader by name that looks at answers to prompts with a label, whatever scores them, and says which are right:
+    what accuracies and `reward/label_agreement` are of. It changes no reward.
+    """
     functions: dict[str, Plugin[RewardFn]] = Field(default={})
     """Reward functions, each as `name = "module:name"`, that prompts choose with the `reward_fn` of their metadata."""
     pure: Annotated[bool | None, Resume.FREE] = None
@@ -143,6 +153,8 @@ class RewardSettings(Section, resume=Resume.REWARDS):
     """Further judges, each a table `[reward.judges.NAME]` with the keys of `[reward.judge]`, for `rm_type =
     "judge:NAME"` and for panels.
     """
+    model: RewardModelSettings = RewardModelSettings()
+    """A reward model."""
     overlong: OverlongSettings | None = None
     """A penalty for long responses; by default none."""
 
@@ -169,6 +181,24 @@ class RewardSettings(Section, resume=Resume.REWARDS):
             table = self.rm_type.replace("judge:", "judges.", 1)
             raise ValueError(f"rm_type = {self.rm_type!r}: there is no [reward.{table}]; add it")
         return self
+
+    @model_validator(mode="after")
+    def _mixes(self) -> RewardSettings:
+        if not self.mixture:
+            return self
+        if self.rm_type in (None, MIXTURE_RM_TYPE):  # the section is frozen, and these depend on others
+            object.__setattr__(self, "rm_type", MIXTURE_RM_TYPE)
+            object.__setattr__(self, "reward_key", self.reward_key or MIXTURE_RM_TYPE)
+            keys = [MIXTURE_RM_TYPE, *(part.key for part in self.mixture)]
+            if self.reward_key not in keys:
+                raise ValueError(f"reward_key = {self.reward_key!r}: the mixture has the keys {', '.join(keys)}")
+        return self
+
+    @property
+    def rm_types(self) -> tuple[str, ...]:
+        """All that the settings name: of prompts without one, of parts of the mixture, and the verifier."""
+        named = (self.rm_type, *(part.rm_type for part in self.mixture), self.verifier)
+        return tuple(name for name in named if name is not None)
 
 
 class ScoringSettings(Section):

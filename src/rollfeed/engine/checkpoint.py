@@ -61,6 +61,19 @@ def resolve_checkpoint(model: str, *, cache_directory: Path | None = None, with_
     return folder
 
 
+def find_folder(model: str, *, with_weights: bool = True) -> Path:
+    """Return a local folder of a model of any kind: a folder as it is, or a hub name, downloaded once.
+
+    Raises:
+        CheckpointError: If there is neither.
+    """
+    if (folder := _path(model)).is_dir():
+        return folder
+    if folder.is_absolute() or model.count("/") != 1:
+        raise CheckpointError(f"{model}: no such folder")
+    return _download(model, [*BESIDE_WEIGHTS, *(["*.safetensors"] if with_weights else [])])
+
+
 def check_checkpoint(model: str, *, with_weights: bool = True) -> None:
     """Raise CheckpointError for what can be known without converting or downloading anything."""
     gguf_file = gguf_file_of(model)

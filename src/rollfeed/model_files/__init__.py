@@ -1,13 +1,15 @@
 """The files of a model's folder: which ones count, whether they are whole, and what they hold.
 
-Everything that loads, checks or watches a model asks here. Nothing but the module that loads through transformers
+Everything that loads, checks or watches a model asks here. Nothing but the modules that load through transformers
 imports torch.
 """
 
 from rollfeed.model_files.content import (
     CONFIG_FILE,
     check_content,
+    classified_unit,
     find_config,
+    label_names,
     read_config,
     read_eos_token_ids,
     read_object,
@@ -34,9 +36,11 @@ __all__ = [
     "TensorHeader",
     "check_content",
     "check_tensors",
+    "classified_unit",
     "find_config",
     "has_weights",
     "headers_by_file",
+    "label_names",
     "read_config",
     "read_eos_token_ids",
     "read_headers",

@@ -129,6 +129,31 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def classified_unit(folder: Path) -> str | None:
+    """Return what the classifier of a folder scores, ``text`` or ``token``; None for another kind of model.
+
+    Raises:
+        CheckpointError: If there is no ``config.json``, or it is unreadable.
+    """
+    config = find_config(folder)
+    if config is None:
+        raise CheckpointError(f"{folder}: not a model folder, it has no {CONFIG_FILE}{_hint(folder)}")
+    names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    if any(name.endswith("ForSequenceClassification") for name in names):
+        return "text"
+    return "token" if any(name.endswith("ForTokenClassification") for name in names) else None
+
+
+def label_names(folder: Path) -> tuple[str, ...]:
+    """Return the labels of a classifier, as transformers names them; two where its configuration does not say."""
+    config = find_config(folder) or {}
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        return tuple(str(names[key]) for key in sorted(names, key=lambda key: int(key)))
+    num_labels = config.get("num_labels", 2)
+    return tuple(f"LABEL_{number}" for number in range(num_labels if isinstance(num_labels, int) else 2))
+
+
 def find_config(folder: Path) -> dict[str, Any] | None:
     """Return the ``config.json`` of any model; None where there is none. Raises CheckpointError if it is unreadable."""
     path = folder / CONFIG_FILE

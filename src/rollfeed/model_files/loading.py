@@ -21,6 +21,8 @@ from rollfeed.model_files.content import read_config
 from rollfeed.model_files.headers import mismatch, read_headers, refuse_missing, tell_of_unknown, weight_files
 from rollfeed.model_files.seeing import sees
 
+_SCORE_HEAD = "score.weight"
+
 
 def load_causal_model(
     folder: Path,
@@ -28,18 +30,29 @@ def load_causal_model(
     dtype: torch.dtype,
     trust_remote_code: bool = False,
     change_config: Callable[[Any], None] = lambda config: None,
+    auto_model: Any = AutoModelForCausalLM,
+    new_head: bool = False,
 ) -> Any:
     """Return the model of a local folder, on the CPU and in evaluation mode.
 
-    ``change_config`` is called with its configuration before the model is made.
+    Args:
+        folder: Of the checkpoint.
+        dtype: Of the weights.
+        trust_remote_code: Run code that lies in the folder.
+        change_config: Called with its configuration before the model is made.
+        auto_model: The class that chooses the model's, where that is not a causal language model.
+        new_head: Whether ``score``, the head of a classifier, may be missing: it is then 0 everywhere.
 
     Raises:
-        CheckpointError: If the folder is not that of a causal language model, or weights are missing or not finite.
+        CheckpointError: If the folder is not that of such a model, or weights are missing or not finite.
     """
-    _check_config(folder)
+    if auto_model is AutoModelForCausalLM:
+        _check_config(folder)
     read_headers(folder)
     with _as_checkpoint_error(folder), _quiet():
-        empty = _empty_model(folder, trust_remote_code=trust_remote_code, change_config=change_config)
+        empty = _empty_model(
+            folder, trust_remote_code=trust_remote_code, change_config=change_config, auto_model=auto_model
+        )
         # They must stay open until their slices have been read.
         readers: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]
         slices = {name: reader.get_slice(name) for reader in readers for name in reader.keys()}  # noqa: SIM118
@@ -52,8 +65,12 @@ def load_causal_model(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    _refuse_differences(folder, mismatched=found["mismatched_keys"], missing=found["missing_keys"])
-    tell_of_unknown(folder, found["unexpected_keys"])
+    unknown, missing = set(found["unexpected_keys"]), set(found["missing_keys"])
+    if new_head and missing == {_SCORE_HEAD}:
+        torch.nn.init.zeros_(model.get_parameter(_SCORE_HEAD))
+        unknown, missing = {name for name in unknown if not name.startswith("lm_head.")}, set[str]()
+    _refuse_differences(folder, mismatched=found["mismatched_keys"], missing=missing)
+    tell_of_unknown(folder, unknown)
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise CheckpointError(f"{folder}: weight {name!r}: some of its values are not finite: fetch it again")
@@ -98,12 +115,15 @@ def _check_config(folder: Path) -> None:
 
 
 def _empty_model(
-    folder: Path, *, trust_remote_code: bool, change_config: Callable[[Any], None] = lambda config: None
+    folder: Path,
+    *,
+    trust_remote_code: bool,
+    change_config: Callable[[Any], None] = lambda config: None,
+    auto_model: Any = AutoModelForCausalLM,
 ) -> Any:
     config: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
     change_config(config)
-    auto_model: Any = AutoModelForCausalLM
-    if sees(config) and type(config) not in auto_model._model_mapping:
+    if auto_model is AutoModelForCausalLM and sees(config) and type(config) not in auto_model._model_mapping:
         auto_model = AutoModelForImageTextToText
     with torch.device("meta"):
         return auto_model.from_config(config, trust_remote_code=trust_remote_code)

@@ -177,6 +177,10 @@ class LocalTokenizer:
             found = tokenizer.backend_tokenizer.get_vocab() if tokenizer.is_fast else tokenizer.get_vocab()
         return dict(found)
 
+    def has_template_of(self, other: LocalTokenizer) -> bool:
+        """Whether the chat template is another tokenizer's, or neither has one."""
+        return bool((self._tokenizer.chat_template or None) == (other._tokenizer.chat_template or None))
+
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]:
         """Return token ids ``(P,)``. Rendered chat text takes ``add_special_tokens=False``.
 

@@ -52,6 +52,11 @@ class GroupGrader(OwnPace):
     """Called with the responses, the label and the metadata; gives one result a response, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class OfSamples(OwnPace):
+    """An :class:`OwnPace` that is called with a sample and its prompt, in place of response, label and metadata."""
+
+
 class Caller:
     """Calls reward functions: plain ones in a thread each, async ones on the event loop.
 

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from rollfeed.answers import without_end_token
+from rollfeed.config.mixture import MIXTURE_RM_TYPE, MixturePartSettings
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.faults import attributed
 from rollfeed.protocols import BatchedRewardFn, Grader, GroupRewardFn, RewardFn, Workers
 from rollfeed.rewards.by_name import missing_argument
-from rollfeed.rewards.calls import Caller, GroupGrader, OwnPace, blamed, failure
+from rollfeed.rewards.calls import Caller, GroupGrader, OfSamples, OwnPace, blamed, failure
+from rollfeed.rewards.graders.mixed import mix, part_problem
 from rollfeed.rewards.isolation import InProcessWorkers
 from rollfeed.rewards.registry import BOXED_PREFIX, SEED_KEY, BuiltinGrader, boxed, grader_name
-from rollfeed.rewards.results import REWARD_KEY, pick, to_verdict
-from rollfeed.rewards.rows import row_prompt, row_rollout
+from rollfeed.rewards.results import REWARD_KEY, carried_verdict, keyed_verdict, not_a_list, to_verdict, unfinished
+from rollfeed.rewards.rows import row_prompt, row_rollout, row_sample
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Outcome, Prompt, Rollout, Sample, Verdict
+from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, Verdict
 
-GIVEN_WITH_ANSWER = "the reward came with the answer"
-"""What a verdict says in detail of a reward that was there before anything scored."""
 PROMPT_KEY = "prompt_text"
 """Entry of the metadata with the rendered prompt; the hub sets it for graders."""
 MESSAGES_KEY = "prompt_messages"
@@ -48,6 +48,9 @@ class RewardHub:
 
     Any of these that is an :class:`OwnPace` is awaited without a deadline.
 
+    ``rm_type`` ``mixture`` scores by all of ``mixture``. What is scored without a word on whether it is right, and has
+    a label, is looked at by the grader ``verifier`` for that; what the verifier cannot grade stays without.
+
     Args:
         graders: By ``rm_type``; the door for further graders.
         rm_type: Grader for prompts whose metadata names none.
@@ -57,6 +60,8 @@ class RewardHub:
         batched_reward_fn: Scores all rollouts of a prompt in one call.
         group_reward_fn: As ``batched_reward_fn``, and is handed rollouts that carry a reward as well.
         reward_key: Which entry of a reward dictionary counts.
+        mixture: Parts of ``rm_type`` ``mixture``.
+        verifier: A grader of ``graders`` that says which answers are right; it changes no reward.
         seed: Of the run; with it and what a sample is, grader ``random`` is decided.
         timeout_seconds: Deadline of every single call of a function or a further grader.
         concurrency: Calls of async functions at once; by default any number.
@@ -64,7 +69,7 @@ class RewardHub:
         worker_timeout_seconds: Deadline of each of those, from its turn.
 
     Raises:
-        ConfigError: If ``rm_type`` is unknown, or more than one function is given.
+        ConfigError: If an ``rm_type`` or a function is unknown, or more than one function is given.
     """
 
     def __init__(
@@ -78,6 +83,8 @@ class RewardHub:
         group_reward_fn: GroupRewardFn | None = None,
         named_reward_fns: Mapping[str, RewardFn] | None = None,
         reward_key: str | None = None,
+        mixture: Sequence[MixturePartSettings] = (),
+        verifier: str | None = None,
         seed: int = 0,
         timeout_seconds: float,
         concurrency: int | None = None,
@@ -87,6 +94,8 @@ class RewardHub:
         if sum(function is not None for function in (reward_fn, batched_reward_fn, group_reward_fn)) > 1:
             raise ConfigError("reward_fn, batched_reward_fn and group_reward_fn all score rollouts: set one of them")
         self._graders = dict(graders)
+        if mixture:
+            self._graders[MIXTURE_RM_TYPE] = OfSamples(self._mix)
         if rm_type is not None and self._find_grader(rm_type) is None:
             raise ConfigError(self.problem(rm_type))
         self._rm_type = rm_type
@@ -95,6 +104,11 @@ class RewardHub:
         self._batched_reward_fn = batched_reward_fn
         self._group_reward_fn = group_reward_fn
         self._named_reward_fns = {} if named_reward_fns is None else named_reward_fns
+        self._mixture, self._verifier = tuple(mixture), verifier
+        if problem := part_problem(
+            self._mixture, self._verifier, functions=self._named_reward_fns, graders=self._graders, of=self.problem
+        ):
+            raise ConfigError(problem)
         self._reward_key = reward_key
         self._seed = seed
         self._workers = workers or InProcessWorkers()
@@ -115,10 +129,13 @@ class RewardHub:
         An aborted or failed rollout gets an ERROR verdict; with a batched or group function so do the others of its
         prompt, and the function is not called.
         """
-        verdicts = [_carried(rollout, prompt, self._reward_key) for rollout in rollouts]
+        verdicts = [carried_verdict(rollout, prompt, self._reward_key) for rollout in rollouts]
         missing = [position for position, verdict in enumerate(verdicts) if verdict is None]
         if missing:
             scored = await self._score_missing(rollouts, missing, prompt)
+            if self._verifier is not None and prompt.label is not None:
+                verified = [self._verified(verdict, rollouts[place], prompt) for place, verdict in scored.items()]
+                scored = dict(zip(scored, await asyncio.gather(*verified), strict=True))
             verdicts = [scored.get(position, verdict) for position, verdict in enumerate(verdicts)]
         return [verdict for verdict in verdicts if verdict is not None]
 
@@ -238,13 +255,47 @@ class RewardHub:
         configured = None if self._brings_verifier(prompt) else self._reward_fn
         function = configured if name is None else self._named_reward_fns[name]
         if function is not None:
-            verdict = _verdict(await self._caller.call(function, sample, prompt), prompt.metadata, self._reward_key)
+            verdict = keyed_verdict(
+                await self._caller.call(function, sample, prompt), prompt.metadata, self._reward_key
+            )
             setting = "plugins.reward" if name is None else f"reward.functions.{name}"
             return blamed(verdict, setting=setting, function=function)
+        return await self._grade_sample(sample, prompt, prompt.metadata, reward_key=self._reward_key)
+
+    async def _grade_sample(
+        self, sample: Sample, prompt: Prompt, metadata: Mapping[str, Any], *, reward_key: str | None
+    ) -> Verdict:
         seed = derive_seed(self._seed, "reward", prompt.prompt_id, sample.group_index, sample.index)
         return await self._grade(
-            sample.response, prompt.label, prompt.metadata, prompt=prompt, reward_key=self._reward_key, seed=seed
+            sample.response,
+            prompt.label,
+            metadata,
+            prompt=prompt,
+            reward_key=reward_key,
+            seed=seed,
+            about=(sample, prompt),
         )
+
+    async def _mix(self, sample: Sample, prompt: Prompt) -> Verdict:
+        async def score(part: MixturePartSettings) -> Verdict:
+            if part.function is not None:
+                function = self._named_reward_fns[part.function]
+                verdict = to_verdict(await self._caller.call(function, sample, prompt), reward_key=part.reward_key)
+                return blamed(verdict, setting=f"reward.functions.{part.function}", function=function)
+            metadata = {key: value for key, value in prompt.metadata.items() if key != REWARD_KEY}
+            own = metadata | {"rm_type": part.rm_type}
+            return await self._grade_sample(sample, prompt, own, reward_key=part.reward_key)
+
+        return await mix(self._mixture, score)
+
+    async def _verified(self, verdict: Verdict, rollout: Rollout, prompt: Prompt) -> Verdict:
+        """Return the verdict with what the verifier says of the answer, where it says something."""
+        if verdict.outcome is not Outcome.OK or verdict.correct is not Correct.UNDEFINED:
+            return verdict
+        metadata = {key: value for key, value in prompt.metadata.items() if key != REWARD_KEY}
+        own = metadata | {"rm_type": self._verifier}
+        found = await self._grade_sample(rollout.samples[-1], prompt, own, reward_key=None)
+        return replace(verdict, correct=found.correct, extracted=verdict.extracted or found.extracted)
 
     async def _grade(
         self,
@@ -256,6 +307,7 @@ class RewardHub:
         prompt: Any,
         reward_key: str | None,
         seed: int | None = None,
+        about: tuple[Sample, Prompt] | None = None,
     ) -> Verdict:
         """Grade a response by the ``rm_type`` of the metadata, the given one or the hub's."""
         own = metadata.get("rm_type")
@@ -269,8 +321,11 @@ class RewardHub:
             known[SEED_KEY] = seed
         grader = self._find_grader(rm_type)
         assert grader is not None
-        result = await self._call_grader(grader, without_end_token(response), label, known)
-        return _verdict(result, metadata, reward_key)
+        if isinstance(grader, OfSamples):
+            result = await self._caller.call(grader, *(about or row_sample(response, label, known, prompt)))
+        else:
+            result = await self._call_grader(grader, without_end_token(response), label, known)
+        return keyed_verdict(result, metadata, reward_key)
 
     async def _call_grader(
         self, grader: Grader | OwnPace, response: str, label: Any, metadata: Mapping[str, Any]
@@ -289,19 +344,19 @@ class RewardHub:
     async def _score_together(
         self, setting: str, function: Any, rollouts: Sequence[Rollout], prompts: Prompt | list[Prompt], prompt: Prompt
     ) -> list[Verdict]:
-        if (failed := _unfinished(rollouts)) is not None:
+        if (failed := unfinished(rollouts)) is not None:
             return [failed] * len(rollouts)
         results = await self._caller.call(function, [rollout.samples[-1] for rollout in rollouts], prompts)
         results = results.tolist() if isinstance(results, np.ndarray) and results.ndim == 1 else results
         if isinstance(results, Verdict) and results.outcome is not Outcome.OK:
             results = [results] * len(rollouts)
         elif not isinstance(results, Sequence) or isinstance(results, str | bytes) or len(results) != len(rollouts):
-            results = [_not_a_list(results, rollouts)] * len(rollouts)
-        verdicts = [_verdict(result, prompt.metadata, self._reward_key) for result in results]
+            results = [not_a_list(results, rollouts)] * len(rollouts)
+        verdicts = [keyed_verdict(result, prompt.metadata, self._reward_key) for result in results]
         return [blamed(verdict, setting=setting, function=function) for verdict in verdicts]
 
     async def _compare(self, grader: GroupGrader, rollouts: Sequence[Rollout], prompt: Prompt) -> list[Verdict]:
-        if (failed := _unfinished(rollouts)) is not None:
+        if (failed := unfinished(rollouts)) is not None:
             return [failed] * len(rollouts)
         known = _known(prompt.metadata, prompt=prompt, reward_key=self._reward_key)
         try:
@@ -309,7 +364,7 @@ class RewardHub:
             results = await grader.compare(responses, prompt.label, known)
         except Exception as error:  # a grader that raises is at fault, never the responses
             results = [failure(error)] * len(rollouts)
-        return [_verdict(result, prompt.metadata, self._reward_key) for result in results]
+        return [keyed_verdict(result, prompt.metadata, self._reward_key) for result in results]
 
     def _group_grader(self, prompt: Prompt) -> GroupGrader | None:
         """Return what scores all responses to a prompt together, where its ``rm_type`` is such a grader."""
@@ -323,25 +378,9 @@ class RewardHub:
         if grader is not None:
             return grader
         inner = self._graders.get(grader_name(rm_type))
+        if isinstance(inner, OfSamples):  # which sees no text that a box could be cut from
+            return None
         return boxed(inner) if inner is not None and rm_type.startswith(BOXED_PREFIX) else inner
-
-
-def _carried(rollout: Rollout, prompt: Prompt, reward_key: str | None) -> Verdict | None:
-    """Return the verdict of a rollout that is scored already."""
-    if rollout.is_scored:
-        return rollout.verdict
-    if not rollout.samples or rollout.samples[-1].reward is None:
-        return None
-    verdict = _verdict(rollout.samples[-1].reward, prompt.metadata, reward_key)
-    return replace(verdict, correct=rollout.samples[-1].correct, detail=verdict.detail or GIVEN_WITH_ANSWER)
-
-
-def _unfinished(rollouts: Sequence[Rollout]) -> Verdict | None:
-    """Return the verdict on all rollouts of a group of which one has not finished."""
-    rollout = next((each for each in rollouts if not each.has_finished), None)
-    if rollout is None:
-        return None
-    return Verdict.failed(f"not scored: rollout {rollout.rollout_id} of the group is {rollout.status.value}")
 
 
 def _known(metadata: Mapping[str, Any], *, prompt: Any, reward_key: str | None) -> dict[str, Any]:
@@ -354,15 +393,3 @@ def _known(metadata: Mapping[str, Any], *, prompt: Any, reward_key: str | None) 
 
 def _named_function(sample: Sample, prompt: Prompt) -> Any:
     return sample.metadata.get(_REWARD_FN, prompt.metadata.get(_REWARD_FN))
-
-
-def _verdict(result: Any, metadata: Mapping[str, Any], reward_key: str | None) -> Verdict:
-    """Return the verdict, reduced to one number where the prompt names its own key."""
-    own_key = metadata.get(REWARD_KEY)
-    verdict = to_verdict(result, reward_key=reward_key if own_key is None else str(own_key))
-    return verdict if own_key is None else pick(verdict, str(own_key))
-
-
-def _not_a_list(results: Any, rollouts: Sequence[Rollout]) -> Verdict:
-    got = f"{len(results)} results" if isinstance(results, Sequence | np.ndarray) else f"a {type(results).__name__}"
-    return Verdict.failed(f"it returned {got} for {len(rollouts)} rollouts; it must return a list with one result each")

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from rollfeed.errors import RewardError, RunFailedError
-from rollfeed.types import BatchCut, ByAge, Group, Verdict
+from rollfeed.types import BatchCut, ByAge, Group, Prompt, Rollout, Verdict
 
 REWARD_KEY = "reward_key"
 """Entry of the metadata that chooses among named rewards; where the prompt has none, the hub sets its own."""
+GIVEN_WITH_ANSWER = "the reward came with the answer"
+"""What a verdict says in detail of a reward that was there before anything scored."""
 _ANSWER = "pred"
 """Entry of named rewards with the answer that was graded, as a text."""
 
@@ -39,6 +41,37 @@ def to_verdict(result: Any, *, reward_key: str | None) -> Verdict:
 def pick(verdict: Verdict, reward_key: str) -> Verdict:
     """Return the verdict with the entry under ``reward_key`` as its reward, where that is a dictionary."""
     return replace(verdict, reward=verdict.reward[reward_key]) if isinstance(verdict.reward, dict) else verdict
+
+
+def carried_verdict(rollout: Rollout, prompt: Prompt, reward_key: str | None) -> Verdict | None:
+    """Return the verdict of a rollout that is scored already."""
+    if rollout.is_scored:
+        return rollout.verdict
+    if not rollout.samples or rollout.samples[-1].reward is None:
+        return None
+    verdict = keyed_verdict(rollout.samples[-1].reward, prompt.metadata, reward_key)
+    return replace(verdict, correct=rollout.samples[-1].correct, detail=verdict.detail or GIVEN_WITH_ANSWER)
+
+
+def unfinished(rollouts: Sequence[Rollout]) -> Verdict | None:
+    """Return the verdict on all rollouts of a group of which one has not finished."""
+    rollout = next((each for each in rollouts if not each.has_finished), None)
+    if rollout is None:
+        return None
+    return Verdict.failed(f"not scored: rollout {rollout.rollout_id} of the group is {rollout.status.value}")
+
+
+def keyed_verdict(result: Any, metadata: Mapping[str, Any], reward_key: str | None) -> Verdict:
+    """Return the verdict, reduced to one number where the prompt names its own key."""
+    own_key = metadata.get(REWARD_KEY)
+    verdict = to_verdict(result, reward_key=reward_key if own_key is None else str(own_key))
+    return verdict if own_key is None else pick(verdict, str(own_key))
+
+
+def not_a_list(results: Any, rollouts: Sequence[Rollout]) -> Verdict:
+    """Return the verdict on what a function of several rollouts returned in place of a result each."""
+    got = f"{len(results)} results" if isinstance(results, Sequence | np.ndarray) else f"a {type(results).__name__}"
+    return Verdict.failed(f"it returned {got} for {len(rollouts)} rollouts; it must return a list with one result each")
 
 
 def _named(result: Mapping[Any, Any], reward_key: str | None) -> Verdict:

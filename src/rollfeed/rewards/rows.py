@@ -49,6 +49,11 @@ def row_rollout(response: str, label: Any, metadata: Mapping[str, Any]) -> Rollo
     return Rollout(rollout_id=0, samples=(sample,))
 
 
+def row_sample(response: str, label: Any, metadata: Mapping[str, Any], prompt: Any) -> tuple[Sample, Prompt]:
+    """Return a single response as what scores samples takes."""
+    return row_rollout(response, label, metadata).samples[0], row_prompt(prompt, label, metadata)
+
+
 def as_grader(function: RewardFn | OwnPace) -> Any:
     """Return the grader that scores by a function of samples."""
 

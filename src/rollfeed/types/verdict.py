@@ -85,6 +85,8 @@ class Verdict:
     """Whether grading worked."""
     detail: str = ""
     """What the grader adds."""
+    step_scores: tuple[float, ...] = ()
+    """Scores of the steps or tokens that a process reward was made of, in their order."""
 
     @classmethod
     def graded(

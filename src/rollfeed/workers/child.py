@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _serve(header: dict[str, Any], body: bytes, functions: dict[str, Callable[..., Any]]) -> Reply:
-    _limit_cpu(header["seconds"])
+    _limit_cpu(header["seconds"] * header["threads"])
     if header["do"] == "start":
         return _guarded(lambda: _start(json.loads(body)))
     path = header["function"]
@@ -61,6 +61,8 @@ def _start(settings: dict[str, Any]) -> None:
     sys.path[:] = settings["sys_path"]
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_CORE):
         value = settings["memory_limit_bytes"] if limit == resource.RLIMIT_AS else 0
+        if value is None:
+            continue
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))

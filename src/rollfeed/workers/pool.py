@@ -45,7 +45,7 @@ class WorkerPool:
     Args:
         num_workers: Processes, and so calls at once.
         warm_up: Modules that every worker imports when it starts, so that no call waits for them.
-        memory_limit_bytes: Address space of each worker; more is a MemoryError in the function.
+        memory_limit_bytes: Address space of each worker, None for any; more is a MemoryError in the function.
         recycle_bytes: A worker whose resident memory is above this after a call is replaced.
         recycle_calls: A worker is replaced after this many calls.
         max_waiting: Calls that wait for a turn with their arguments encoded; further ones wait before that.
@@ -53,6 +53,8 @@ class WorkerPool:
         cache_bytes: Size of all of these together.
         start_timeout_seconds: For the start of a worker with its warm-up, and for importing a function's module.
         hash_seed: Of hashes of text in all workers, so that the order of sets is the same in each.
+        threads: Threads that a function may compute in.
+        sees_devices: Whether functions may use accelerators.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class WorkerPool:
         *,
         num_workers: int,
         warm_up: Sequence[str] = (),
-        memory_limit_bytes: int = 4 * 1024**3,
+        memory_limit_bytes: int | None = 4 * 1024**3,
         recycle_bytes: int = 1024**3,
         recycle_calls: int = 10_000,
         max_waiting: int = 1_024,
@@ -68,6 +70,8 @@ class WorkerPool:
         cache_bytes: int = 32 * 1024**2,
         start_timeout_seconds: float = 60.0,
         hash_seed: int = 0,
+        threads: int = 1,
+        sees_devices: bool = False,
     ) -> None:
         if num_workers < 1:
             raise ConfigError(f"num_workers = {num_workers}: a pool needs at least one worker")
@@ -82,6 +86,7 @@ class WorkerPool:
         self._recycle_calls = recycle_calls
         self._start_timeout_seconds = start_timeout_seconds
         self._hash_seed = hash_seed
+        self._computing: dict[str, Any] = {"threads": threads, "sees_devices": sees_devices}
         self._cache = ResultCache(max_entries=cache_entries, max_bytes=cache_bytes)
         self._entrance = asyncio.Semaphore(num_workers + max_waiting)
         self._turns = asyncio.Semaphore(num_workers)
@@ -235,6 +240,7 @@ class WorkerPool:
             start_timeout_seconds=self._start_timeout_seconds,
             hash_seed=self._hash_seed,
             output=self.output,
+            **self._computing,
         )
 
 
@@ -257,11 +263,12 @@ class _Slot:
     def restart(
         self,
         *,
-        memory_limit_bytes: int,
+        memory_limit_bytes: int | None,
         warm_up: Sequence[str],
         start_timeout_seconds: float,
         hash_seed: int,
         output: Path | None,
+        **computing: Any,
     ) -> None:
         """End the present worker and start another, in the background."""
         old, self._worker = self._worker, None
@@ -275,6 +282,7 @@ class _Slot:
                 start_timeout_seconds=start_timeout_seconds,
                 hash_seed=hash_seed,
                 output=output,
+                **computing,
             )
             return self._worker
 

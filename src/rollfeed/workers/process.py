@@ -15,7 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ _POLL_SECONDS = 0.01
 _END_SECONDS = 1.0
 _SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 _APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-_NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""A worker has one core's work to do, and accelerators belong to the engine."""
+_NO_DEVICES = {"CUDA_VISIBLE_DEVICES": ""}
+"""Accelerators belong to the engine."""
 _ANY_TEXT = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 """What a function prints must not end it."""
 
@@ -99,6 +99,7 @@ class WorkerProcess:
         self._process = process
         self._channel = channel
         self._loaded: set[str] = set()
+        self._threads = 1
         self.num_calls = 0
         self.resident_bytes = 0
         self.spent = False
@@ -107,21 +108,27 @@ class WorkerProcess:
     async def start(
         cls,
         *,
-        memory_limit_bytes: int,
+        memory_limit_bytes: int | None,
         warm_up: Sequence[str],
         start_timeout_seconds: float,
         hash_seed: int,
         output: Path | None = None,
+        threads: int = 1,
+        sees_devices: bool = False,
     ) -> WorkerProcess:
         """Start a process and return when its warm-up modules are imported.
 
-        What its functions print goes to the end of ``output``, and nowhere by default.
+        What its functions print goes to the end of ``output``, and nowhere by default; ``threads`` are those that they
+        may compute in, and ``sees_devices`` leaves them the accelerators.
 
         Raises:
             WorkerDiedError: If it cannot be started, or is not ready in time.
             WorkerCallError: If a warm-up module cannot be imported.
         """
-        worker = await cls._spawn(hash_seed, output)
+        hidden = {} if sees_devices else _NO_DEVICES
+        computing = {**hidden, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+        worker = await cls._spawn(hash_seed, output, computing)
+        worker._threads = threads
         settings = {
             "sys_path": _module_folders(),
             "memory_limit_bytes": memory_limit_bytes,
@@ -138,7 +145,7 @@ class WorkerProcess:
         return worker
 
     @classmethod
-    async def _spawn(cls, hash_seed: int, output: Path | None) -> WorkerProcess:
+    async def _spawn(cls, hash_seed: int, output: Path | None, computing: Mapping[str, str]) -> WorkerProcess:
         ours, theirs = socket.socketpair()
         try:
             output = Path(os.devnull) if output is None else output
@@ -151,7 +158,7 @@ class WorkerProcess:
                     stderr=printed,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    env={**os.environ, **_NO_DEVICES, **_ANY_TEXT, "PYTHONHASHSEED": str(hash_seed)},
+                    env={**os.environ, **computing, **_ANY_TEXT, "PYTHONHASHSEED": str(hash_seed)},
                 )
         except OSError as error:
             ours.close()
@@ -182,7 +189,7 @@ class WorkerProcess:
         return await self._ask({"do": "call", "function": function_path, "seconds": deadline_seconds}, args_json)
 
     async def _ask(self, header: dict[str, Any], body: str) -> str:
-        frame = f"{json.dumps(header)}\n{body}".encode()
+        frame = f"{json.dumps({**header, 'threads': self._threads})}\n{body}".encode()
         if len(frame) > child.MAX_FRAME_BYTES:
             raise WorkerCallError(f"the arguments are larger than {child.MAX_FRAME_BYTES} bytes")
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rollfeed.base.importing import import_object, is_async
 from rollfeed.config import Settings
 from rollfeed.config.plugins import import_path_of
+from rollfeed.config.reward_model import REWARD_MODEL_RM_TYPE
 from rollfeed.errors import ConfigError
 from rollfeed.rewards.registry import asks_server
 from rollfeed.types import Group
@@ -60,8 +61,9 @@ def _problems(settings: Settings, folders: Sequence[Path]) -> Iterator[str]:
         yield "reward.pure = false: the same answer may have another reward"
     if reward.pure is not None:
         return
-    if reward.rm_type is not None and asks_server(reward.rm_type):
-        yield f"reward.rm_type = {reward.rm_type!r} asks a server"
+    for rm_type in reward.rm_types:
+        if asks_server(rm_type) or (rm_type == REWARD_MODEL_RM_TYPE and reward.model.servers):
+            yield f"rm_type = {rm_type!r} of [reward] asks a server"
     given = {f"plugins.{name}": getattr(functions, name) for name in _REWARD_PLUGINS}
     given |= {f"reward.functions.{name}": function for name, function in reward.functions.items()}
     for key, function in given.items():

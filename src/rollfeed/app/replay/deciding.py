@@ -11,7 +11,7 @@ from rollfeed.app.teaching import scorer_of
 from rollfeed.config import RolloutMode, Settings
 from rollfeed.pipeline.scheduler import Scheduler, chosen_by
 from rollfeed.protocols import Scorer
-from rollfeed.rewards.hub import GIVEN_WITH_ANSWER
+from rollfeed.rewards.results import GIVEN_WITH_ANSWER
 from rollfeed.types import (
     OVER_SAMPLED,
     STALE,

@@ -1,0 +1,1 @@
+"""Parts of the reward hub of a run: functions of users, and the model that scores."""

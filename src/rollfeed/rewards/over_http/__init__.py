@@ -1,0 +1,1 @@
+"""Rewards over HTTP: what servers are asked, and the server that answers."""
