@@ -16,7 +16,7 @@ from rollfeed.errors import EngineError
 from rollfeed.prompts import load_tokenizer
 from rollfeed.protocols import Teacher
 from rollfeed.testing import CharTokenizer, sample_of
-from rollfeed.types import Sample
+from rollfeed.types import Picture, Sample
 
 
 @pytest.fixture
@@ -78,6 +78,13 @@ async def test_a_server_with_another_tokenizer_is_refused_at_the_start(embedded_
 async def test_nothing_is_asked_for_what_is_not_trained_on(embedded: Any) -> None:
     sample = sample_of([50], [60, 61], loss_mask=np.zeros(2, np.float32))
     assert (await embedded(1.0).logprobs(sample)).tolist() == [0.0, 0.0]  # and it is not even open
+
+
+async def test_a_sample_with_pictures_is_an_error(embedded: Any) -> None:
+    picture = Picture(content_hash="0" * 64, media_type="image/png", width=2, height=2)
+    async with embedded(1.0) as teacher:
+        with pytest.raises(EngineError, match="takes text only, and the sample has pictures"):
+            await teacher.logprobs(sample_of([50], [60], images=(picture,)))
 
 
 async def test_ids_that_the_teacher_does_not_have_are_an_error(embedded: Any) -> None:

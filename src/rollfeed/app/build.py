@@ -16,7 +16,7 @@ from rollfeed.app.model import Model, load_settings_model, run_engine
 from rollfeed.app.rewards import RewardServices, label_names, reward_hub
 from rollfeed.app.sources import RowChecks, build_source
 from rollfeed.app.stored_run import stored_template_date
-from rollfeed.app.teaching import check_teacher, entered, make_teacher, scorer_of
+from rollfeed.app.teaching import check_teacher, entered, make_teacher, no_pictures_of_teacher, scorer_of
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.compat.slime_plugins import SlimeRun, slime_run, with_slime_plugins
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings
@@ -141,7 +141,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     rows = RowChecks(
         settings,
         unscored=None if settings.teacher else "set reward.rm_type or plugins.reward",
-        no_images=no_images_of(settings.engine, model),
+        no_images=no_pictures_of_teacher(settings) or no_images_of(settings.engine, model),
         function_problem=functions.scorer.function_problem,
         label_problems=functions.services.judges.problems(),
     )

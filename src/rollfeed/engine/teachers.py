@@ -85,7 +85,7 @@ class ServedTeacher(Teacher):
         Raises:
             EngineUnavailableError: After every try, with why the last one failed.
         """
-        if not sample.loss_mask.any():
+        if not _is_scored(sample):
             return np.zeros(sample.response_length, np.float32)
         tried: list[str] = []
         async with self._turns:
@@ -185,7 +185,7 @@ class EmbeddedTeacher(Teacher):
 
     async def logprobs(self, sample: Sample) -> NDArray[np.float32]:
         """Return what the model says; see :class:`rollfeed.protocols.Teacher`."""
-        if not sample.loss_mask.any():
+        if not _is_scored(sample):
             return np.zeros(sample.response_length, np.float32)
         async with self._turns:
             return _of_response(sample, await self._engine.score_tempered([sample.token_ids], self._temperature))
@@ -201,6 +201,13 @@ def _dialect(settings: TeacherSettings) -> Dialect:
         return SGLang(SGLangSettings.model_validate({"workers": settings.servers, **common}))
     given = {"base_url": settings.servers, "model": settings.model, "purpose": Purpose.EVALUATION, **common}
     return VLLM(OpenAISettings.model_validate(given))
+
+
+def _is_scored(sample: Sample) -> bool:
+    """Return whether a sample has trained tokens. Raises EngineProtocolError if a teacher cannot see all of it."""
+    if sample.images:
+        raise EngineProtocolError("the teacher takes text only, and the sample has pictures")
+    return bool(sample.loss_mask.any())
 
 
 def _of_response(sample: Sample, logprobs_N: NDArray[np.float64]) -> NDArray[np.float32]:

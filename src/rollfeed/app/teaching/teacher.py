@@ -52,6 +52,11 @@ def check_teacher(config: Settings, policy: Tokenizer) -> None:
         _model_of(settings.checkpoint, policy, context_length=config.max_context_length)
 
 
+def no_pictures_of_teacher(config: RolloutConfig) -> str | None:
+    """Return why prompts may have no pictures; None where that is not because of a teacher."""
+    return None if config.teacher is None else "the teacher takes text only: remove image_key, or [teacher]"
+
+
 def scorer_of(config: RolloutConfig, hub: RewardHub) -> Scorer:
     """Return what scores samples: the hub, with the teacher's rewards where there is a teacher."""
     return hub if config.teacher is None else TaughtScorer(hub, config.teacher)
