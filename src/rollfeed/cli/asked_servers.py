@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollfeed.app import Model
-from rollfeed.config import Settings
+from rollfeed.config import RunSpec, Settings
 from rollfeed.engine.client import Dialect
 from rollfeed.engine.client.dialect import Context
 from rollfeed.engine.client.flights import Flight, Worker
@@ -16,6 +16,7 @@ from rollfeed.engine.client.replies import Found, Reply
 from rollfeed.engine.dialects import DIALECTS, SGLang
 from rollfeed.engine.http import Http, TryFailedError
 from rollfeed.errors import ConfigError, EngineError
+from rollfeed.rewards.judging import Judges
 from rollfeed.types.text import counted
 
 _TEXT = "Add 12 and 34, and say why."
@@ -59,6 +60,22 @@ def ask_servers(settings: Settings, model: Model) -> list[ServerAnswer]:
     (name, servers), *_ = engine.servers.items()
     dialect = DIALECTS[name](servers) if engine.sglang is None else SGLang(engine.sglang, with_text=True)
     return asyncio.run(_ask_all(dialect, settings, model))
+
+
+def ask_judges(spec: RunSpec) -> list[str]:
+    """Return the judges of a run, each of which has answered in the form of its verdicts.
+
+    Raises:
+        ConfigError: If one has not.
+    """
+    judges = Judges(spec.settings.reward, folders=spec.folders)
+
+    async def ask() -> None:
+        async with judges:
+            pass
+
+    asyncio.run(ask())
+    return list(judges.by_rm_type)
 
 
 async def _ask_all(dialect: Dialect, settings: Settings, model: Model) -> list[ServerAnswer]:

@@ -35,7 +35,7 @@ def register(commands: Parsers) -> None:
     add_settings_arguments(parser)
     add_path(parser, "--out", "DIR", "also check that a run could start or go on there")
     resolved = "print all settings, defaults too, as a settings file, and check nothing that they name"
-    servers = "also ask the servers of [engine]: model, version, tokens with logprobs, tokenizer, routes for weights"
+    servers = "also ask the servers of [engine] (model, version, tokens, tokenizer, routes for weights) and all judges"
     replaces = "the run would replace what is in --out"
     add_flags(parser, print=resolved, overwrite=replaces, servers=servers, json="one JSON object")
 
@@ -69,13 +69,19 @@ def _check(spec: RunSpec, arguments: argparse.Namespace) -> None:
     plan = check(spec, name=", ".join(map(str, arguments.files)), tells=not arguments.json)
     answers: list[ServerAnswer] = []
     if arguments.servers:
-        from rollfeed.cli.asked_servers import ask_servers
+        from rollfeed.cli.asked_servers import ask_judges, ask_servers
 
-        answers = ask_servers(spec.settings, app.load_settings_model(spec.settings))
-        plan |= {"servers": [asdict(each) for each in answers], "ok": not any(each.problems for each in answers)}
+        judges = ask_judges(spec)
+        if spec.settings.engine.servers or not judges:
+            answers = ask_servers(spec.settings, app.load_settings_model(spec.settings))
+        plan |= {"judges": judges} | {
+            "servers": [asdict(each) for each in answers],
+            "ok": not any(each.problems for each in answers),
+        }
     if arguments.json:
         print(json.dumps(plan))
     else:
+        print("".join(f"judge    {each} answers\n" for each in plan.get("judges", ())), end="")
         print("".join(f"server   {each.address}: {', '.join(each.told)}\n" for each in answers if each.told), end="")
     if problems := [problem for each in answers for problem in each.problems]:
         raise EngineUnavailableError("\n".join(problems))
