@@ -27,7 +27,8 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with vllm_server(resolve_checkpoint(DEFAULT_MODEL), tmp_path_factory.mktemp("vllm")) as running:
+    calls = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with vllm_server(resolve_checkpoint(DEFAULT_MODEL), tmp_path_factory.mktemp("vllm"), *calls) as running:
         yield running
 
 
