@@ -48,6 +48,9 @@ def test_every_number_of_a_batch() -> None:
     assert batch_metrics([group, untrained], reward_key=None, policy_version=4)["rollout/groups_untrained"] == 1
     metrics = batch_metrics([group, make_group([1.0, 1.0, 1.0, 1.0])], reward_key=None, policy_version=4)
     assert metrics == {
+        "reward/equal_share": pytest.approx(7 / 12),
+        "reward/label_agreement": 1.0,
+        "reward/length_correlation": pytest.approx(5 / np.sqrt(9 * 11)),
         "rollout/reward_mean": 1.25,
         "rollout/reward_std": pytest.approx(np.std([0, 1, 1, 4, 1, 1, 1, 1])),
         "rollout/reward_p10": pytest.approx(0.7),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.batch.advantages import batch_advantages
+from rollfeed.batch.guard_rails import guard_rails
 from rollfeed.batch.teacher_advantages import teacher_metrics, with_teacher
 from rollfeed.config import StalenessPolicy
 from rollfeed.config.advantage import AdvantageSettings
@@ -219,6 +220,7 @@ def batch_metrics(groups: Sequence[Group], *, reward_key: str | None, policy_ver
         #: rollout/rewritten_turns: turns after which the chat template showed earlier ones otherwise
         "rollout/rewritten_turns": float(sum(sample.metadata.get(REWRITTEN_TURNS, 0) for sample in samples)),
     }
+    metrics |= guard_rails(groups, reward_key=reward_key)
     metrics |= _percentiles(rewards, lengths) | _episode_metrics(rollouts) | _source_metrics(groups, reward_key)
     #: rollout/correct_ratio: share of right answers among those that a grader calls right or wrong
     return metrics | _correct_ratio("rollout/correct_ratio", rollouts)

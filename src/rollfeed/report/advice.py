@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from rollfeed.config.settings import flatten
+from rollfeed.report.reward_advice import reward_signs
 from rollfeed.types.text import counted
 
 _Record = Mapping[str, Any]
@@ -33,8 +34,7 @@ _FAILED = 0.2
 _WASTED = 0.3
 _IDLE = 0.4
 _ENTROPY, _ENTROPY_LEFT = 0.05, 0.1  # nats, and the share of the first
-_SOLVED = 0.9
-_EVALUATIONS = 4
+_SOLVED, _EVALUATIONS = 0.9, 4
 _RISEN = 0.05  # of an accuracy; intervals of few prompts have 0 in them after a large rise, too
 _EXPECTED = 20  # groups by weight
 
@@ -362,9 +362,15 @@ def _accuracy(seen: _Seen) -> None:
         seen.tell("accuracy_flat", records, _RATE, "held-out accuracy as it was after {steps}", remedy)
 
 
+def _reward(seen: _Seen) -> None:
+    """Tell of rewards that no longer mean what they should."""
+    for sign in reward_signs(seen.metrics, seen.evaluations):
+        seen.tell(sign.name, sign.records, sign.setting, sign.seen, sign.remedy)
+
+
 _RATE = "train.optimizer.learning_rate"
 _RULES: tuple[Callable[[_Seen], None], ...] = (
-    *(_failures, _reward_errors, _equal_groups, _equal_dropped, _empty, _truncated, _accuracy, _entropy),
+    *(_failures, _reward_errors, _reward, _equal_groups, _equal_dropped, _empty, _truncated, _accuracy, _entropy),
     _Limit(
         "clipped",
         ("train/clipped_low_ratio", "train/clipped_high_ratio"),

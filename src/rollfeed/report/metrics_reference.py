@@ -23,6 +23,7 @@ _PARTS = {
     "environments": "Problems of environments that could not be made or used, since the run began.",
     "datasets": "Data sets whose rows are asked by what became of their answers; see [adaptive.md](adaptive.md).",
     "sources": "Data sets and environments, each by the groups that the batch has of it.",
+    "reward": "Whether rewards still mean what they should; see [reward-models.md](reward-models.md).",
     "judge": "Judges of answers, all together, in the step; see [judges.md](judges.md). None where none was asked.",
     "time": "Times: when, for how long, and what with; each moment counts once. They differ from run to run, too.",
     "perf": "Times and rates; they differ from run to run.",

@@ -57,9 +57,10 @@ from rollfeed.evaluation import EvalResult, log_record
 from rollfeed.logs import progress
 from rollfeed.pipeline import Activity, Rollouts
 from rollfeed.protocols import RolloutObserver
-from rollfeed.report import warn_without_drawing, write_curves
+from rollfeed.report import reward_signs, warn_without_drawing, write_curves
 from rollfeed.store import Rewind
-from rollfeed.store.layout import EVAL_LOG, PRINTED, TRAIN_LOG, WARM_UP_LOG
+from rollfeed.store.json_text import read_records
+from rollfeed.store.layout import EVAL_LOG, METRICS, PRINTED, TRAIN_LOG, WARM_UP_LOG
 from rollfeed.types import TensorUpdate, TrainBatch
 
 _log = logging.getLogger(__name__)
@@ -342,6 +343,8 @@ class _Loop:
             self._eval_log.add(log_record(result, step=self.trainer.step, first=first))
             self.prepared.numbers.log(result.metrics(), step=self.trainer.step, kind="eval")
             progress.info("evaluated after %d batches: accuracy %s", self.trainer.step, result.accuracy)
+            for sign in reward_signs(read_records(self.out / METRICS), self._eval_log.records):
+                _log.warning("%s: %s", sign.seen.replace("{steps}", f"{len(sign.records)} steps"), sign.remedy)
             tell_of_evaluation(self.prepared.trackers, result, step=self.trainer.step)
             if self.on_evaluation is not None:
                 self.on_evaluation(self.trainer.step, result)
