@@ -27,7 +27,7 @@ from rollfeed.benchmarks.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "examples" / "pictures" / "train.toml"
-NOISE = f"{ROOT / 'bench' / 'noise_colour.py'}:NoiseColour"
+NOISE = "noise_colour.py:NoiseColour"  # commands of training_runs are run in its folder
 CONTROL = (f"prompts.environments.0.id={NOISE}", f"eval.environments.0.id={NOISE}")
 GUESSING = 1 / 3
 
