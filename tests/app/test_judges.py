@@ -145,6 +145,8 @@ PAIRS = GOOD | {"mode": "pairwise", "rubric": "{response_a}{response_b}"}
     [
         ({"rm_type": "judge"}, r"rm_type = 'judge': there is no \[reward.judge\]; add it"),
         ({"rm_type": "judge:a", "judges": {"b": GOOD}}, r"there is no \[reward.judges.a\]"),
+        ({"verifier": "judge:b"}, r"there is no \[reward.judges.b\]"),
+        ({"verifier": "judge", "judge": PAIRS}, "'judge' compares the answers of a group"),
         ({"judge": {}}, "reward.judge: servers is required"),
         ({"judge": GOOD | {"servers": ["localhost"]}}, "reward.judge.servers.0: .*is not an address"),
         ({"judge": {"servers": GOOD["servers"], "model": "j"}}, "a judge needs a rubric"),
@@ -257,7 +259,7 @@ async def test_answers_that_are_stored_are_judged_again_without_being_made(tmp_p
 
     async with judge_server(says) as server:
         run = await stored_run(tmp_path / "run", config_of(server.url))
-        with pytest.raises(ConfigError, match=r"reward.rm_type = 'judge' asks a server"):
+        with pytest.raises(ConfigError, match=r"rm_type = 'judge' .*asks a server"):
             _ = [each async for each in replay_run(run, [])]
         again = ["reward.pure=true", "reward.judge.rubric=Rate {response} backwards"]
         steps = [each async for each in replay_run(run, again)]

@@ -177,9 +177,12 @@ class RewardSettings(Section, resume=Resume.REWARDS):
                 raise ValueError(f"{key}.panel: a judge of a panel cannot be one itself")
             if len({each.compares_group for each in members}) > 1:
                 raise ValueError(f"{key}.panel: its judges must all compare the answers of a group, or none")
-        if self.rm_type is not None and is_judge(self.rm_type) and self.judge_of(self.rm_type) is None:
-            table = self.rm_type.replace("judge:", "judges.", 1)
-            raise ValueError(f"rm_type = {self.rm_type!r}: there is no [reward.{table}]; add it")
+        for rm_type in filter(is_judge, self.rm_types):
+            if (found := self.judge_of(rm_type)) is None:
+                table = rm_type.replace("judge:", "judges.", 1)
+                raise ValueError(f"rm_type = {rm_type!r}: there is no [reward.{table}]; add it")
+            if found.compares_group and rm_type in (self.verifier, *(part.rm_type for part in self.mixture)):
+                raise ValueError(f"{rm_type!r} compares the answers of a group: neither mixtures nor verifiers do")
         return self
 
     @model_validator(mode="after")

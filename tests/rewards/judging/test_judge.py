@@ -14,6 +14,7 @@ from tests.rewards.judging.conftest import judge_server
 from rollfeed.config import JudgeSettings
 from rollfeed.errors import ConfigError
 from rollfeed.rewards.judging import Judge, JudgeCounts, Panel
+from rollfeed.rewards.over_http.json_server import retry_after
 from rollfeed.testing.virtual_loop import run_in_virtual_time
 from rollfeed.types import Outcome, Verdict
 
@@ -146,6 +147,14 @@ def test_a_server_is_left_alone_for_as_long_as_it_says(judge_settings: Make) -> 
     assert [verdict.reward for verdict in verdicts] == [1.0, 1.0]
     assert len(later) == 2
     assert min(later) - asked >= 20.0
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("2.5", 2.5), ("-1", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
+)
+def test_the_time_to_wait_is_a_number_or_a_date(header: str | None, seconds: float | None) -> None:
+    assert retry_after(header) == seconds
 
 
 def test_others_are_asked_while_a_server_fails(judge_settings: Make) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
 from rollfeed.config.judge import JudgeSettings
 from rollfeed.rewards.judging.counts import JudgeCounts, JudgeFailure
+from rollfeed.rewards.over_http.json_server import opened_session, received, retry_after, shown
 from rollfeed.routing import AdaptiveLimit, Throughput, Window
 from rollfeed.types import Outcome
 
@@ -229,18 +228,18 @@ class JudgeClient:
     async def _post(self, server: _Server, body: bytes) -> Any:
         headers = {"Content-Type": "application/json", **self._api_key.headers}
         if self._session is None:
-            self._session = _opened_session()
+            self._session = opened_session(num_connections=0)
         async with self._session.post(server.url, data=body, headers=headers, allow_redirects=False) as reply:
-            content = await _received(reply.content)
-        status, wait = reply.status, _retry_after(reply.headers.get("Retry-After"))
+            content = await received(reply.content, most_bytes=_MAX_REPLY_BYTES)
+        status, wait = reply.status, retry_after(reply.headers.get("Retry-After"))
         if status == 200:
             try:
                 return json.loads(content)
             except (ValueError, RecursionError):
-                raise JudgeFailedError(JudgeFailure.UNREADABLE, f"{server.url}: no JSON: {_shown(content)}") from None
+                raise JudgeFailedError(JudgeFailure.UNREADABLE, f"{server.url}: no JSON: {shown(content)}") from None
         if status in REFUSING_STATUSES:
             raise JudgeFailedError(JudgeFailure.HTTP, f"{server.url}: {self._api_key.refusal(status)}")
-        detail = f"{server.url}: HTTP {status}: {_shown(self._api_key.hidden(content))}"
+        detail = f"{server.url}: HTTP {status}: {shown(self._api_key.hidden(content))}"
         if status == 429:
             raise _MayRepeatError(JudgeFailure.RATE_LIMITED, detail, rests=True, seconds=wait)
         if status == 408 or status >= 500:
@@ -252,42 +251,3 @@ def _pause(num_before: int) -> float:
     # Only when the next try comes depends on chance, so that many do not come at once.
     longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(num_before, 16), _LONGEST_PAUSE_SECONDS)
     return float(longest * random.uniform(0.5, 1.0))
-
-
-def _opened_session() -> aiohttp.ClientSession:
-    import aiohttp
-
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        trust_env=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-
-
-async def _received(content: aiohttp.StreamReader) -> bytes:
-    import aiohttp
-
-    body = bytearray()
-    async for part in content.iter_any():
-        body += part
-        if len(body) > _MAX_REPLY_BYTES:
-            raise aiohttp.ClientPayloadError(f"the reply is larger than {_MAX_REPLY_BYTES} bytes")
-    return bytes(body)
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Return the seconds that a Retry-After says, which may be a date; None where it says none."""
-    if header is None:
-        return None
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        try:
-            return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-        except ValueError:
-            return None
-
-
-def _shown(content: bytes) -> str:
-    return " ".join(content[:300].decode(errors="replace").split()) or "nothing"

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
@@ -119,43 +121,62 @@ class JsonServer:
         session = self._open_session()
         headers = {"Content-Type": "application/json", **self._api_key.headers}
         async with session.post(url, data=body, headers=headers, allow_redirects=False) as reply:
-            content = await self._read(reply.content)
+            content = await received(reply.content, most_bytes=self._max_reply_bytes)
         if reply.status != 200:
             content = self._api_key.hidden(content)
         if reply.status in REFUSING_STATUSES:
             return Verdict.failed(f"{url}: {self._api_key.refusal(reply.status)}")
         if reply.status in _RETRYABLE or reply.status >= 500:
-            wait = reply.headers.get("Retry-After", "")
-            seconds = float(wait) if wait.isdecimal() else None
-            return _Failed(Outcome.ERROR, f"HTTP {reply.status}: {_shown(content)}", seconds)
+            seconds = retry_after(reply.headers.get("Retry-After"))
+            return _Failed(Outcome.ERROR, f"HTTP {reply.status}: {shown(content)}", seconds)
         if reply.status != 200:
-            return Verdict.failed(f"{url}: HTTP {reply.status}: {_shown(content)}")
+            return Verdict.failed(f"{url}: HTTP {reply.status}: {shown(content)}")
         try:
             return JsonReply(json.loads(content))
         except (ValueError, RecursionError):
-            return Verdict.failed(f"{url}: the reply is not JSON: {_shown(content)}")
-
-    async def _read(self, content: aiohttp.StreamReader) -> bytes:
-        import aiohttp
-
-        received = bytearray()
-        async for part in content.iter_any():
-            received += part
-            if len(received) > self._max_reply_bytes:
-                raise aiohttp.ClientPayloadError(f"the reply is larger than {self._max_reply_bytes} bytes")
-        return bytes(received)
+            return Verdict.failed(f"{url}: the reply is not JSON: {shown(content)}")
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            import aiohttp
-
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._concurrency),
-                trust_env=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
-            )
+            self._session = opened_session(num_connections=self._concurrency)
         return self._session
+
+
+def opened_session(*, num_connections: int) -> aiohttp.ClientSession:
+    """Return connections to servers that score, any number where that is 0: without proxies, cookies and deadlines."""
+    import aiohttp
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=num_connections),
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
+async def received(content: aiohttp.StreamReader, *, most_bytes: int) -> bytes:
+    """Return a body. Raises ClientPayloadError if it is too large."""
+    import aiohttp
+
+    body = bytearray()
+    async for part in content.iter_any():
+        body += part
+        if len(body) > most_bytes:
+            raise aiohttp.ClientPayloadError(f"the reply is larger than {most_bytes} bytes")
+    return bytes(body)
+
+
+def retry_after(header: str | None) -> float | None:
+    """Return the seconds that a Retry-After says, which may be a date; None where it says none."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        try:
+            return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+        except ValueError:
+            return None
 
 
 def _pause(attempt: int, failed: _Failed) -> float:
@@ -170,5 +191,6 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < 1e300
 
 
-def _shown(content: bytes) -> str:
+def shown(content: bytes) -> str:
+    """Return the beginning of a body for people."""
     return " ".join(content[:200].decode(errors="replace").split()) or "nothing"
