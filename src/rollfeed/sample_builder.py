@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
-from rollfeed.types import Completion, FinishKind, Sample, SampleStatus, SamplingMask, VersionSpan
+from rollfeed.types import Completion, FinishKind, Picture, Sample, SampleStatus, SamplingMask, VersionSpan
 
 STATUS_OF: dict[FinishKind, SampleStatus] = {
     FinishKind.STOP: SampleStatus.COMPLETED,
@@ -38,13 +38,19 @@ class SampleBuilder:
         request: What is asked.
         context_ids: The tokens ``(P,)`` that it starts from instead of the prompt's, in a rollout of several samples.
         num_spent: Tokens of the response's budget that other samples of the rollout have taken.
+        context_images: Pictures in those tokens.
 
     Raises:
         ValueError: If a partial sample does not begin with the request's prompt.
     """
 
     def __init__(
-        self, request: RolloutRequest, *, context_ids: NDArray[np.int32] | None = None, num_spent: int = 0
+        self,
+        request: RolloutRequest,
+        *,
+        context_ids: NDArray[np.int32] | None = None,
+        num_spent: int = 0,
+        context_images: Sequence[Picture] = (),
     ) -> None:
         partial = request.partial
         prompt_ids = request.prompt.token_ids if context_ids is None else context_ids
@@ -60,7 +66,10 @@ class SampleBuilder:
         self._cached_tokens = 0
         self._precisions = ""
         self.response_length = 0
+        self.images: tuple[Picture, ...] = request.prompt.images if context_ids is None else tuple(context_images)
+        """Pictures among its tokens so far, in their order."""
         if partial is not None:
+            self.images = partial.images
             if not np.array_equal(partial.token_ids[: partial.prompt_length], prompt_ids):
                 raise ValueError(
                     f"partial sample {partial.index} does not begin with prompt {request.prompt.prompt_id}"
@@ -100,9 +109,18 @@ class SampleBuilder:
             self._note_precision(completion.precision)
 
     def append_inserted(
-        self, token_ids: NDArray[np.int32], *, policy_version: int, loss_mask: NDArray[np.float32] | None = None
+        self,
+        token_ids: NDArray[np.int32],
+        *,
+        policy_version: int,
+        loss_mask: NDArray[np.float32] | None = None,
+        images: Sequence[Picture] = (),
     ) -> None:
-        """Append tokens that were not sampled, such as a tool's output; ``loss_mask`` says which are trained on."""
+        """Append tokens that were not sampled, such as a tool's output; ``loss_mask`` says which are trained on.
+
+        ``images`` are pictures that have their places in them.
+        """
+        self.images = (*self.images, *images)
         nothing = np.zeros(len(token_ids), np.float32)
         spans = [VersionSpan(0, len(token_ids), policy_version)] if len(token_ids) else []
         self._append(token_ids, nothing if loss_mask is None else loss_mask, nothing, spans)
@@ -123,7 +141,7 @@ class SampleBuilder:
             response=response,
             label=request.prompt.label,
             metadata=self._metadata,
-            images=request.prompt.images,
+            images=self.images,
             cached_tokens=self._cached_tokens,
             precision=self._precisions,
             sampling_mask=SamplingMask.joined(

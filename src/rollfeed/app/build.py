@@ -20,6 +20,7 @@ from rollfeed.app.teaching import check_teacher, entered, make_teacher, no_pictu
 from rollfeed.buffer import Buffer, Spill, built_in_policy
 from rollfeed.compat.slime_plugins import SlimeRun, slime_run, with_slime_plugins
 from rollfeed.config import RolloutConfig, RolloutMode, RunSpec, Settings
+from rollfeed.config.cluster import ClusterKind
 from rollfeed.config.paths import as_paths
 from rollfeed.errors import ConfigError
 from rollfeed.filters import build_batch_filter, build_filter, compose
@@ -141,10 +142,12 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     rows = RowChecks(
         settings,
         unscored=None if settings.teacher else "set reward.rm_type or plugins.reward",
-        no_images=no_pictures_of_teacher(settings) or no_images_of(settings.engine, model),
+        no_images=no_pictures_of_teacher(settings)
+        or no_images_of(settings.engine, model, is_cluster=settings.cluster.kind is not ClusterKind.LOCAL),
         function_problem=functions.scorer.function_problem,
         label_problems=functions.services.judges.problems(),
     )
+    functions.services.picture_input = model.picture_input
     source = build_source(
         with_functions,
         model.tokenizer,

@@ -28,12 +28,17 @@ _SEES = ("vision", "visual", "image", "img")
 """Parts of the names in a model's configuration, one of which every model that takes images has."""
 
 
-def no_images_of(settings: EngineSettings, model: Model) -> str | None:
-    """Return why an engine takes text only; None where it takes images, or only its servers know."""
+def no_images_of(settings: EngineSettings, model: Model, *, is_cluster: bool = False) -> str | None:
+    """Return why an engine takes text only; None where it takes images, or only its servers know.
+
+    On a cluster (``is_cluster``) it answers elsewhere, where the bytes of pictures are not.
+    """
     remedy = "remove image_key, or use a model that takes images"
-    if settings.openai is not None:
-        return f"engine.openai takes text only: {remedy}"
-    if settings.sglang is None:
+    if is_cluster:
+        return "workers of [cluster] are not sent pictures: remove image_key, or [cluster]"
+    if settings.openai is not None and model.pictures is None:
+        return f"engine.openai is sent pictures by the model's processor, which is not there: {remedy}"
+    if settings.sglang is None and settings.openai is None:
         needs = f"the embedded engine takes text only with a model without a processor of images: {remedy}"
         return None if model.pictures is not None else needs
     config = find_config(model.checkpoint)

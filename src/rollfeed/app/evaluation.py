@@ -69,6 +69,8 @@ class PreparedEvaluation:
     tokenizer: Tokenizer
     folders: tuple[Path, ...] = ()
     """Where modules of functions are looked for."""
+    picture_input: PictureInput | None = None
+    """The way of pictures into prompts and turns."""
 
     @property
     def num_answers(self) -> int:
@@ -117,7 +119,12 @@ def prepare_evaluation(
     render = partial(ChatRenderer, tokenizer, tools=tools.definitions, call_format=tools.call_format, **shown)
     sets = load_sets(settings, training=training, renderer=render, folders=folders, rows_of=rows_of)
     prepared = PreparedEvaluation(
-        sets=sets, seed=settings.seed, config=config, tokenizer=tokenizer, folders=tuple(folders)
+        sets=sets,
+        seed=settings.seed,
+        config=config,
+        tokenizer=tokenizer,
+        folders=tuple(folders),
+        picture_input=picture_input,
     )
     _answering(prepared)
     services = _services(prepared, None)
@@ -292,7 +299,7 @@ def _services(prepared: PreparedEvaluation, on_isolation: Callable[[Isolation], 
         folders=prepared.folders,
         deterministic=prepared.config.rollout.deterministic,
     )
-    services.on_isolation = on_isolation
+    services.on_isolation, services.picture_input = on_isolation, prepared.picture_input
     return services
 
 

@@ -32,6 +32,7 @@ from rollfeed.protocols import (
     Grader,
     GroupRewardFn,
     Isolation,
+    PictureInput,
     RewardFn,
     Services,
     TokenEndpoint,
@@ -76,6 +77,8 @@ class RewardServices:
     ) -> None:
         self.on_isolation: Callable[[Isolation], None] | None = None
         """Told once at which isolation level programs of the policy run, when the first one does."""
+        self.picture_input: PictureInput | None = None
+        """The way of pictures into turns, set by who has the model."""
         tools = tools or ToolSettings()
         self._runs_programs = tools.runs_programs or any(
             name is not None and grader_name(name) == CODE_RM_TYPE for name in (*rm_types, *settings.rm_types)
@@ -168,6 +171,7 @@ class RewardServices:
             journal=journal or TurnJournal(),
             tools=self.toolbox,
             rewritten_turns=config.rollout.rewritten_turns,
+            picture_input=self.picture_input,
             environments_judge=not (config.reward.override_environments and config.plugins.has_reward),
         )
 

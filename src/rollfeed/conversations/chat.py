@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rollfeed.conversations.picture_places import num_pictures
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import Message
@@ -61,6 +62,7 @@ class Chat:
             messages,
             tools=self.tools,
             template_kwargs=self._template_kwargs,
+            num_images=num_pictures(messages),
             add_generation_prompt=add_generation_prompt,
         )
 

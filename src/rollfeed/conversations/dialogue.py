@@ -20,7 +20,7 @@ from rollfeed.conversations.syntax import CallSyntax
 from rollfeed.conversations.text_pieces import TextPieces
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import RewrittenTurns, Tokenizer
-from rollfeed.types import Message
+from rollfeed.types import Message, Picture
 
 _TURNS_RENDERED = 4
 """The first turns, for each of which the whole conversation is rendered; then, for every power of two."""
@@ -42,6 +42,8 @@ class FollowUp:
     """Whether they are all that the policy is sent, instead of what was sent and sampled before."""
     rewrites: bool = False
     """Whether the chat template shows something before them otherwise than it was said."""
+    images: tuple[Picture, ...] = ()
+    """Pictures that the tokens have room for."""
 
 
 @dataclass(frozen=True, slots=True)

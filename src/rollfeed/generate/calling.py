@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,9 @@ class Calling:
         self.num_failed += sum(isinstance(outcome, ToolFailure) for outcome in outcomes.values())
         told = [_told(outcomes[number]) for number in range(len(turn.calls))]
         first_id, self._first_id = self._first_id, self._first_id + len(turn.calls)
-        return self._syntax.results(turn, told, first_id=first_id), turn.forms(first_id=first_id)
+        messages = self._syntax.results(turn, told, first_id=first_id)
+        shown = [each.images if isinstance(each, ToolAnswer) else () for each in map(outcomes.get, range(len(told)))]
+        return _with_pictures(messages, shown), turn.forms(first_id=first_id)
 
     def _fitted(self, call: Call) -> Mapping[str, Any] | ToolFailure:
         if call.name not in self._tools:
@@ -81,13 +83,29 @@ class Calling:
             return ToolFailure(f"there is no tool {call.name!r:.80}; there is {names}")
         return self._box.fitted(call.name, call.arguments)
 
-    async def _make(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+    async def _make(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         outcome = await self._box.call(name, arguments)
-        return {"failure" if isinstance(outcome, ToolFailure) else "answer": outcome.text}
+        if isinstance(outcome, ToolFailure):
+            return {"failure": outcome.text}
+        return {"answer": outcome.text, **({"images": list(outcome.images)} if outcome.images else {})}
 
 
-def _outcome(given: Mapping[str, str]) -> ToolAnswer | ToolFailure:
-    return ToolFailure(given["failure"]) if "failure" in given else ToolAnswer(given["answer"])
+def _with_pictures(messages: list[Message], shown: Sequence[Sequence[str]]) -> list[Message]:
+    """Return what the policy is told with the pictures of each call, or of all in the one message."""
+    if len(messages) != len(shown):
+        shown = [[each for images in shown for each in images]]
+    return [_showing(message, images) if images else message for message, images in zip(messages, shown, strict=True)]
+
+
+def _showing(message: Message, images: Sequence[str]) -> Message:
+    parts = [{"type": "image", "image": image} for image in images]
+    return {**message, "content": [{"type": "text", "text": message["content"]}, *parts]}
+
+
+def _outcome(given: Mapping[str, Any]) -> ToolAnswer | ToolFailure:
+    if "failure" in given:
+        return ToolFailure(given["failure"])
+    return ToolAnswer(given["answer"], tuple(given.get("images", ())))
 
 
 def _told(outcome: ToolAnswer | ToolFailure) -> str:

@@ -25,7 +25,7 @@ from rollfeed.errors import RunFailedError
 from rollfeed.protocols import REWRITTEN_TURNS, RolloutRequest, Services
 from rollfeed.sample_builder import STATUS_OF, SampleBuilder
 from rollfeed.seeds import derive_seed
-from rollfeed.types import Answered, Called, Completion, FinishKind, Sample, Sampled, SampleStatus, Turn
+from rollfeed.types import Answered, Called, Completion, FinishKind, Picture, Sample, Sampled, SampleStatus, Turn
 from rollfeed.types.text import well_formed
 
 _Turn = TypeVar("_Turn", bound=Turn)
@@ -116,9 +116,12 @@ class Episode:
         """Append what the model is told before its next turn; it is not trained on."""
         self.insert(self._services.tokenizer.encode(text, add_special_tokens=False))
 
-    def insert(self, token_ids: NDArray[np.int32]) -> None:
-        """Append tokens ``(N,)`` that the model is sent before its next turn; they are not trained on."""
-        self.builder.append_inserted(token_ids, policy_version=self._policy_version)
+    def insert(self, token_ids: NDArray[np.int32], images: Sequence[Picture] = ()) -> None:
+        """Append tokens ``(N,)`` that the model is sent before its next turn; they are not trained on.
+
+        ``images`` are pictures that have their places in them.
+        """
+        self.builder.append_inserted(token_ids, policy_version=self._policy_version, images=images)
 
     def follow(self, follow_up: FollowUp) -> bool:
         """Append what a conversation says is sent next, or go on from it; nothing where no token could be sampled then.
@@ -127,14 +130,14 @@ class Episode:
             Whether a token can be.
         """
         ids = follow_up.token_ids
-        begun = self._begun(ids) if follow_up.is_context else None
+        begun = self._begun(ids, follow_up.images) if follow_up.is_context else None
         room = self.builder.remaining_budget - len(ids) if begun is None else begun.remaining_budget
         if room <= 0:
             return False
         if follow_up.rewrites:
             self._counts[REWRITTEN_TURNS] += 1
         if begun is None:
-            self.insert(ids)
+            self.insert(ids, follow_up.images)
         else:
             self._go_on_with(begun)
         return True
@@ -146,18 +149,21 @@ class Episode:
             self._policy_version = finished.version_spans[-1].policy_version
         self.insert(token_ids)
 
-    def fork(self, context_ids: NDArray[np.int32]) -> None:
-        """Go on from another context ``(P,)``, such as a summary; what was sampled so far is a sample of its own."""
-        self._go_on_with(self._begun(context_ids))
+    def fork(self, context_ids: NDArray[np.int32], images: Sequence[Picture] = ()) -> None:
+        """Go on from another context ``(P,)``, such as a summary; what was sampled so far is a sample of its own.
 
-    def sub_agent(self, context_ids: NDArray[np.int32]) -> Episode:
+        ``images`` are the pictures that have their places in it.
+        """
+        self._go_on_with(self._begun(context_ids, images))
+
+    def sub_agent(self, context_ids: NDArray[np.int32], images: Sequence[Picture] = ()) -> Episode:
         """Return a second conversation of this rollout, from a context ``(P,)`` of its own.
 
         Its turns and calls stand in the same journal, so that one of the two speaks at a time. Its budget is what is
         left of this one's, and its :meth:`end` gives further samples of the rollout.
         """
         other = copy(self)
-        other.builder = self._begun(context_ids)
+        other.builder = self._begun(context_ids, images)
         other._ended, other._said, other._num_known, other._counts = [], "", 0, Counter()
         other._waited_seconds = 0.0
         return other
@@ -214,8 +220,9 @@ class Episode:
         self._waited_seconds += max((answered.seconds for answered in known.values()), default=0.0)
         return [known[place].answer for place in range(len(calls))]
 
-    def _begun(self, context_ids: NDArray[np.int32]) -> SampleBuilder:
-        return SampleBuilder(self._request, context_ids=context_ids, num_spent=self.builder.num_spent)
+    def _begun(self, context_ids: NDArray[np.int32], images: Sequence[Picture]) -> SampleBuilder:
+        spent = self.builder.num_spent
+        return SampleBuilder(self._request, context_ids=context_ids, num_spent=spent, context_images=images)
 
     def _go_on_with(self, builder: SampleBuilder) -> None:
         self._ended.append(self.builder.build(SampleStatus.COMPLETED, response=self._said))
@@ -237,7 +244,7 @@ class Episode:
             self.builder.token_ids,
             params,
             request_id=f"step{request.step}-turn{num_turns}-rollout{request.rollout_id}",
-            images=request.prompt.images,
+            images=self.builder.images,
         )
 
     def _again(self, kind: type[_Turn]) -> _Turn | None:

@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from rollfeed.conversations import Conversation
+from rollfeed.conversations import Conversation, FollowUp
+from rollfeed.conversations.picture_places import Placing, needed
 from rollfeed.errors import PluginError, RewardError, WorkerCallError, WorkerError
 from rollfeed.faults import describe
 from rollfeed.generate.calling import NUM_CALLS, NUM_FAILED_CALLS, Calling, may_call
@@ -24,7 +27,7 @@ from rollfeed.protocols import (
     ServedEnvironment,
     Services,
 )
-from rollfeed.types import FinishKind, Message, Sample, SampleStatus, Verdict
+from rollfeed.types import FinishKind, Message, Picture, Sample, SampleStatus, Verdict
 
 NUM_TURNS = "num_turns"
 """Key of a sample's metadata: turns of the policy."""
@@ -49,7 +52,12 @@ async def multi_turn(
         PluginError: If the environment takes one turn only.
         RewardError: If the environment gives no reward.
     """
-    conversation = conversation or Conversation(request.prompt, services.tokenizer, rewritten=services.rewritten_turns)
+    conversation = conversation or Conversation(
+        request.prompt,
+        services.tokenizer,
+        rewritten=services.rewritten_turns,
+        pictures=None if services.picture_input is None else services.picture_input.pictures,
+    )
     return await _Play(request, services, conversation, episode or Episode(request, services)).play()
 
 
@@ -63,6 +71,7 @@ class _Play:
         self._request = request
         self._episode = episode
         self._conversation = conversation
+        self._seeing = services.picture_input
         self._game = _Game(prompt.metadata, services) if prompt.metadata.get(MULTI_TURN) else None
         self._environment_judges = services.environments_judge
         self._calling = Calling(prompt, services, self._episode) if may_call(prompt, services) else None
@@ -104,10 +113,21 @@ class _Play:
                     return self._judged(episode.end(turn), step.verdict, ended_by=None)
                 messages = step.messages
             limit = limit or self._reached()
-            if limit is None and not episode.follow(self._conversation.follow_up(said, messages, forms=forms)):
+            if limit is None and not episode.follow(await self._told(said, messages, forms)):
                 limit = self._scarce()
             if limit is not None:
                 return self._judged(episode.end(turn), await self._given_up(), ended_by=limit)
+
+    async def _told(self, said: NDArray[np.int32], messages: Sequence[Message], forms: Sequence[Message]) -> FollowUp:
+        """Return what is sent after a turn, with the pictures that the policy is shown then."""
+        images: Sequence[Picture] = ()
+        if any(not isinstance(message.get("content"), str) for message in messages):
+            loader = needed(None if self._seeing is None or self._seeing.pictures is None else self._seeing.loader)
+            placing = Placing((), (), load=loader.load, load_video=loader.load_video)
+            messages = await asyncio.to_thread(placing.in_messages, messages)
+            images = placing.pictures
+        before = self._episode.builder.images
+        return self._conversation.follow_up(said, messages, forms=forms, images=images, before=before)
 
     async def _given_up(self) -> Verdict | None:
         return None if self._game is None else await self._game.give_up()

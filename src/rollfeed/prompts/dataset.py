@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.conversations import AnsweredPrompt
+from rollfeed.conversations.picture_places import needed
 from rollfeed.errors import ConfigError, DataError
 from rollfeed.prompts.files import PromptFile, RawRow, missing_column, open_prompt_file
-from rollfeed.prompts.pictures.picture_places import needed
 from rollfeed.prompts.rows import ColumnKeys, RowFields, read_fields
 from rollfeed.protocols import PromptRenderer, PromptSource, Rendered
 from rollfeed.seeds import derive_seed

@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollfeed.conversations.picture_places import IMAGE_TYPES
+
 _TEXT_TYPES = ("text", "input_text", "output_text")
-IMAGE_TYPES = ("image", "image_url", "input_image")
 
 
 def read_message(message: Any, where: str) -> dict[str, Any]:

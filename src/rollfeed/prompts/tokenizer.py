@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.conversations import call_syntax
+from rollfeed.conversations.picture_places import Placing, needed
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import check_content, read_eos_token_ids, read_object
 from rollfeed.prompts.asking import asked
 from rollfeed.prompts.chat_template import NO_TEMPLATE, ChatTemplate, check_template
-from rollfeed.prompts.pictures.picture_places import Placing, needed
 from rollfeed.prompts.plain_tokenizer import PlainTokenizer, plain_tokenizer
 from rollfeed.protocols import (
     AnswerMarker,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols.episodes import RewrittenTurns
 from rollfeed.protocols.execution import SandboxProvider, Workers
-from rollfeed.protocols.prompts import Tokenizer
+from rollfeed.protocols.prompts import PictureInput, Tokenizer
 from rollfeed.protocols.rollouts import Environment, TokenEndpoint
 from rollfeed.protocols.tools import Toolbox
 from rollfeed.types import Prompt, Sample, SamplingParams, Turn
@@ -113,6 +113,8 @@ class Services:
     """What episodes do where the chat template shows earlier turns otherwise than they were said."""
     environments_judge: bool = True
     """Whether environments that answer back give their episodes' rewards, which are scored like others otherwise."""
+    picture_input: PictureInput | None = None
+    """The way of pictures into turns; None where nothing brings any."""
 
 
 class GenerateFn(Protocol):

@@ -27,6 +27,8 @@ class ToolAnswer:
     """The result of a tool's call."""
 
     text: str
+    images: tuple[str, ...] = ()
+    """Pictures that it shows, as data URIs or URLs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class LimitedToolbox:
             return ToolFailure(self._cut(f"{tool.name} failed: {cause}"))
         if isinstance(given, str):
             return ToolAnswer(self._cut(given))
+        if (shown := _pictures(given)) is not None:
+            return ToolAnswer(self._cut("\n".join(part["text"] for part in given if part["type"] == "text")), shown)
         try:
             return ToolAnswer(self._cut(json.dumps(given, ensure_ascii=False)))
         except (TypeError, ValueError, RecursionError):
@@ -117,3 +119,15 @@ class LimitedToolbox:
             half = self._settings.max_output_chars // 2
             text = f"{text[:half]}\n[{left_out:,} characters are left out]\n{text[len(text) - half :]}"
         return well_formed(text)
+
+
+def _pictures(given: Any) -> tuple[str, ...] | None:
+    """Return the pictures of an answer in parts, texts and ``{"type": "image", "image": URI}``; None for any other."""
+    if not isinstance(given, list) or not all(isinstance(part, Mapping) for part in given):
+        return None
+    kinds = [part.get("type") for part in given]
+    if "image" not in kinds or not all(kind in ("text", "image") for kind in kinds):
+        return None
+    if not all(isinstance(part.get(kind), str) for part, kind in zip(given, kinds, strict=True)):
+        return None
+    return tuple(part["image"] for part in given if part["type"] == "image")

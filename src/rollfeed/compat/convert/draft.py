@@ -94,7 +94,9 @@ def name_columns(draft: Draft, at: str, path: str, kind: str) -> None:
     if isinstance(media, dict) and media:
         if "image" in media and (columns is None or media["image"] in columns):
             draft.put(f"{at}image_key", media["image"], "multimodal-keys")
-        if set(media) != {"image"}:
-            draft.leave("multimodal-keys", "images are carried over, other media are not")
+        if "video" in media and (columns is None or media["video"] in columns):
+            draft.put(f"{at}video_key", media["video"], "multimodal-keys")
+        if set(media) - {"image", "video"}:
+            draft.leave("multimodal-keys", "images and videos are carried over, other media are not")
     elif media is not None and not isinstance(media, dict):
         raise wrong(draft.flags["multimodal-keys"], 'is no JSON object: write \'{"image": "column"}\'')

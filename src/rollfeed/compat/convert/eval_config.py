@@ -206,10 +206,11 @@ def _keys(
         elif name == "multimodal_keys":
             if value is not None and not isinstance(value, dict):
                 raise ConfigError(f"{_place(key, source)}: multimodal_keys must be a mapping such as {{image: images}}")
-            columns = [column for kind, column in (value or {}).items() if kind == "image"]
-            yield from (("image_key", Setting(column, _place(key, source))) for column in columns)
-            if set(value or {}) - {"image"}:
-                found.left.append((f"{_place(key, source)}: {name}", "images only"))
+            for kind, column in (value or {}).items():
+                if kind in ("image", "video"):
+                    yield f"{kind}_key", Setting(column, _place(key, source))
+                else:
+                    found.left.append((f"{_place(key, source)}: {name}", "images and videos only"))
         elif value is not None:
             is_listed = name in ("stop", "stop_token_ids") and not isinstance(value, list)
             yield KEYS[name], Setting([value] if is_listed else value, f"{_place(key, source)}: {name}")

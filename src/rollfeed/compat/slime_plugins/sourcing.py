@@ -77,6 +77,8 @@ class SlimeSource(PromptSource):
             )
         if not first.prompt:
             raise complaint(KEY, self._factory, "gave a sample without a prompt")
+        if any((first.multimodal_inputs or {}).values()):
+            raise complaint(KEY, self._factory, "gave a sample with pictures: bring them by [[prompts.datasets]]")
         metadata = dict(first.metadata or {})
         tools = metadata.pop("tools", None)
         if path := getattr(first, GENERATE_PATH, None):
@@ -94,7 +96,6 @@ class SlimeSource(PromptSource):
             label=first.label,
             metadata=metadata,
             tools=None if tools is None else tuple(tools),
-            images=tuple((first.multimodal_inputs or {}).get("images") or ()),
         )
 
     def learn(self, group: Group) -> None:

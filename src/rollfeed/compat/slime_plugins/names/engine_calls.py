@@ -6,7 +6,7 @@ What goes to the engine's address is answered by the run's engine, whichever tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from rollfeed.types import (
     CompletionTimings,
     FinishKind,
     FinishReason,
+    Picture,
     SamplingParams,
 )
 
@@ -102,11 +103,31 @@ async def ask(payload: Mapping[str, Any], work: Work) -> Completion:
     else:
         turn = f"-turn{number}" if number else ""
         name = f"step{request.step}{turn}-rollout{request.rollout_id}"
-    images = payload.get("image_data") or ()
-    images = [images] if isinstance(images, str) else list(images)
+    given = payload.get("image_data") or ()
+    ids, images = _with_pictures(ids, [given] if isinstance(given, str) else list(given), work)
     completion = await work.services.endpoint.generate(ids, params, request_id=name, images=images)
     work.sent.append(Sent(ids, completion))
     return completion
+
+
+def _with_pictures(
+    ids: NDArray[np.int32], given: Sequence[Any], work: Work
+) -> tuple[NDArray[np.int32], tuple[Picture, ...]]:
+    """Return a prompt with the tokens of its pictures, unless it has them, and the pictures."""
+    if not given:
+        return ids, ()
+    seeing = work.services.picture_input
+    if seeing is None or seeing.pictures is None:
+        raise SlimeUseError("/generate: image_data is there, and the model takes text only")
+    try:
+        images = tuple(each if isinstance(each, Picture) else seeing.loader.load(each) for each in given)
+        try:
+            seeing.pictures.locate(ids, images)
+        except ValueError:
+            ids = seeing.pictures.expand(ids, images, is_prompt=False)
+    except ValueError as error:
+        raise SlimeUseError(f"/generate: image_data: {error}") from None
+    return ids, images
 
 
 def _input_ids(payload: Mapping[str, Any], work: Work) -> NDArray[np.int32]:

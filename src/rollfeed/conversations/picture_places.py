@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rollfeed.prompts.messages import IMAGE_TYPES
 from rollfeed.protocols import PictureLoading
 from rollfeed.types import Message, Picture
+from rollfeed.types.text import text_of
 
 _PLACES = re.compile("(<image>|<video>)")
+IMAGE_TYPES = ("image", "image_url", "input_image")
 _VIDEO_TYPES = ("video", "video_url", "input_video")
 _HOLDERS = ("image", "image_url", "url", "path", "source", "data", "bytes", "video", "video_url")
 _PART = {"type": "image"}
@@ -21,6 +22,20 @@ def needed(loader: PictureLoading | None) -> PictureLoading:
     if loader is None:
         raise ValueError("content may hold text only here, no pictures")
     return loader
+
+
+def num_pictures(messages: Sequence[Message]) -> int:
+    """Return how many parts of messages are pictures."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+    return sum(isinstance(part, Mapping) and part.get("type") == "image" for part in parts)
+
+
+def with_marks(content: Any, mark: str) -> str:
+    """Return a content as one text, with a model's mark for each part that is a picture."""
+    if not isinstance(content, list | tuple):
+        return str(content)
+    return "".join(mark if part == _PART else text_of([part]) for part in content)
 
 
 class Placing:
