@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from tests.rewards.judging.conftest import judge_server
 
+from rollfeed import app
 from rollfeed.app import open_rollouts, replay_run
 from rollfeed.app.checks import check_combination
 from rollfeed.app.rewards import RewardServices, open_reward_hub, score_file
 from rollfeed.app.sources import RowChecks
-from rollfeed.config import RewardSettings, RolloutConfig, validate_settings
+from rollfeed.config import EvalSettings, RewardSettings, RolloutConfig, validate_settings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.rewards.rows import row_prompt
 from rollfeed.store import RunDirectory, RunReader
@@ -299,3 +300,30 @@ async def test_a_message_is_judged_as_it_was_asked() -> None:
             verdict = await hub.grade("4", None, prompt=[{"role": "user", "content": "two and two"}])
             assert (verdict.reward, verdict.outcome) == (4.0, Outcome.OK)
     assert server.questions[-1] == "Rate 4 to two and two"
+
+
+@pytest.mark.parametrize("num_answers", [1, 2])
+async def test_an_evaluation_compares_the_answers_to_a_prompt_where_there_are_several(
+    tmp_path: Path, num_answers: int
+) -> None:
+    (tmp_path / "digits.jsonl").write_text('{"question": "digit one"}\n{"question": "digit two"}\n')
+    dataset = {"path": "digits.jsonl", "input_key": "question", "rm_type": "judge:pairs"}
+
+    def prepare(url: str) -> app.PreparedEvaluation:
+        pairs = PAIRS | {"servers": [url], "rubric": "Compare {response_a} {response_b} please", "instruction": ""}
+        return app.prepare_evaluation(
+            EvalSettings.model_validate({"datasets": [dataset], "n_samples_per_prompt": num_answers}),
+            config=RolloutConfig.model_validate({"reward": {"judges": {"pairs": pairs}}}),
+            tokenizer=CharTokenizer(),
+            context_length=1_000,
+            folders=[tmp_path],
+        )
+
+    async with judge_server(larger) as server:
+        if num_answers == 1:
+            with pytest.raises(ConfigError, match=r"judge:pairs compares the answers of a group, and n_samples"):
+                prepare(server.url)
+            return
+        async with ScriptedEngine() as engine:
+            evaluated = await app.evaluate(prepare(server.url), engine=engine)
+    assert evaluated.sets[0].reward_mean == 0.5

@@ -333,6 +333,11 @@ def _check_scoring(eval_set: EvalSet, hub: RewardHub, config: RolloutConfig) -> 
             raise ConfigError(f"{where}: nothing scores it: set rm_type of the set or of [eval], or plugins.reward")
         if problem := hub.problem(rm_type):
             raise ConfigError(f"{where}: {problem}")
+        judge = config.reward.judge_of(rm_type)
+        if judge is not None and judge.compares_group and eval_set.plan.n_samples_per_prompt == 1:
+            raise ConfigError(
+                f"{where}: {rm_type} compares the answers of a group, and n_samples_per_prompt = 1 there: raise it"
+            )
         own_key, key = prompt.metadata.get("reward_key"), eval_set.plan.reward_key
         is_of_others = own_key is not None or key == config.reward.reward_key
         if problem := reward_key_problem(own_key or key, rm_type, is_of_others=is_of_others):
