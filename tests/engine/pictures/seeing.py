@@ -18,7 +18,7 @@ from rollfeed.types import SamplingParams
 
 SETTINGS = TinyModelSettings(words=["red", "green"], num_heads=2)
 PARAMS = SamplingParams(max_new_tokens=3, seed=1)
-FAST: dict[str, Any] = {"startup_timeout_seconds": 20.0, "request_timeout_seconds": 60.0}
+FAST: dict[str, Any] = {"startup_timeout_seconds": 60.0, "request_timeout_seconds": 60.0}
 
 
 def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
