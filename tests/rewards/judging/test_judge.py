@@ -286,7 +286,11 @@ def better(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("says", "rewards", "agreement"),
-    [(better, [1.0, 0.5, 0.5, 0.0], 1.0), (lambda text: "A", [0.5, 0.5, 0.5, 0.5], 0.0)],
+    [
+        (better, [1.0, 0.5, 0.5, 0.0], 1.0),
+        (lambda text: "A", [0.5, 0.5, 0.5, 0.5], 0.0),
+        (lambda text: "A" if ": best" in text else "C", [0.5, 0.5, 0.5, 0.5], 0.5),
+    ],
 )
 def test_pairs_are_compared_in_both_positions(judge_settings: Make, says: Any, rewards: Any, agreement: float) -> None:
     counts = JudgeCounts()

@@ -148,9 +148,6 @@ def _cut(text: str, most_chars: int) -> str:
     return f"{text[:half]}\n[... {left_out:,} characters are left out here ...]\n{text[-half:]}"
 
 
-def _fence(values: Iterable[str]) -> str:
-    texts = list(values)
-    mark = blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=6).hexdigest()
-    while any(mark in text for text in texts):
-        mark = blake2b(mark.encode(), digest_size=6).hexdigest()
+def _fence(texts: Iterable[str]) -> str:
+    mark = blake2b("\0".join(texts).encode("utf-8", "replace"), digest_size=12).hexdigest()
     return f"-----{mark}-----"
