@@ -27,6 +27,7 @@ from rollfeed.cluster import Host, HostDiedError, wanted_of_nodes
 from rollfeed.config import RewardSettings, RunSpec, Settings
 from rollfeed.engine.idle import IdleEngine
 from rollfeed.errors import ConfigError, EngineUnavailableError, RunFailedError
+from rollfeed.store import RunReader
 from rollfeed.types import Group, Rollout, TensorUpdate
 
 REWARD = """
@@ -167,6 +168,20 @@ def test_batches_are_those_of_a_local_run_byte_for_byte(
     assert summary.ledger.balanced
     assert len(hosting.hosts) == 2
     assert hosting.is_left
+
+
+def test_workers_ask_the_teacher_themselves(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    changed = {"rollout": {"num_rollout": 1}, "teacher": {"checkpoint": str(tiny_checkpoint), "temperature": 0.5}}
+    local = RunSpec(settings_for(tiny_checkpoint, **changed, cluster={"kind": "local"}), (folder,))
+    asyncio.run(app.run(prepare(local), out=folder / "here"))
+    elsewhere = RunSpec(settings_for(tiny_checkpoint, **changed), (folder,))
+    asyncio.run(app.run(prepared_on(host(), elsewhere), out=folder / "run"))
+    assert content_of(folder / "run") == content_of(folder / "here")
+    with RunReader(folder / "run") as reader:
+        samples = [sample for group in reader.batch(0).groups for sample in group.samples]
+    assert all(sample.teacher_logprobs is not None for sample in samples)
 
 
 def test_a_killed_worker_loses_and_doubles_nothing(
