@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
@@ -79,21 +80,32 @@ async def test_what_is_no_score_of_the_sampled_tokens_is_an_error(spoil: Any, me
 
 
 async def test_no_more_responses_are_scored_at_once_than_the_settings_say(scripted: Any) -> None:
-    async with scripted() as (server,), teacher_at(server, concurrency=2) as teacher:
-        go, most = asyncio.Event(), 0
+    async with (
+        scripted() as (server,),
+        teacher_at(server, concurrency=2) as teacher,
+        aiohttp.ClientSession() as session,
+    ):
+        two, go, most = asyncio.Event(), asyncio.Event(), 0
 
         async def answer(request: web.Request) -> web.StreamResponse:
             nonlocal most
             most = max(most, server.running)
             if server.running == 2:
-                go.set()
+                two.set()
             async with asyncio.timeout(60):
                 await go.wait()
             response: web.StreamResponse = await scores(-1.0)(request)
             return response
 
         server.generate = answer
-        await asyncio.gather(*(teacher.logprobs(SAMPLE) for _ in range(5)))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(5):
+                tasks.create_task(teacher.logprobs(SAMPLE))
+            async with asyncio.timeout(60):
+                await two.wait()
+                for _ in range(20):  # in which others would have come
+                    await (await session.get(f"{server.address}/health")).read()
+            go.set()
         assert most == 2
 
 
