@@ -26,7 +26,9 @@ from rollfeed.config import (
 )
 from rollfeed.config.paths import expand_path
 from rollfeed.config.plugins import import_path_of
+from rollfeed.config.train import TrainKind
 from rollfeed.conversations import answered_prompt
+from rollfeed.conversations.pairs import preference_prompt
 from rollfeed.environments import (
     RLVE_RM_TYPE,
     EnvironmentRegistry,
@@ -143,7 +145,7 @@ def build_source(
         adapting = adaptive_source(adaptive, settings, plan, make_renderer(**asking(adaptive)))
         sources.append((adapting.name, adaptive.weight, adapting))
     is_sft = settings.rollout.mode is RolloutMode.SFT
-    learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
+    learn: Learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)
     for dataset in settings.prompts.datasets:
         if is_sft and (dataset.adaptive or any(asking(dataset).values())):
             raise ConfigError(
@@ -151,6 +153,9 @@ def build_source(
                 "custom_prompt_preprocessor, answer_marker_type, system_prompt and adaptive"
             )
         renderer = make_renderer(**asking(dataset))
+        if settings.train.kind is TrainKind.REWARD_MODEL:
+            pair_keys: dict[str, Any] = dataset.pair_keys
+            learn = partial(preference_prompt, tokenizer=tokenizer, **pair_keys)
         read = _dataset_source(
             dataset, settings, renderer, folders, None if is_sft else rows, learn if is_sft else None
         )
@@ -184,6 +189,8 @@ def _dataset_source(
     def unlabelled(prompt: Prompt, rm_type: str) -> str:
         return f"prompts.datasets: rm_type = {rm_type!r} needs labels, and {dataset.path} has none: set its label_key"
 
+    has_pairs = settings.train.kind is TrainKind.REWARD_MODEL
+    pair_columns = dataset.pair_keys.values() if has_pairs else ()
     loaded = load_prompts(
         str(find_file(dataset.path, folders)),
         name=dataset.name,
@@ -194,7 +201,10 @@ def _dataset_source(
             template=dataset.template,
             label_key=dataset.label_key,
             metadata_key=dataset.metadata_key,
-            metadata_columns=dataset.metadata_columns,
+            metadata_columns=(
+                *dataset.metadata_columns,
+                *(dataset.pair_keys.values() if settings.train.kind is TrainKind.REWARD_MODEL else ()),
+            ),
             tools_key=dataset.tools_key,
             image_key=dataset.image_key,
             video_key=dataset.video_key,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.config.advantage import AdvantageEstimator, AdvantageSettings
+from rollfeed.conversations.pairs import PAIR
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming, complaint
 from rollfeed.protocols import AdvantageFn
@@ -61,8 +62,11 @@ def batch_advantages(
 
 
 def equal_advantages(rewards_G: NDArray[np.float64], *, group: Group) -> NDArray[np.float64]:
-    """Return 1 for every rollout, ``(G,)``: of answers that are given, each is learned as much as any other."""
-    return np.ones_like(rewards_G)
+    """Return 1 for every rollout, ``(G,)``: of answers that are given, each is learned as much as any other.
+
+    Of a pair the preferred one has 1, and the other one -1.
+    """
+    return 2.0 * rewards_G - 1.0 if PAIR in group.prompt.metadata else np.ones_like(rewards_G)
 
 
 def group_mean_advantages(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:

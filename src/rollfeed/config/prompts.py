@@ -105,6 +105,12 @@ class DatasetSettings(AskingSettings):
     """
     metadata_columns: tuple[Key, ...] = Field(default=(), strict=False)
     """Further columns that become entries of the metadata, for reward functions that ask for them by name."""
+    chosen_key: Key = "chosen"
+    """Column with the preferred answer, a text or messages, where `train.kind = "reward_model"`."""
+    rejected_key: Key = "rejected"
+    """Column with the other answer."""
+    margin_key: Key | None = None
+    """Column with a number by which the preferred answer should score higher at least."""
     tools_key: Key | None = None
     """Column with tool definitions for the chat template."""
     image_key: Key | None = None
@@ -115,6 +121,12 @@ class DatasetSettings(AskingSettings):
     """Column with videos: files, animations, folders of frames or lists of pictures; their places are `<video>`."""
     adaptive: bool = False
     """Ask rows that were always or never solved less often, until that is forgotten; see docs/adaptive.md."""
+
+    @property
+    def pair_keys(self) -> dict[str, str]:
+        """The columns of a pair, by their settings."""
+        margin = {} if self.margin_key is None else {"margin_key": self.margin_key}
+        return {"chosen_key": self.chosen_key, "rejected_key": self.rejected_key, **margin}
 
     @model_validator(mode="after")
     def _asks_once(self) -> Self:

@@ -245,7 +245,7 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
     @model_validator(mode="after")
     def _answers_are_sampled_or_given(self) -> RolloutSettings:
         is_sft = self.mode is RolloutMode.SFT
-        if is_sft and self.n_samples_per_prompt != 1:
+        if is_sft and self.n_samples_per_prompt not in (1, 2):  # a pair, where a reward model is trained
             raise ValueError(
                 f"n_samples_per_prompt = {self.n_samples_per_prompt}: a conversation has one answer with mode = 'sft': "
                 "set it to 1, or remove it"

@@ -30,6 +30,7 @@ from rollfeed.config.train import (
     LossSettings,
     Objective,
     OldLogprobs,
+    TrainKind,
     TrainSettings,
     advantage_of,
     as_method,
@@ -160,6 +161,7 @@ class Settings(RolloutConfig):
     def _advantage_of_method(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
+        values = _with_mode_of_kind(values)
         train, plugins, given = (values.get(name, {}) for name in ("train", "plugins", "advantage"))
         method = as_method(train.get("method") if isinstance(train, Mapping) else getattr(train, "method", None))
         own = plugins.get("advantage") if isinstance(plugins, Mapping) else getattr(plugins, "advantage", None)
@@ -195,6 +197,10 @@ class Settings(RolloutConfig):
             yield "plugins.prompt_source replaces [prompts]: remove one of them"
         yield from super()._problems()
         yield from self._objective_problems()
+        if self.train.kind is TrainKind.REWARD_MODEL:
+            yield from self._reward_model_problems()
+        elif self.rollout.mode is RolloutMode.SFT and self.rollout.n_samples_per_prompt != 1:
+            yield "rollout.n_samples_per_prompt = 2: a conversation has one answer with mode = 'sft': remove it"
         if self.sampling.return_sampling_mask and self.engine.openai is not None:
             yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
         if self.engine.launch is not None and self.engine.launch.colocate and self.rollout.mode is RolloutMode.ASYNC:
@@ -222,6 +228,15 @@ class Settings(RolloutConfig):
                 f"{self.sampling.rollout_max_response_len} do not fit into {self.max_context_length} tokens: "
                 "lower one of them, or raise engine.context_length"
             )
+
+    def _reward_model_problems(self) -> Iterator[str]:
+        rollout, kind = self.rollout, "train.kind = 'reward_model'"
+        if rollout.mode is not RolloutMode.SFT or rollout.n_samples_per_prompt != 2:
+            yield f"{kind} learns the pairs of data sets: remove rollout.mode and rollout.n_samples_per_prompt"
+        if self.eval.has_sets:
+            yield f"{kind} answers no prompts of [eval]: remove its sets; train/pair_accuracy is of pairs not yet seen"
+        if self.cluster.kind is not ClusterKind.LOCAL:
+            yield f"{kind} trains in this process: remove [cluster]"
 
     def _cluster_problems(self) -> Iterator[str]:
         cluster, launch = self.cluster, self.engine.launch
@@ -299,6 +314,18 @@ class Settings(RolloutConfig):
             del flat["reward.override_environments"]  # as in runs of before, which have no such key
         free = {Resume.FREE} if self.rollout.deterministic else {Resume.FREE, Resume.FREE_UNLESS_DETERMINISTIC}
         return {key: value for key, value in flat.items() if self.resume_of(key) not in free}
+
+
+def _with_mode_of_kind(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return given settings with those of ``[rollout]`` that training a reward model takes."""
+    train, rollout = values.get("train"), values.get("rollout", {})
+    if (
+        not isinstance(train, Mapping)
+        or train.get("kind") != TrainKind.REWARD_MODEL
+        or not isinstance(rollout, Mapping)
+    ):
+        return values
+    return {**values, "rollout": {"mode": "sft", "n_samples_per_prompt": 2, **rollout}}
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -82,6 +82,13 @@ class TrainPrecision(StrEnum):
     BF16 = "bf16"
 
 
+class TrainKind(StrEnum):
+    """The kind of model that is trained."""
+
+    POLICY = "policy"
+    REWARD_MODEL = "reward_model"
+
+
 class Method(StrEnum):
     """A combination of settings that a paper names."""
 
@@ -267,6 +274,10 @@ class TrainSettings(Section):
     method: Free[Method | None] = Field(default=None, strict=False)  # what it sets has keys of its own
     """Sets `[advantage]` and keys of `[train.loss]` as the method's paper has them; keys that are set, here or with
     `--set`, stay as they are. `rollfeed check` shows what comes of it, and docs/training.md has the table.
+    """
+    kind: Annotated[TrainKind, Resume.MODEL] = Field(default=TrainKind.POLICY, strict=False)
+    """`reward_model` trains a classifier of one label on pairs of data sets (`chosen_key`, `rejected_key`), of which
+    the first should score higher; it sets `rollout.mode = "sft"` and `rollout.n_samples_per_prompt = 2`.
     """
     checkpoint: Annotated[str | None, Resume.MODEL] = Field(default=None, min_length=1)
     """The model that training begins with, as `model.checkpoint` names one, where that is in a precision that cannot be

@@ -10,6 +10,7 @@ import numpy as np
 
 from rollfeed.base.true_runs import runs_of
 from rollfeed.conversations import LossMaskType
+from rollfeed.conversations.pairs import PAIR
 from rollfeed.lint.across import Across
 from rollfeed.lint.findings import Flaw, Report
 from rollfeed.lint.marks import Marks
@@ -86,7 +87,14 @@ class Linter:
         marks, expected, prompt = self._marks, self._expected, subject.prompt
         yield from check_numbers(subject, turns.trained)
         yield from check_versions(subject, turns.trained)
-        if subject.is_taught and marks is not None and prompt is not None and expected.mask_type is not None:
+        is_pair = prompt is not None and PAIR in prompt.metadata
+        if (
+            subject.is_taught
+            and not is_pair
+            and marks is not None
+            and prompt is not None
+            and expected.mask_type is not None
+        ):
             yield from check_taught(subject, prompt, marks, mask_type=expected.mask_type)
             return
         yield from check_prompt(subject, turns.trained, marks, tokenised=self._tokenised)

@@ -57,7 +57,7 @@ def load_policy_model(checkpoint: Path, *, device: torch.device, trust_remote_co
         CheckpointError: If the folder is not that of a causal language model, or lacks weights.
     """
     model = load_causal_model(
-        checkpoint, dtype=torch.float32, trust_remote_code=trust_remote_code, change_config=_switch_dropout_off
+        checkpoint, dtype=torch.float32, trust_remote_code=trust_remote_code, change_config=switch_dropout_off
     )
     return model.to(device)
 
@@ -247,7 +247,8 @@ def tree_attention(branches_BL: Tensor) -> Tensor:
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, blocked)[:, None]
 
 
-def _switch_dropout_off(config: Any) -> None:
+def switch_dropout_off(config: Any) -> None:
+    """Take dropout out of a configuration of transformers."""
     for part in filter(None, (config, config.get_text_config(decoder=True), getattr(config, "vision_config", None))):
         for name, value in vars(part).items():
             if "drop" in name and isinstance(value, float):

@@ -249,7 +249,7 @@ class MicroBatch:
 
 
 @dataclass(slots=True)
-class _PackedRow:
+class PackedRow:
     """A prompt and the sequences that go on from it; or one sequence."""
 
     members: list[int]
@@ -291,9 +291,9 @@ def pack_sequences(
             )
     longest = min(micro_batch_tokens, longest_tree) if share_prompts else 0
     rows = sorted(_make_rows(sequences, longest, shares_pictures=shares_pictures), key=lambda row: -row.length)
-    bins: list[list[_PackedRow]] = []
+    bins: list[list[PackedRow]] = []
 
-    def go_together(row: _PackedRow, other: _PackedRow) -> bool:
+    def go_together(row: PackedRow, other: PackedRow) -> bool:
         # What rows with branches are given of places and of who sees whom is given for all of a micro-batch.
         return shares_pictures or row.has_pictures is other.has_pictures
 
@@ -309,12 +309,12 @@ def pack_sequences(
             bins.append([row])
         else:
             chosen.append(row)
-    return [_lay_out(bin_, sequences, weights) for bin_ in bins]
+    return [lay_out(bin_, sequences, weights) for bin_ in bins]
 
 
-def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int, *, shares_pictures: bool) -> list[_PackedRow]:
+def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int, *, shares_pictures: bool) -> list[PackedRow]:
     """Return the rows, those of each prompt in the order in which they were begun."""
-    rows_of_prompt: dict[tuple[object, ...], list[_PackedRow]] = {}
+    rows_of_prompt: dict[tuple[object, ...], list[PackedRow]] = {}
     for number in sorted(range(len(sequences)), key=lambda number: -sequences[number].num_inputs):
         sequence = sequences[number]
         prompt_length = sequence.prompt_length
@@ -326,15 +326,16 @@ def _make_rows(sequences: Sequence[TrainSequence], longest_tree: int, *, shares_
         rows = rows_of_prompt.setdefault(key, [])
         row = next((row for row in rows if row.length + extra <= longest_tree), None)
         if row is None:
-            rows.append(_PackedRow([number], prompt_length, sequence.num_inputs, bool(seen.pictures)))
+            rows.append(PackedRow([number], prompt_length, sequence.num_inputs, bool(seen.pictures)))
         else:
             row.add(number, extra)
     return [row for rows in rows_of_prompt.values() for row in rows]
 
 
-def _lay_out(
-    rows: Sequence[_PackedRow], sequences: Sequence[TrainSequence], weights: Sequence[NDArray[np.float32]]
+def lay_out(
+    rows: Sequence[PackedRow], sequences: Sequence[TrainSequence], weights: Sequence[NDArray[np.float32]]
 ) -> MicroBatch:
+    """Return rows side by side, the first of them the longest."""
     num_rows, width = len(rows), rows[0].length
     token_ids_BL = np.zeros((num_rows, width), np.int64)
     branches_BL = np.full((num_rows, width), -1, np.int32)

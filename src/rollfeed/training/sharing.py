@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollfeed.config.train import TrainSettings
+from rollfeed.config.train import TrainKind, TrainSettings
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files.trial import longest_text, refusal_of_model
 from rollfeed.training.model import Policy
@@ -44,6 +44,8 @@ def longest_tree(policy: Policy, *, checkpoint: Path, settings: TrainSettings) -
     Raises:
         CheckpointError: If the model cannot be trained on sampled tokens at all.
     """
+    if settings.kind is TrainKind.REWARD_MODEL:  # whose pairs are rows of their own
+        return 0
     refusal = refusal_of_model(policy.model, generates=False)
     if refusal is not None:
         raise CheckpointError(f"{checkpoint}: not a model to train on what was sampled: {refusal}")

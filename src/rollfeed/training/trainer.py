@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class TrainedPart:
     """One micro-batch, with what other policies than the present one say of its tokens."""
 
     micro_batch: MicroBatch
@@ -101,11 +101,11 @@ class Trainer:
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
         autocast = autocast_of(settings.precision, self.device)
-        threads = settings.threads or num_physical_cores()
+        options: dict[str, Any] = {"temperature": temperature, "autocast": autocast, "pictures": pictures}
+        options["threads"] = settings.threads or num_physical_cores()
 
         def load(folder: Path) -> Policy:
-            model = load_policy_model(folder, device=self.device, trust_remote_code=trust_remote_code)
-            return Policy(model, temperature=temperature, autocast=autocast, threads=threads, pictures=pictures)
+            return self._load(folder, trust_remote_code=trust_remote_code, **options)
 
         self._stopwatch = Stopwatch()
         self._policy = load(checkpoint)
@@ -123,6 +123,9 @@ class Trainer:
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
         )
+
+    def _load(self, folder: Path, *, trust_remote_code: bool, **options: Any) -> Policy:
+        return Policy(load_policy_model(folder, device=self.device, trust_remote_code=trust_remote_code), **options)
 
     @property
     def is_mid_batch(self) -> bool:
@@ -290,13 +293,13 @@ class Trainer:
             )
         ]
 
-    def _part(self, micro_batch: MicroBatch, learns: bool) -> _Part:
+    def _part(self, micro_batch: MicroBatch, learns: bool) -> TrainedPart:
         with torch.no_grad():
             # With a single update the start is what that update's own pass says.
             several = self._settings.updates_per_batch > 1
             start_T = self._policy.score(micro_batch).logprobs_T if several else None
             reference_T = self._reference.score(micro_batch).logprobs_T if self._reference else None
-        return _Part(micro_batch, learns, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
+        return TrainedPart(micro_batch, learns, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
 
     def _updates(
         self, packed: Sequence[Sequence[tuple[MicroBatch, bool]]], tally: Tally, *, step: int
@@ -314,7 +317,7 @@ class Trainer:
                     updates.append(update)
         return updates, skipped
 
-    def _update(self, parts: Sequence[_Part], tally: Tally, *, step: int) -> dict[str, float] | str:
+    def _update(self, parts: Sequence[TrainedPart], tally: Tally, *, step: int) -> dict[str, float] | str:
         """Make one update and return its figures, or why there was none."""
         try:
             outcome = self._try_update(parts, tally)
@@ -337,7 +340,7 @@ class Trainer:
         made = "1 update" if self._num_made == 1 else f"{self._num_made} updates"
         return f"{made} of this batch had been made before, which no checkpoint holds"
 
-    def _try_update(self, parts: Sequence[_Part], tally: Tally) -> dict[str, float] | _NotFinite | str:
+    def _try_update(self, parts: Sequence[TrainedPart], tally: Tally) -> dict[str, float] | _NotFinite | str:
         own = Tally()
         losses = [(part, self._backward(part, own)) for part in parts if part.learns]
         for part in parts:
@@ -370,13 +373,13 @@ class Trainer:
         #: train/grad_norm: norm of the gradient before clipping, mean over the updates
         return {"loss": sum(read), "grad_norm": norm, "learning_rate": rate}
 
-    def _backward(self, part: _Part, tally: Tally) -> Tensor:
+    def _backward(self, part: TrainedPart, tally: Tally) -> Tensor:
         loss = self._loss(part, tally)
         with self._stopwatch.part("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _loss(self, part: _Part, tally: Tally) -> Tensor:
+    def _loss(self, part: TrainedPart, tally: Tally) -> Tensor:
         with self._stopwatch.part("forward"):
             return micro_batch_loss(
                 self._policy.score(part.micro_batch),

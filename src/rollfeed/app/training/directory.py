@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rollfeed.base.atomic import replace_file, replace_folder
 from rollfeed.config import RunSpec, Settings
 from rollfeed.errors import RunFailedError
+from rollfeed.model_files import CONFIG_FILE
 from rollfeed.report import Curves, curves_of
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.json_text import read_records
@@ -100,6 +101,10 @@ def export_model(trainer: RunTrainer, out: Path, *, checkpoint: Path, chat_templ
 
     def write(folder: Path) -> None:
         write_checkpoint(trainer.weights(), folder, checkpoint=checkpoint)
+        if changes := getattr(trainer, "config_changes", None):  # what is trained is of another class
+            path = folder / CONFIG_FILE
+            config = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+            path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         if chat_template is not None:
             shutil.copyfile(chat_template, folder / "chat_template.jinja")
 

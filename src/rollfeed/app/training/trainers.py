@@ -24,6 +24,7 @@ from rollfeed.cluster.ray_hosting import TRAINER, RayHosting, Resources
 from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.cluster import TrainerPlace
 from rollfeed.config.paths import expand_path
+from rollfeed.config.train import TrainKind
 from rollfeed.config.weights import ProofSettings
 from rollfeed.protocols import PictureProcessor
 from rollfeed.weights import ServingForm
@@ -72,6 +73,7 @@ def load_trainer(
         pictures: The model's processor of these, if it has one.
     """
     # PyTorch takes seconds to import.
+    from rollfeed.training.preferences.reward_model import RewardModelTrainer
     from rollfeed.training.trainer import Trainer
 
     start, reference = checkpoints or trained_checkpoints(settings, serving)
@@ -79,7 +81,10 @@ def load_trainer(
     if settings.sampling.restrictions and not settings.sampling.return_sampling_mask:
         # The engine's probabilities are then of another distribution, whatever it has seen.
         train = train.model_copy(update={"max_picture_mismatch_kl": 0.0})
-    trainer = Trainer(
+    make: type[Trainer] = Trainer
+    if train.kind is TrainKind.REWARD_MODEL:
+        make = RewardModelTrainer
+    trainer = make(
         start,
         reference=reference,
         settings=train,

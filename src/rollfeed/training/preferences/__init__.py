@@ -1,0 +1,1 @@
+"""Models trained on which of two answers is preferred."""
