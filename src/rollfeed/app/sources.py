@@ -201,10 +201,7 @@ def _dataset_source(
             template=dataset.template,
             label_key=dataset.label_key,
             metadata_key=dataset.metadata_key,
-            metadata_columns=(
-                *dataset.metadata_columns,
-                *(dataset.pair_keys.values() if settings.train.kind is TrainKind.REWARD_MODEL else ()),
-            ),
+            metadata_columns=(*dataset.metadata_columns, *pair_columns),
             tools_key=dataset.tools_key,
             image_key=dataset.image_key,
             video_key=dataset.video_key,
