@@ -1,6 +1,6 @@
 """Writes pairs of answers: words reversed rightly, and with one letter wrong; and the same words as prompts.
 
-    python examples/reward_model/write_pairs.py examples/reward_model
+python examples/reward_model/write_pairs.py examples/reward_model
 """
 
 import json

@@ -60,6 +60,8 @@ TREES: dict[str, dict[str, Any]] = {
     "router": {**COMMON, "engine": {"sglang": {"router": "http://a:1"}, "context_length": 2048}},
     "teacher": {**COMMON, "teacher": {"checkpoint": "teacher"}},
     "served teacher": {**COMMON, "teacher": {"servers": ["http://a:1"], "temperature": 1.0}},
+    "reward model": {**COMMON, "reward": {"model": {"checkpoint": "a"}}},
+    "scored steps": {**COMMON, "reward": {"model": {"checkpoint": "a", "unit": "step"}}},
     "agent": {**COMMON, "agent": {"command": ["python"]}},
     "openai": {
         **COMMON,
@@ -75,6 +77,7 @@ VALUES: tuple[Any, ...] = (
     *([], ["x"], ["trackio"], [7], ["http://b:2"], {"x": 1}, {"x": "y"}, [[0]]),
     *({"cache": 20}, {"stop_accuracy": 0.25}, {"name": "reward_std", "num_extra": 3}, {"workers": ["http://b:2"]}),
     *({"corpus": "others"}, {"folder": "others"}, {"checkpoint": "another"}, [{"name": "other", "url": "http://b:2"}]),
+    *([{"rm_type": "math"}], [{"rm_type": "math", "weight": 2.0}, {"rm_type": "f1"}]),
     *({"environment_list": ["x"]}, {"core/copy_text": {"words": 1}}),
     *({"base_url": "http://b:2"}, [{"id": "core/compare_max"}], [{"path": "x.jsonl"}], [{"name": "reward_std"}]),
 )
