@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
@@ -147,6 +147,23 @@ def test_a_server_is_left_alone_for_as_long_as_it_says(judge_settings: Make) -> 
     assert [verdict.reward for verdict in verdicts] == [1.0, 1.0]
     assert len(later) == 2
     assert min(later) - asked >= 20.0
+
+
+def test_a_server_that_says_to_wait_no_time_is_asked_less_and_less(judge_settings: Make) -> None:
+    busy = {"status": 429, "text": "", "headers": {"Retry-After": "0"}}
+    verdict, _, server = run_in_virtual_time(one("", judge_settings, replies(*[busy] * 4, "Score: 1")))
+    assert verdict.reward == 1.0
+    pauses = [later - asked for asked, later in pairwise(server.times)]
+    assert all(pause >= 0.25 * 2**number for number, pause in enumerate(pauses))
+
+
+@pytest.mark.parametrize("reply", ['{"error": "secret-7 is not known"}', "secret-7 is not known"])
+def test_a_key_that_a_server_repeats_is_in_no_verdict(judge_settings: Make, monkeypatch: Any, reply: str) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret-7")
+    verdict, _, _ = run_in_virtual_time(one("", judge_settings, replies({"text": reply}), api_key_env="JUDGE_KEY"))
+    assert verdict.outcome is Outcome.ERROR
+    assert "<key> is not known" in verdict.detail
+    assert "secret-7" not in verdict.detail
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,12 @@ def test_a_prompt_is_the_turn_that_asked_or_all_turns(ask: Callable[..., str]) -
     assert ask("{prompt}{response}", "r", metadata={"prompt_text": several}) == "system: be brief\n\nuser: why?r"
 
 
+def test_a_picture_is_named_and_not_left_out(ask: Callable[..., str]) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
+    asked = ask("{prompt}{response}", "r", metadata={"prompt_messages": [{"role": "user", "content": parts}]})
+    assert asked == "[a picture]what is it?r"
+
+
 def test_no_response_can_end_the_fence_around_it(ask: Callable[..., str]) -> None:
     text = ask("{fence}\n{response}\n{fence}", "one")
     fence = text.splitlines()[0]

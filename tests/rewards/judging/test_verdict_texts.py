@@ -69,6 +69,9 @@ def test_a_number_is_read(judge_settings: Make, text: str, score: float) -> None
         "Score: N",
         "<think>Score: 7",
         "Score: nan",
+        "Score: 9, or rather\nScore: \u20135",
+        "\u20135",
+        "Score: 9, or rather\nScore: .5",
     ],
 )
 def test_what_is_no_score_is_not_read_as_one(judge_settings: Make, text: str) -> None:
@@ -76,9 +79,25 @@ def test_what_is_no_score_is_not_read_as_one(judge_settings: Make, text: str) ->
         read_score(reply_of(content=text), judge_settings())
 
 
+@pytest.mark.parametrize("text", ["Score: -5", "Score: \u22125", "\u22125", "Score: 9. Or rather\nScore: \u22125"])
+def test_a_minus_is_read_in_either_form(judge_settings: Make, text: str) -> None:
+    assert read_score(reply_of(content=text), judge_settings(score_range=(-10.0, 10.0))) == -5.0
+
+
 def test_a_number_that_was_cut_off_is_not_read(judge_settings: Make) -> None:
     with pytest.raises(UnreadableVerdictError, match="cut off at max_tokens = 1024"):
         read_score(reply_of(content="Score: 1", finish="length"), judge_settings())
+
+
+@pytest.mark.parametrize("finish", ["abort", "content_filter"])
+def test_a_verdict_that_was_broken_off_is_not_read(judge_settings: Make, finish: str) -> None:
+    with pytest.raises(UnreadableVerdictError, match=f"broken off: finish_reason = '{finish}'"):
+        read_score(reply_of(content="Score: 1", finish=finish), judge_settings())
+
+
+def test_of_a_reply_in_parts_the_texts_count(judge_settings: Make) -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Score: 3"}]}
+    assert read_score(reply_of(content=[thought, {"type": "text", "text": "7"}]), judge_settings()) == 7.0
 
 
 @pytest.mark.parametrize(
@@ -92,6 +111,9 @@ def test_a_number_that_was_cut_off_is_not_read(judge_settings: Make) -> None:
         ("Answer: A. No, after all the answer is C", ABC, 0.0),
         ("B, because a short one is better", ABC, 0.5),
         ("<think>A</think>\nC", ABC, 0.0),
+        ("A is better.", ABC, 1.0),
+        ("A\n\nBecause it is right.", ABC, 1.0),
+        ("B is better.", ABC, 0.5),
         ("Yes.", YES_NO, 1.0),
         ("No, it has none.", YES_NO, 0.0),
         ("Final answer: NO", YES_NO, 0.0),
@@ -111,6 +133,7 @@ def test_a_choice_is_read(judge_settings: Make, text: str, choices: Any, score: 
         ("It is a good one", ABC),
         ("D", ABC),
         ("I like B", ABC),
+        ("A good answer, but it is wrong.", ABC),
         ("Answer: Absolutely", ABC),
         ("yes and no", YES_NO),
         ("Nothing", YES_NO),

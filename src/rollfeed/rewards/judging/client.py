@@ -75,9 +75,9 @@ class _Server:
     """In a row."""
 
     def rest(self, seconds: float | None) -> None:
-        """Leave it alone; those that fail while it rests have nothing new to say."""
+        """Leave it alone; those that fail while it rests have nothing new to say, nor has one that says 0 seconds."""
         now = asyncio.get_running_loop().time()
-        if seconds is not None:
+        if seconds:
             self.free_at = max(self.free_at, now + min(seconds, _LONGEST_REST_SECONDS))
         elif now >= self.free_at:
             self.free_at = now + _pause(self.num_rests)
@@ -236,7 +236,8 @@ class JudgeClient:
             try:
                 return json.loads(content)
             except (ValueError, RecursionError):
-                raise JudgeFailedError(JudgeFailure.UNREADABLE, f"{server.url}: no JSON: {shown(content)}") from None
+                told = shown(self._api_key.hidden(content))
+                raise JudgeFailedError(JudgeFailure.UNREADABLE, f"{server.url}: no JSON: {told}") from None
         if status in REFUSING_STATUSES:
             raise JudgeFailedError(JudgeFailure.HTTP, f"{server.url}: {self._api_key.refusal(status)}")
         detail = f"{server.url}: HTTP {status}: {shown(self._api_key.hidden(content))}"

@@ -81,8 +81,8 @@ class Judge:
         self._counts = counts or JudgeCounts()
         key = f"{name}.rubric" if settings.rubric is not None else f"{name}.rubric_file"
         self._rubric = Rubric(settings.rubric or _read(settings.rubric_file, folders, key=key), settings, key=key)
-        api_key = ApiKey.read(settings.api_key_env, setting=f"{name}.api_key_env")
-        self._client = JudgeClient(settings, api_key=api_key, counts=self._counts)
+        self._api_key = ApiKey.read(settings.api_key_env, setting=f"{name}.api_key_env")
+        self._client = JudgeClient(settings, api_key=self._api_key, counts=self._counts)
         self._known: OrderedDict[bytes, _Heard] = OrderedDict()
         self._asking: dict[bytes, _Asking] = {}
 
@@ -121,7 +121,7 @@ class Judge:
         try:
             reply = JudgeCompletion.read(await self._client.ask(body))
         except (JudgeFailedError, UnreadableVerdictError) as error:
-            raise ConfigError(f"{self.name}: the judge does not answer: {error}") from None
+            raise ConfigError(f"{self.name}: the judge does not answer: {self._told(error)}") from None
         if self.settings.verdict_form is JudgeReply.LETTER_LOGPROBS and not any(tops for _, tops in reply.tokens):
             raise ConfigError(
                 f"{self.name}.reply = 'letter_logprobs': {self.settings.model} at {self.settings.servers[0]} has no "
@@ -298,7 +298,11 @@ class Judge:
         return settings.changed_body(body)
 
     def _failed(self, error: JudgeFailedError) -> Verdict:
-        return Verdict.failed(f"{self.name}: {error}", error.outcome)
+        return Verdict.failed(f"{self.name}: {self._told(error)}", error.outcome)
+
+    def _told(self, error: Exception) -> str:
+        """Return what an error says, without the key: servers that answer 200 with an error may repeat it."""
+        return self._api_key.hidden(str(error).encode("utf-8", "replace")).decode()
 
 
 def _chance(settings: JudgeSettings, responses: Sequence[str]) -> Random:

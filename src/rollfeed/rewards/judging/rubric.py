@@ -27,6 +27,7 @@ _SHOWN = {
 """The fields that a rubric must have."""
 _FURTHER = ("prompt", "label", "fence")
 _METADATA = "metadata."
+_PICTURE = "[a picture]"
 _IN_METADATA = f"{_METADATA}NAME"
 
 
@@ -123,8 +124,16 @@ def _prompt(metadata: Mapping[str, Any]) -> str:
     prompt = metadata.get(MESSAGES_KEY) or metadata.get(PROMPT_KEY)
     if not isinstance(prompt, Sequence) or isinstance(prompt, str):
         return _shown(prompt)
-    turns = [(str(turn.get("role")), text_of(turn.get("content"))) for turn in prompt if isinstance(turn, Mapping)]
+    turns = [(str(turn.get("role")), _content(turn.get("content"))) for turn in prompt if isinstance(turn, Mapping)]
     return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {text}" for role, text in turns)
+
+
+def _content(content: Any) -> str:
+    """Return the content of a message as one text, in which a picture is named and not left out."""
+    if not isinstance(content, list | tuple):
+        return text_of(content)
+    is_picture = (isinstance(part, Mapping) and part.get("type") == "image" for part in content)
+    return "".join(_PICTURE if each else text_of([part]) for each, part in zip(is_picture, content, strict=True))
 
 
 def _entry(metadata: Mapping[str, Any], name: str) -> Any:

@@ -15,9 +15,12 @@ from typing import Any
 
 from rollfeed.answers import after_reasoning
 from rollfeed.config.judge import JudgeReply, JudgeSettings
+from rollfeed.types.text import text_of
 
 VERDICT_TOOL = "verdict"
 """The function that a judge calls with its verdict."""
+_BROKEN_OFF = ("abort", "content_filter", "error")
+"""Reasons for which servers end a reply in its middle."""
 _MAX_SHOWN = 1_000
 _LEAST_MASS = 0.5
 """Probability that the letters must have together."""
@@ -26,10 +29,13 @@ _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _NOT_FURTHER = r"(?![\w^%]|\.\d|,\d|\s*[-\u2013]\s*\d|\s+to\s+\d)"
 _GRADE = rf"({_NUMBER}){_NOT_FURTHER}(?:\s*(?:/|out of)\s*({_NUMBER}))?"
 _CALLED = r"\bscore\b(?:\s*\([^)\n]*\))?[\s*_`\"']*(?:is\b|of\b|[:=])?[\s*_`\"'\[(]*"
-_SCORE = re.compile(rf"(?i:{_CALLED})(?:{_GRADE}|(?=[-+]?\d))")
+_SCORE = re.compile(rf"(?i:{_CALLED})(?:{_GRADE}|(?=[-+.\u2013]?\s*\d))")
 """Matches a number that cannot be read, too, without a group."""
-_ALONE = re.compile(rf"(?<![\w.^/-]){_GRADE}")
+_ALONE = re.compile(rf"(?<![\w.^/\u2013-]){_GRADE}")
+_MINUS = "\u2212"
 _RANKING = re.compile(r"\branking\b[\s*_`\"']*[:=]?[\s*_`\"']*([\d\s>=\[\]]+)", re.IGNORECASE)
+_WORD_TOO = re.compile(r"[AI][ \t]+(?!is\b|wins\b)\w")
+"""Begins as a sentence does whose first word is a letter, too."""
 _CLAIM = r"(?:verdict|answer|choice|winner|decision)\b[\s*_`\"']*(?:is\b|[:=])[\s*_`\"'\[(]*"
 
 
@@ -59,7 +65,7 @@ class JudgeCompletion:
             calls = [each["function"] for each in message.get("tool_calls") or ()]
             entries = (choice.get("logprobs") or {}).get("content") or ()
             return cls(
-                content=str(message.get("content") or ""),
+                content=text_of(message.get("content")),
                 finish_reason=str(choice.get("finish_reason")),
                 calls=tuple((str(call["name"]), str(call["arguments"])) for call in calls),
                 tokens=tuple((str(each["token"]), _tops(each)) for each in entries),
@@ -136,11 +142,14 @@ def verdict_tool(settings: JudgeSettings) -> dict[str, Any]:
 def _check_end(reply: JudgeCompletion, settings: JudgeSettings) -> None:
     if reply.finish_reason == "length":
         raise UnreadableVerdictError(f"it was cut off at max_tokens = {settings.max_tokens}")
+    if reply.finish_reason in _BROKEN_OFF:
+        raise UnreadableVerdictError(f"it was broken off: finish_reason = {reply.finish_reason!r}")
 
 
 def _number(text: str, score_range: tuple[float, float]) -> float:
     """Return the last number that is called the score, else the only number of the text."""
     low, high = score_range
+    text = text.replace(_MINUS, "-")
     found = next(reversed(list(_SCORE.finditer(text))), None) or _ALONE.search(text)
     is_only = found is not None and not re.search(r"\d", text[: found.start()] + text[found.end() :])
     if found is None or found[1] is None or not (found.re is _SCORE or is_only):
@@ -168,7 +177,8 @@ def _letter(text: str, choices: Sequence[str]) -> str:
     if marked := re.findall(rf"\[\[\s*({either})\s*\]\]|\b(?i:{_CLAIM})({either})(?!\w)", text):
         return by_folded[(marked[-1][0] or marked[-1][1]).casefold()]
     alone = {each.casefold() for each in re.findall(rf"(?<!\w)({either})(?!\w)", text)}
-    if len(alone) == 1 and re.match(rf"({either})(?!\w)", text.lstrip(_WRAPPING)):
+    begun = text.lstrip(_WRAPPING)
+    if len(alone) == 1 and re.match(rf"({either})(?!\w)", begun) and not _WORD_TOO.match(begun):
         return by_folded[alone.pop()]
     raise UnreadableVerdictError(f"it is none of {', '.join(choices)}")
 

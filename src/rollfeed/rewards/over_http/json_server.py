@@ -180,7 +180,7 @@ def retry_after(header: str | None) -> float | None:
 
 
 def _pause(attempt: int, failed: _Failed) -> float:
-    if failed.wait_seconds is not None:
+    if failed.wait_seconds:  # 0 would be to ask again and again
         return min(failed.wait_seconds, _LONGEST_PAUSE_SECONDS)
     # Only when the next try comes depends on chance, so that many do not come at once.
     return float(min(_FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))
