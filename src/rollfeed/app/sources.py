@@ -15,7 +15,7 @@ from rollfeed.app.environments.adaptive import adaptive_source
 from rollfeed.app.environments.task_makers import ChosenEnvironment, MakingPlan, ask_source, one_worker
 from rollfeed.app.environments.ways_of_asking import asked_marker, asking, check_asking
 from rollfeed.app.rewards import own_verifiers
-from rollfeed.app.scoring.reward_models import learned_problems
+from rollfeed.app.scoring.reward_models import learned_problems, scored_by_model
 from rollfeed.compat.slime_plugins import with_slime_plugins
 from rollfeed.config import (
     DatasetSettings,
@@ -299,6 +299,7 @@ class RowChecks:
             REMOTE_RM_TYPE: lambda label, metadata: "no server: set reward.remote.url" if url is None else None,
             **(label_problems or {}),
         }
+        self._scored_by_model = scored_by_model(config.reward)
         self._problems |= learned_problems(config.reward, self._problems)
 
     def of(
@@ -323,6 +324,10 @@ class RowChecks:
             if prompt.images and self.no_images is not None:
                 raise ConfigError(f"{path}: {prompt.prompt_id} has images, and {self.no_images}")
             rm_type, problem = self._problem(prompt)
+            if prompt.images and rm_type in self._scored_by_model:
+                raise ConfigError(
+                    f"{path}: {prompt.prompt_id} has images, and the reward model takes text only: name another rm_type"
+                )
             if rm_type and marker is not None and not reads(rm_type, marker):
                 raise ConfigError(
                     f"{path}: answers are asked for in {marker.value}, where rm_type {rm_type!r} reads none: choose "

@@ -15,8 +15,8 @@ from rollfeed.app.sources import RowChecks
 from rollfeed.config import EngineSettings, RemoteRewardSettings, RolloutConfig, RunSpec
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError, DataError
-from rollfeed.testing import CharTokenizer
-from rollfeed.types import Prompt
+from rollfeed.testing import CharTokenizer, make_prompt
+from rollfeed.types import Picture, Prompt
 
 NO_COMMA = {"rm_type": "ifeval", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 
@@ -218,6 +218,21 @@ def test_images_of_eval_sets_are_refused_too(tiny_checkpoint: Path, tmp_path: Pa
             folders=[tmp_path],
             no_images=no_images_of(settings.engine, model),
         )
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [{"rm_type": "reward_model"}, {"mixture": [{"rm_type": "random"}, {"rm_type": "reward_model", "weight": 0.1}]}],
+)
+def test_images_are_refused_where_a_reward_model_scores(reward: dict[str, Any]) -> None:
+    config = RolloutConfig(reward={**reward, "model": {"checkpoint": "x"}})
+    check = RowChecks(config, unscored=None, no_images=None).of(
+        "a.jsonl", label_key=None, unlabelled=lambda prompt, rm_type: None
+    )
+    assert check(make_prompt("?")) is None
+    picture = Picture(content_hash="0" * 64, media_type="image/png", width=1, height=1)
+    with pytest.raises(ConfigError, match=r"a\.jsonl: made/0 has images, and the reward model takes text only"):
+        check(make_prompt("?", images=(picture,)))
 
 
 def test_an_image_key_without_images_is_no_mistake(tiny_checkpoint: Path, tmp_path: Path) -> None:

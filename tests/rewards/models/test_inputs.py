@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from rollfeed.config.reward_model import RewardModelSettings, ScoredUnit
 from rollfeed.errors import RewardError
 from rollfeed.prompts.tokenizer import LocalTokenizer
 from rollfeed.rewards.models.inputs import InputBuilder, ScoredText
-from rollfeed.testing import make_prompt, sample_of
-from rollfeed.types import Sample, SampleStatus
+from rollfeed.testing import CharTokenizer, make_prompt, sample_of
+from rollfeed.types import Picture, Sample, SampleStatus
 
 
 def sample_like(tokenizer: LocalTokenizer, prompt: str, response: str, *, ended: bool = True) -> Sample:
@@ -75,3 +76,55 @@ def test_every_token_of_the_response_is_scored(policy_tokenizer: LocalTokenizer)
 def test_a_text_that_is_too_long_is_refused_and_not_cut(policy_tokenizer: LocalTokenizer) -> None:
     with pytest.raises(RewardError, match="have 6 tokens, and the reward model takes 5"):
         build(policy_tokenizer, "cde", ids=True, max_length=5)
+
+
+class TemplateOf(CharTokenizer):
+    """A chat template that shows answers as a function makes them, and marks their ends."""
+
+    def __init__(self, shown: Callable[[str], str]) -> None:
+        self.shown = shown
+
+    def render_chat(self, messages: Any, *, add_generation_prompt: bool = True, **_: Any) -> str:
+        turns = "".join(f"<{each['role']}>{self.shown(each['content'])}<end>" for each in messages)
+        return turns + ("<assistant>" if add_generation_prompt else "")
+
+
+def scored_text(found: ScoredText) -> str:
+    return "".join(chr(found.token_ids[place]) for place in found.places)
+
+
+def in_a_chat(shown: Callable[[str], str], response: str, **settings: Any) -> ScoredText:
+    tokenizer = TemplateOf(shown)
+    builder = InputBuilder(RewardModelSettings(**settings), tokenizer, takes_sampled_ids=False, max_length=None)
+    prompt = make_prompt("q", messages=({"role": "user", "content": "q"},))
+    return builder.build(sample_of([1], [2], response=response), prompt)
+
+
+@pytest.mark.parametrize("response", ["d", "<assistant>", "cde"])
+def test_a_response_is_scored_where_it_stands_and_not_in_the_mark_of_its_end(response: str) -> None:
+    found = in_a_chat(str, response, unit=ScoredUnit.TOKEN)
+    assert scored_text(found) == response
+    assert found.places[0] == len("<user>q<end><assistant>")
+
+
+def test_places_are_right_where_a_template_strips_answers() -> None:
+    found = in_a_chat(str.strip, "\nab;;cd\n", unit=ScoredUnit.TOKEN)
+    assert scored_text(found) == "ab;;cd"
+    found = in_a_chat(str.strip, "\nab;;cd\n", unit=ScoredUnit.STEP, step_separator=";;")
+    assert scored_text(found) == ";d"
+
+
+def test_a_template_that_changes_answers_leaves_no_places_to_score() -> None:
+    def shown(text: str) -> str:
+        return text.rpartition("</think>")[2]
+
+    with pytest.raises(RewardError, match="shows the response otherwise"):
+        in_a_chat(shown, "ab</think>cd", unit=ScoredUnit.TOKEN)
+    assert in_a_chat(shown, "ab</think>cd").text.endswith("<assistant>cd<end>")
+
+
+def test_pictures_are_refused_and_not_left_out(policy_tokenizer: LocalTokenizer) -> None:
+    picture = Picture(content_hash="0" * 64, media_type="image/png", width=1, height=1)
+    builder = InputBuilder(RewardModelSettings(), policy_tokenizer, takes_sampled_ids=True, max_length=None)
+    with pytest.raises(RewardError, match="takes text only"):
+        builder.build(sample_of([3], [4], images=(picture,)), make_prompt("a"))

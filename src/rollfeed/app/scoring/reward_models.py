@@ -106,6 +106,12 @@ class RunRewardModel:
         return await self._scorer(sample, prompt)
 
 
+def scored_by_model(settings: RewardSettings) -> frozenset[str]:
+    """Return every ``rm_type`` whose score is that of the reward model, or has a part that is."""
+    is_mixed = any(part.rm_type == REWARD_MODEL_RM_TYPE for part in settings.mixture)
+    return frozenset([REWARD_MODEL_RM_TYPE, MIXTURE_RM_TYPE] if is_mixed else [REWARD_MODEL_RM_TYPE])
+
+
 def learned_problems(settings: RewardSettings, others: Mapping[str, LabelProblem]) -> dict[str, LabelProblem]:
     """Return what says why a row cannot be scored by the model or the mixture; ``others`` are those of its parts."""
     named = [part.rm_type for part in settings.mixture if part.rm_type is not None]

@@ -54,9 +54,12 @@ class InputBuilder:
         """Return what stands for an answer.
 
         Raises:
-            RewardError: If it has no tokens, or more than the model takes.
+            RewardError: If it has pictures, no tokens, or more than the model takes, or the chat template shows the
+                response otherwise where places in it are scored.
             ConfigError: If the chat template refuses the messages.
         """
+        if sample.images or prompt.images:
+            raise RewardError("it takes text only, and the sample has pictures")
         by_ids = self._takes_sampled_ids and len(sample.token_ids) > 0
         found = self._of_ids(sample) if by_ids else self._of_text(sample, prompt)
         if not found.token_ids:
@@ -91,6 +94,10 @@ class InputBuilder:
 
     def _of_text(self, sample: Sample, prompt: Prompt) -> ScoredText:
         response = without_end_token(sample.response)
+        is_plain = prompt.messages is None or not self._tokenizer.has_chat_template
+        has_places = self._unit is not ScoredUnit.RESPONSE
+        if has_places and not is_plain and self._rendered(prompt, response)[1] is None:
+            response = response.strip()  # as many templates do
         ends = _separator_ends(response, self._separator) if self._unit is ScoredUnit.STEP else []
         if self._step_token is not None:
             steps = [response[start:end] for start, end in zip([0, *ends], [*ends, len(response)], strict=True)]
@@ -98,10 +105,14 @@ class InputBuilder:
             response, ends = "".join(step + self._step_token for step in steps), []
             for step in steps:
                 ends.append((ends[-1] if ends else 0) + len(step) + len(self._step_token))
-        if prompt.messages is not None and self._tokenizer.has_chat_template:
-            messages = (*prompt.messages, {"role": "assistant", "content": response})
-            text = self._tokenizer.render_chat(messages, tools=prompt.tools, add_generation_prompt=False)
-            start, prefix = max(text.rfind(response), 0), np.empty(0, np.int32)
+        if not is_plain:
+            text, start = self._rendered(prompt, response)
+            prefix = np.empty(0, np.int32)
+            if start is None:
+                raise RewardError(
+                    "its chat template shows the response otherwise than it was written, so that no place in it can be "
+                    "scored: set reward.model.unit = 'response', or take another model"
+                )
         else:
             text, start = response, 0
             prefix = self._tokenizer.encode(prompt.text, add_special_tokens=True)
@@ -109,7 +120,6 @@ class InputBuilder:
             ids, offsets = self._tokenizer.encode(text, add_special_tokens=False), np.empty((0, 2), np.int64)
         else:
             ids, offsets = self._tokenizer.encode_with_offsets(text)
-        is_plain = prompt.messages is None or not self._tokenizer.has_chat_template
         if is_plain and sample.status is not SampleStatus.TRUNCATED and self._tokenizer.eos_token_ids:
             ids = np.append(ids, np.int32(self._tokenizer.eos_token_ids[0]))
         whole = np.concatenate([prefix, ids])
@@ -119,6 +129,20 @@ class InputBuilder:
             places if places else (len(whole) - 1,),
             prompt.text + text if is_plain else text,
         )
+
+    def _rendered(self, prompt: Prompt, response: str) -> tuple[str, int | None]:
+        """Return the text of a conversation, and where the response as it is begins in it; 0 where nobody asks."""
+        render, asked = self._tokenizer.render_chat, prompt.messages or ()
+        answer = {"role": "assistant", "content": response}
+        text = render((*asked, answer), tools=prompt.tools, add_generation_prompt=False)
+        if self._unit is ScoredUnit.RESPONSE:
+            return text, 0
+        # Behind the assistant's opening, as a short response may be found in the mark of its end, too.
+        before = render(asked, tools=prompt.tools, add_generation_prompt=True)
+        if text.startswith(before + response):
+            return text, len(before)
+        found = text.rfind(response)
+        return text, None if found < 0 else found
 
     def _places_of_text(
         self, offsets: NDArray[np.int64], ends: Sequence[int], start: int, behind: int, *, num_before: int
