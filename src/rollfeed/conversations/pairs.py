@@ -5,6 +5,7 @@ Axes: N tokens, of which the first P are the prompt's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +37,8 @@ def preference_prompt(
     if chosen == rejected:
         raise DataError(f"columns {chosen_key!r} and {rejected_key!r} have the same answer, which teaches nothing")
     margin = 0.0 if margin_key is None else metadata.pop(margin_key, 0.0)
-    if not isinstance(margin, int | float) or isinstance(margin, bool):
-        raise DataError(f"column {margin_key!r} is {margin!r:.80}; a margin is a number")
+    if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
+        raise DataError(f"column {margin_key!r} is {margin!r:.80}; a margin is a finite number")
     pair = {"chosen": chosen, "rejected": rejected, "margin": float(margin)}
     shown = paired_answers(replace(prompt, metadata={**metadata, PAIR: pair}), tokenizer=tokenizer)
     return max(shown, key=lambda each: len(each.token_ids))

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
+from transformers import BertConfig, BertForSequenceClassification
 
 from rollfeed.batch import equal_advantages
 from rollfeed.config import TinyModelSettings
 from rollfeed.config.train import TrainSettings
-from rollfeed.conversations.pairs import PAIR
+from rollfeed.conversations.pairs import PAIR, preference_prompt
 from rollfeed.engine.tiny import tiny_checkpoint
-from rollfeed.errors import ConfigError
-from rollfeed.testing import group_of, make_prompt, sample_of
+from rollfeed.errors import CheckpointError, ConfigError, DataError
+from rollfeed.testing import CharTokenizer, group_of, make_prompt, sample_of
 from rollfeed.training.preferences.reward_model import RewardModelTrainer
 from rollfeed.types import TrainBatch
 
@@ -79,3 +83,41 @@ def test_loss_and_gradient_are_those_of_bradley_and_terry(tmp_path: Path, budget
 def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="raise it to twice that"):
         trainer_of(tmp_path, micro_batch_tokens=8).train_step(batch())
+
+
+def two_labels(folder: Path, tmp_path: Path) -> Path:
+    """A classifier of two labels."""
+    made = tmp_path / "two"
+    made.mkdir()
+    about = json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForSequenceClassification"]}
+    about |= {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
+    (made / "config.json").write_text(json.dumps(about))
+    weights = load_file(folder / "model.safetensors") | {"score.weight": np.ones((2, 16), np.float32)}
+    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+def encoder(folder: Path, tmp_path: Path) -> Path:
+    """A classifier that pools what it makes of a text."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertForSequenceClassification(BertConfig(vocab_size=16, num_labels=1, **sizes)).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+@pytest.mark.parametrize("make", [two_labels, encoder])
+def test_a_classifier_that_pairs_cannot_teach_is_refused_before_training(
+    tmp_path: Path, make: Callable[[Path, Path], Path]
+) -> None:
+    tiny = TinyModelSettings(characters="abcdefghij", hidden_size=16, num_layers=1, num_heads=2)
+    folder = make(tiny_checkpoint(tiny, seed=3, cache_directory=tmp_path / "models"), tmp_path)
+    settings = TrainSettings(kind="reward_model", threads=1, device="cpu")
+    with pytest.raises(CheckpointError, match="a reward model of pairs has one label"):
+        RewardModelTrainer(folder, settings=settings, temperature=1.0, num_batches=4, max_response_length=8)
+
+
+@pytest.mark.parametrize("margin", [float("nan"), float("inf"), "1", True])
+def test_a_margin_is_a_finite_number(margin: object) -> None:
+    prompt = make_prompt("q", metadata={"chosen": "a", "rejected": "b", "margin": margin})
+    keys = {"chosen_key": "chosen", "rejected_key": "rejected", "margin_key": "margin"}
+    with pytest.raises(DataError, match="a margin is a finite number"):
+        preference_prompt(prompt, tokenizer=CharTokenizer(), **keys)

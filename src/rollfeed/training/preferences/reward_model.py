@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rollfeed.conversations.pairs import PAIR
-from rollfeed.errors import ConfigError
-from rollfeed.model_files.classifiers import load_classifier, logits_at
+from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.model_files.classifiers import load_classifier, logits_at, scores_every_place
 from rollfeed.training.model import Policy, switch_dropout_off
 from rollfeed.training.objective import Tally, TokenArrays, TrainReport
 from rollfeed.training.packing import MicroBatch, PackedRow, TrainSequence, lay_out
@@ -47,7 +47,7 @@ class RewardModelTrainer(Trainer):
     Arguments are those of :class:`Trainer`.
 
     Raises:
-        CheckpointError: If the model cannot be loaded.
+        CheckpointError: If the model cannot be loaded, or is a classifier of several labels or with another head.
         ConfigError: As :class:`Trainer`.
     """
 
@@ -73,6 +73,12 @@ class RewardModelTrainer(Trainer):
             change_config=switch_dropout_off,
             new_head=True,
         )
+        if not scores_every_place(model) or model.config.num_labels != 1:
+            raise CheckpointError(
+                f"{folder}: a reward model of pairs has one label, and scores what a causal model makes of the last "
+                f"token; this {type(model).__name__} has {model.config.num_labels}, or another head: begin with a "
+                "causal language model"
+            )
         return ScoringModel(model.to(self.device), **options)
 
     def _pack(self, sequences: Sequence[TrainSequence]) -> list[tuple[MicroBatch, bool]]:
