@@ -13,12 +13,13 @@ import pytest
 
 from rollfeed import app
 from rollfeed.app import StepReplay, replay_run
+from rollfeed.app.replay.allowed import check_groups
 from rollfeed.cli.main import main
 from rollfeed.config import validate_settings
 from rollfeed.errors import ConfigError
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.store.tables.parquet import batch_table
-from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
+from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine, make_group, make_prompt
 from rollfeed.types import TrainBatch
 
 REWARDS = """
@@ -221,8 +222,22 @@ async def test_a_grader_takes_the_place_of_a_function_unless_it_asks_a_server(ma
     steps = await replayed(run, "plugins.reward=", "reward.rm_type=random")
     assert {each.num_rollouts for each in steps} != {0}
     assert all(0.0 <= each.reward_now <= 1.0 for each in steps if each.reward_now is not None)
-    with pytest.raises(ConfigError, match=r"reward\.rm_type = 'remote_rm' asks a server"):
+    with pytest.raises(ConfigError, match=r"rm_type = 'remote_rm' of \[reward\] asks a server"):
         await replayed(run, "plugins.reward=", "reward.rm_type=remote_rm")
+
+
+@pytest.mark.parametrize("servers", [[], ["http://127.0.0.1:9"]])
+def test_a_row_may_name_a_reward_model_that_is_here_and_none_on_servers(servers: list[str]) -> None:
+    model = {"checkpoint": "x", "servers": servers}
+    settings = validate_settings(
+        {"reward": {"model": model}, "prompts": {"environments": [{"id": "core/copy_text"}]}}, where="test"
+    )
+    groups = [make_group([0.0, 1.0], prompt=make_prompt(metadata={"rm_type": "reward_model"}))]
+    if not servers:
+        check_groups(groups, settings)
+        return
+    with pytest.raises(ConfigError, match="rm_type 'reward_model' asks a server"):
+        check_groups(groups, settings)
 
 
 async def test_a_function_that_is_said_to_be_pure_is_replayed(make_run: MakeRun) -> None:

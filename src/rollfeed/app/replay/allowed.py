@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rollfeed.base.importing import import_object, is_async
-from rollfeed.config import Settings
+from rollfeed.config import RewardSettings, Settings
 from rollfeed.config.plugins import import_path_of
 from rollfeed.config.reward_model import REWARD_MODEL_RM_TYPE
 from rollfeed.errors import ConfigError
@@ -62,7 +62,7 @@ def _problems(settings: Settings, folders: Sequence[Path]) -> Iterator[str]:
     if reward.pure is not None:
         return
     for rm_type in reward.rm_types:
-        if asks_server(rm_type) or (rm_type == REWARD_MODEL_RM_TYPE and reward.model.servers):
+        if _asks_server(rm_type, reward):
             yield f"rm_type = {rm_type!r} of [reward] asks a server"
     given = {f"plugins.{name}": getattr(functions, name) for name in _REWARD_PLUGINS}
     given |= {f"reward.functions.{name}": function for name, function in reward.functions.items()}
@@ -71,13 +71,17 @@ def _problems(settings: Settings, folders: Sequence[Path]) -> Iterator[str]:
             yield f"{key} = {import_path_of(function)!r} is async and may ask a server or a judge"
 
 
+def _asks_server(rm_type: str, reward: RewardSettings) -> bool:
+    return asks_server(rm_type) or (rm_type == REWARD_MODEL_RM_TYPE and bool(reward.model.servers))
+
+
 def check_groups(groups: Iterable[Group], settings: Settings) -> None:
     """Refuse prompts that name a reward server themselves. Raises ConfigError."""
     if settings.reward.pure is not None:
         return
     for group in groups:
         rm_type = group.prompt.metadata.get("rm_type")
-        if isinstance(rm_type, str) and asks_server(rm_type):
+        if isinstance(rm_type, str) and _asks_server(rm_type, settings.reward):
             raise ConfigError(
                 f"prompt {group.prompt.prompt_id}: rm_type {rm_type!r} asks a server, so that a replay may give other "
                 f"rewards: {_REMEDY}"
