@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rollfeed.app import load_functions, prepare, run
-from rollfeed.app.checks import check_combination
-from rollfeed.config import RunSpec, Settings, validate_settings
+from rollfeed.app.checks import check_combination, needs_keyed_cut
+from rollfeed.config import RolloutConfig, RunSpec, Settings, validate_settings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.store import RunReader
 
@@ -110,3 +110,10 @@ async def test_numbers_count_beside_named_ones(settings_for: Make, tmp_path: Pat
     with RunReader(tmp_path / "run") as reader:
         rewards = [member.reward for group in reader.summaries(0) for member in group.members]
     assert sorted(rewards) == [0.25, 0.25, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("use", "is_needed"), [("loss", True), ("reward", False)])
+def test_rewards_of_a_teacher_have_no_keys_to_wait_for(use: str, is_needed: bool) -> None:
+    remote = {"rm_type": "remote_rm", "reward_key": "score", "remote": {"url": "http://127.0.0.1:9"}}
+    config = RolloutConfig.model_validate({"reward": remote, "teacher": {"checkpoint": "x", "use": use}})
+    assert needs_keyed_cut(config) is is_needed

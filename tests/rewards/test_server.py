@@ -64,6 +64,7 @@ async def test_response_gets_its_verdict(path: str) -> None:
             "extracted": "4",
             "outcome": "ok",
             "detail": "",
+            "step_scores": [],
         }
 
 

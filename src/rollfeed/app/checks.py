@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from rollfeed.app.model import Model
 from rollfeed.config import EngineSettings, RolloutConfig, RolloutMode, Settings
 from rollfeed.config.reward import is_judge
+from rollfeed.config.teacher import TeacherUse
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError
 from rollfeed.model_files import find_config
@@ -134,4 +135,6 @@ def needs_keyed_cut(config: RolloutConfig) -> bool:
     reward, plugins = config.reward, config.plugins
     if reward.reward_key is None or plugins.generate is not None or config.rollout.mode is RolloutMode.SFT:
         return False
+    if config.teacher is not None and config.teacher.use is TeacherUse.REWARD:
+        return False  # rewards are the teacher's, single numbers
     return plugins.has_reward or (reward.rm_type == REMOTE_RM_TYPE and reward.reward_key != reward.remote.reply_key)
