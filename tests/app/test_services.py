@@ -1,9 +1,12 @@
 """What generate functions may use beside the engine: made for them, started by their first use, ended with the run."""
 
 import pytest
+from tests.rewards.judging.conftest import judge_server
 
 from rollfeed import RolloutConfig, open_rollouts
-from rollfeed.errors import RunFailedError
+from rollfeed.app.rewards import RewardServices
+from rollfeed.config import RewardSettings
+from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.generate import default_generate
 from rollfeed.protocols import ExecLimits, Services
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
@@ -44,3 +47,28 @@ async def test_a_service_that_is_not_there_says_so_when_it_is_used() -> None:
     ):
         with pytest.raises(RunFailedError, match=r"services\.\w+ is not there: this run was made without"):
             use()
+
+
+async def test_what_was_opened_is_closed_where_the_next_part_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    async with judge_server(lambda text: "") as server:
+        judge = {"servers": [server.url], "model": "j", "rubric": "{response}"}
+        services = RewardServices(RewardSettings.model_validate({"rm_type": "judge", "judge": judge}), rm_types=[])
+        leave = services.judges.__aexit__
+
+        class Toolbox:
+            async def __aenter__(self) -> None:
+                raise ConfigError("no such tool server")
+
+            async def __aexit__(self, *exc_info: object) -> None: ...
+
+        async def left(self: object, *exc_info: object) -> None:
+            closed.append(len(server.bodies))
+            await leave(*exc_info)
+
+        monkeypatch.setattr(type(services.judges), "__aexit__", left)
+        services.toolbox = Toolbox()
+        with pytest.raises(ConfigError, match="no such tool server"):
+            await services.__aenter__()
+    assert closed == [1]

@@ -120,14 +120,15 @@ class RewardServices:
         """
         if self._runs_programs:
             await self.sandboxes.start()
-        self._entered = AsyncExitStack()
-        await self._entered.enter_async_context(self.judges)
-        if self.workers.output is not None:
-            self._entered.enter_context(keeping_prints(self.workers.output))
-        await self._entered.enter_async_context(self.workers)
-        await self._entered.enter_async_context(self.remote)
-        await self._entered.enter_async_context(self.reward_model)
-        await self._entered.enter_async_context(self.toolbox)
+        async with AsyncExitStack() as stack:  # what was entered is left again where the next part cannot be
+            await stack.enter_async_context(self.judges)
+            if self.workers.output is not None:
+                stack.enter_context(keeping_prints(self.workers.output))
+            await stack.enter_async_context(self.workers)
+            await stack.enter_async_context(self.remote)
+            await stack.enter_async_context(self.reward_model)
+            await stack.enter_async_context(self.toolbox)
+            self._entered = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
