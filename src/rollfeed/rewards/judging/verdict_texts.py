@@ -34,8 +34,8 @@ _SCORE = re.compile(rf"(?i:{_CALLED})(?:{_GRADE}|(?=[-+.\u2013]?\s*\d))")
 _ALONE = re.compile(rf"(?<![\w.^/\u2013-]){_GRADE}")
 _MINUS = "\u2212"
 _RANKING = re.compile(r"\branking\b[\s*_`\"']*[:=]?[\s*_`\"']*([\d\s>=\[\]]+)", re.IGNORECASE)
-_WORD_TOO = re.compile(r"[AI][ \t]+(?!is\b|wins\b)\w")
-"""Begins as a sentence does whose first word is a letter, too."""
+_OTHER_PHRASE = r"[ \t]+(?!(?:is|wins|it|this|that|the|there|because|since|as|for)\b)\w"
+"""Goes on behind a choice so that it may be a word of something else: "A good answer", "No idea"."""
 _CLAIM = r"(?:verdict|answer|choice|winner|decision)\b[\s*_`\"']*(?:is\b|[:=])[\s*_`\"'\[(]*"
 
 
@@ -177,8 +177,7 @@ def _letter(text: str, choices: Sequence[str]) -> str:
     if marked := re.findall(rf"\[\[\s*({either})\s*\]\]|\b(?i:{_CLAIM})({either})(?!\w)", text):
         return by_folded[(marked[-1][0] or marked[-1][1]).casefold()]
     alone = {each.casefold() for each in re.findall(rf"(?<!\w)({either})(?!\w)", text)}
-    begun = text.lstrip(_WRAPPING)
-    if len(alone) == 1 and re.match(rf"({either})(?!\w)", begun) and not _WORD_TOO.match(begun):
+    if len(alone) == 1 and re.match(rf"({either})(?!\w|{_OTHER_PHRASE})", text.lstrip(_WRAPPING)):
         return by_folded[alone.pop()]
     raise UnreadableVerdictError(f"it is none of {', '.join(choices)}")
 
