@@ -169,6 +169,23 @@ def check_exact(samples: list[Sample], endpoint: Echo, turns: list[NDArray[np.in
     assert sum(sample.loss_mask.sum() for sample in samples) == sum(map(len, turns))
 
 
+class InParts(Talk):
+    """Says the same in parts, all of them text."""
+
+    def step(self, state: Mapping[str, Any], response: str) -> EnvironmentStep:
+        step = super().step(state, response)
+        told = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in step.messages]
+        return replace(step, messages=tuple(told))
+
+
+async def test_parts_that_are_text_need_nothing_that_sees() -> None:
+    turns = [turn_of("chatml", said, Random(0)) for said in ("yes", "no")]
+    whole, in_parts = Echo(turns), Echo(turns)
+    await play("chatml", whole, says=["Sure?"], num_turns=2)
+    await play("chatml", in_parts, says=["Sure?"], num_turns=2, environment=InParts())
+    assert [ids.tolist() for ids in in_parts.sent] == [ids.tolist() for ids in whole.sent]
+
+
 async def test_a_fork_has_the_context_that_the_template_shows() -> None:
     tokenizer, thought = load("qwen3"), "<think>\nWell.\n</think>\n\n"
     turns = [turn_of("qwen3", f"{thought}{said}", Random(0)) for said in ("yes", "no", "yes")]

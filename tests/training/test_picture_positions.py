@@ -148,3 +148,20 @@ async def test_engine_and_trainer_agree(
     assert np.abs(trainer.logprobs(swapped)[0] - samples[3].logprobs).max() > 1e-2
     trainer.train_step(batch_of(groups, [1.0, -1.0, 0.5] * 3))
     assert trainer._shares_pictures is False
+
+
+async def test_a_prompt_is_answered_alike_whatever_was_asked_between(model: tuple[Path, Drawn]) -> None:
+    folder, processor = model
+    picture = Picture(content_hash="1", media_type="image/png", width=16, height=16)
+    seeing = np.array([3, BEGIN, *[IMAGE] * NUM_TOKENS, END, 4, 5], np.int32)
+    params = SamplingParams(max_new_tokens=6, seed=1)
+    engine = create_local_engine(
+        checkpoint=folder, tokenizer=CharTokenizer(), threads=1, num_slots=4, context_length=128, deterministic=False,
+        pictures=processor,
+    )  # fmt: skip
+    async with engine:
+        first = await engine.generate(seeing, params, request_id="a", images=[picture])
+        await engine.generate(np.array([3, 4, 5], np.int32), params, request_id="b")
+        again = await engine.generate(seeing, params, request_id="c", images=[picture])
+    np.testing.assert_array_equal(first.token_ids, again.token_ids)
+    np.testing.assert_allclose(first.logprobs, again.logprobs, atol=1e-5)

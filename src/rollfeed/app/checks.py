@@ -37,15 +37,16 @@ def no_images_of(settings: EngineSettings, model: Model, *, is_cluster: bool = F
     remedy = "remove image_key, or use a model that takes images"
     if is_cluster:
         return "workers of [cluster] are not sent pictures: remove image_key, or [cluster]"
-    if settings.openai is not None and model.pictures is None:
-        return f"engine.openai is sent pictures by the model's processor, which is not there: {remedy}"
     if settings.sglang is None and settings.openai is None:
         needs = f"the embedded engine takes text only with a model without a processor of images: {remedy}"
         return None if model.pictures is not None else needs
     config = find_config(model.checkpoint)
-    if config is None or any(part in key.lower() for key in config for part in _SEES):
-        return None
-    return f"the model in {model.checkpoint} takes text only: remove image_key, or use another model"
+    if config is not None and not any(part in key.lower() for key in config for part in _SEES):
+        return f"the model in {model.checkpoint} takes text only: remove image_key, or use another model"
+    if model.pictures is None:
+        needs = "servers are sent pictures by the model's processor, whose files"
+        return f"{needs} {model.checkpoint} lacks (preprocessor_config.json): add them, or remove image_key"
+    return None
 
 
 def check_combination(settings: Settings) -> None:

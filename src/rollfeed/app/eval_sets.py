@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,7 +45,8 @@ def load_sets(
         name = environment.name or f"{environment.id}@{environment.level}"
         plan = plan_set(name, environment, settings, training)
         plan = replace(plan, num_prompts=plan.num_prompts or DEFAULT_NUM_PROBLEMS)
-        sets.append(_environment_set(name, environment, plan, making, renderer, seed=settings.seed))
+        asks = renderer if rows_of(plan).no_images is None else partial(renderer, loader=None, pictures=None)
+        sets.append(_environment_set(name, environment, plan, making, asks, seed=settings.seed))
     for dataset in settings.datasets:
         plan = plan_set(dataset.name or dataset.path, dataset, settings, training)
         sets.append(_dataset_set(dataset, settings, plan, renderer, folders, rows_of(plan)))

@@ -135,14 +135,16 @@ def build_source(
         call_format=settings.tools.call_format,
         **({} if picture_input is None else picture_input._asdict()),
     )
+    is_blind = rows is not None and rows.no_images is not None
+    make_asking = partial(make_renderer, loader=None, pictures=None) if is_blind else make_renderer
     sources: list[tuple[str, float, PromptSource]] = []
     own = [] if workers is not None else [WorkerPool(num_workers=1)]
     plan = MakingPlan(workers=workers or own[0], timeout_seconds=settings.prompts.make_timeout_seconds, folders=folders)
     chosen = settings.prompts.environments
-    made = _environment_sources(chosen, plan, make_renderer, seed=settings.seed)
+    made = _environment_sources(chosen, plan, make_asking, seed=settings.seed)
     sources += [(source.name, each.weight, source) for each, source in zip(chosen, made, strict=True)]
     if (adaptive := settings.prompts.adaptive) is not None:
-        adapting = adaptive_source(adaptive, settings, plan, make_renderer(**asking(adaptive)))
+        adapting = adaptive_source(adaptive, settings, plan, make_asking(**asking(adaptive)))
         sources.append((adapting.name, adaptive.weight, adapting))
     is_sft = settings.rollout.mode is RolloutMode.SFT
     learn: Learn = partial(answered_prompt, tokenizer=tokenizer, mask_type=settings.rollout.loss_mask_type)

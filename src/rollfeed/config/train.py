@@ -306,7 +306,8 @@ class TrainSettings(Section):
     max_picture_mismatch_kl: Free[float] = Field(default=0.2, ge=0, le=1000)
     """Stop where engine and trainer disagree by more, in nats a token, about answers to prompts with pictures
     (`train/picture_mismatch_kl`): one of them has not seen the pictures, or others. An exact engine that is not behind
-    be at 1e-3. 0 does not look, nor does it where answers are drawn from a part of the vocabulary.
+    is far below; one in bf16 may be at 1e-3. 0 does not look, nor does it where answers are drawn from a part of the
+    vocabulary.
     """
     activation_checkpointing: Free[bool] = False
     """Compute the layers again on the way back instead of keeping what is between them: less memory, a third more

@@ -102,7 +102,8 @@ class Placing:
                 yield from self._parts(*piece)
             return
         is_video = kind in _VIDEO_TYPES
-        if not (is_video or kind in IMAGE_TYPES or (kind is None and any(name in part for name in IMAGE_TYPES))):
+        names = part if kind is None and isinstance(part, Mapping) else ()
+        if not (is_video or kind in IMAGE_TYPES or any(name in names for name in IMAGE_TYPES)):
             yield part
         elif not any(part.get(name) is not None for name in _HOLDERS):
             yield from [_PART] * self._take("video" if is_video else "image")

@@ -251,7 +251,7 @@ class EnvironmentLevels:
     def _pictures(self, task: Task) -> list[Picture]:
         loader = self._renderer.loader
         if loader is None:
-            raise ConfigError("its problems have pictures, which are not taken here")
+            raise ConfigError("its problems have pictures, which the model, [teacher] or [cluster] does not take")
         try:
             return [loader.load(picture) for picture in task.pictures]
         except ValueError as error:

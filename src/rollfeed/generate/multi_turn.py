@@ -122,8 +122,13 @@ class _Play:
         """Return what is sent after a turn, with the pictures that the policy is shown then."""
         images: Sequence[Picture] = ()
         if any(not isinstance(message.get("content"), str) for message in messages):
-            loader = needed(None if self._seeing is None or self._seeing.pictures is None else self._seeing.loader)
-            placing = Placing((), (), load=loader.load, load_video=loader.load_video)
+            loader = None if self._seeing is None or self._seeing.pictures is None else self._seeing.loader
+            placing = Placing(
+                (),
+                (),
+                load=lambda part: needed(loader).load(part),
+                load_video=lambda part: needed(loader).load_video(part),
+            )
             messages = await asyncio.to_thread(placing.in_messages, messages)
             images = placing.pictures
         before = self._episode.builder.images

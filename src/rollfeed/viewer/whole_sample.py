@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,12 @@ def _pictures(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _data_uri(picture: Picture, path: Path) -> str | None:
     if picture.media_type not in _SHOWN_TYPES or not path.is_file() or path.stat().st_size > _LARGEST_SHOWN:
         return None
-    return f"data:{picture.media_type};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    content = path.read_bytes()
+    if (
+        hashlib.sha256(content).hexdigest() != picture.content_hash
+    ):  # the name comes from the run, and may lead anywhere
+        return None
+    return f"data:{picture.media_type};base64,{base64.b64encode(content).decode()}"
 
 
 def _parsed(sample: str) -> tuple[int, int, str]:

@@ -68,6 +68,10 @@ def test_a_picture_is_stored_once_however_many_samples_have_it(spec, tmp_path: P
     shown = whole_sample(out, f"0.{sample.group_index}.0.{sample.index}", RunTokenizers())
     assert shown["pictures"][0]["source"] == "a.png"
     assert shown["pictures"][0]["shown"].startswith("data:image/png;base64,")
+    # The names of files come from the run, and what they lead to is shown only where it is what they are called by.
+    (out / "pictures" / f"{sample.images[0].content_hash}.png").write_bytes(png(3))
+    other = whole_sample(out, f"0.{sample.group_index}.0.{sample.index}", RunTokenizers())
+    assert other["pictures"][0]["shown"] is None
 
 
 def test_what_waits_for_a_resumed_run_has_its_pictures(spec, tmp_path: Path) -> None:

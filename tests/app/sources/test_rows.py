@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rollfeed.app.sources import RowChecks
 from rollfeed.config import EngineSettings, RemoteRewardSettings, RolloutConfig, RunSpec
 from rollfeed.config.load import validate_settings
 from rollfeed.errors import ConfigError, DataError
+from rollfeed.prompts.pictures import ModelPictures
 from rollfeed.testing import CharTokenizer, make_prompt
 from rollfeed.types import Picture, Prompt
 
@@ -206,6 +209,29 @@ def test_images_are_refused_where_the_engine_takes_text_only(tiny_checkpoint: Pa
         app.prepare(RunSpec(settings, (tmp_path,)))
 
 
+@pytest.mark.parametrize("section", ["prompts", "eval"])
+def test_problems_with_pictures_are_refused_where_the_engine_takes_text_only(
+    tiny_checkpoint: Path, tmp_path: Path, section: str
+) -> None:
+    chosen = {section: {"environments": [{"id": "core/name_colour"}]}}
+    settings = settings_for(tiny_checkpoint, tmp_path, [{"prompt": "1+1?", "label": "2"}], **chosen)
+    refusal = r"core/name_colour@0: its problems have pictures, which the model, \[teacher\] or \[cluster\] does not"
+    if section == "prompts":
+        with pytest.raises(ConfigError, match=refusal):
+            app.prepare(RunSpec(settings, (tmp_path,)))
+        return
+    model = app.load_settings_model(settings)
+    with pytest.raises(ConfigError, match=refusal):
+        app.prepare_evaluation(
+            settings.eval,
+            config=settings,
+            tokenizer=model.tokenizer,
+            context_length=256,
+            no_images=no_images_of(settings.engine, model),
+            picture_input=model.picture_input,
+        )
+
+
 def test_images_of_eval_sets_are_refused_too(tiny_checkpoint: Path, tmp_path: Path, images) -> None:
     settings = settings_for(tiny_checkpoint, tmp_path, images, eval={"datasets": [WITH_IMAGES]})
     model = app.load_settings_model(settings)
@@ -244,8 +270,10 @@ def test_an_image_key_without_images_is_no_mistake(tiny_checkpoint: Path, tmp_pa
 def test_servers_of_a_text_model_take_no_images(tmp_path: Path) -> None:
     model = app.Model(checkpoint=tmp_path, tokenizer=CharTokenizer())
     servers = EngineSettings(sglang={"workers": ["http://127.0.0.1:1"]})
-    assert no_images_of(servers, model) is None  # nothing says what the model is
+    needed = "by the model's processor, whose files .* lacks"
+    assert re.search(needed, str(no_images_of(servers, model)))
     (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}}))
-    assert no_images_of(servers, model) is None
+    assert re.search(needed, str(no_images_of(servers, model)))
+    assert no_images_of(servers, replace(model, pictures=ModelPictures(tmp_path, model.store))) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert "takes text only" in str(no_images_of(servers, model))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import load_file
 
 from rollfeed.app import PreparedRun, prepare
@@ -21,7 +20,7 @@ from rollfeed.app.training.checks import (
 from rollfeed.config import RunSpec, validate_settings
 from rollfeed.errors import ConfigError
 from rollfeed.testing import make_group
-from rollfeed.types import SamplingMask, TrainBatch
+from rollfeed.types import Picture, SamplingMask, TrainBatch
 
 
 def settings(**sections):
@@ -177,10 +176,10 @@ def check_prompts(run: PreparedRun) -> None:
 
 
 def test_prompts_with_images_are_for_models_that_see(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
-    run = prepared(tiny_checkpoint, tmp_path, prompt="<image>1+1?", image="a.png")
+    run = prepared(tiny_checkpoint, tmp_path)
+    shown = [replace(each, images=(Picture.from_text("a.png"),)) for each in run.dataset_prompts]
     with pytest.raises(ConfigError, match="a/0 has images, and the model that is trained takes text only"):
-        check_prompts(run)
+        check_trained_prompts(run.settings, shown, run.model.checkpoint, takes_pictures=False)
 
 
 def test_samples_longer_than_the_trained_model_takes_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -42,6 +43,8 @@ class Tampering:
         self.change_reply: Callable[[dict[str, Any]], None] = lambda reply: None
         self.bodies: list[dict[str, Any]] = []
         self.address = ""
+        self.arrived, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.goes_on.set()
 
     async def handle(self, request: web.Request) -> web.Response:
         content = await request.read()
@@ -49,6 +52,8 @@ class Tampering:
         if is_generate:
             body = json.loads(content)
             self.bodies.append(json.loads(content))
+            self.arrived.set()
+            await self.goes_on.wait()
             self.change(body)
             content = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}

@@ -3,8 +3,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +192,41 @@ async def test_an_answer_that_is_too_large_is_left(store, draw: Draw) -> None:
             await asyncio.to_thread(fetcher(max_bytes=20).fetch, f"{address}/a.png")
 
 
+def test_a_server_that_sends_a_byte_now_and_then_is_left() -> None:
+    """Each read has its byte in time; all of them together would take for ever."""
+    ended = threading.Event()
+
+    def drip() -> None:
+        connected, _ = listener.accept()
+        with connected, suppress(OSError):
+            connected.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not ended.wait(0.05):
+                connected.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=drip)
+        serving.start()
+        slow = Fetcher(max_bytes=1 << 20, timeout_seconds=0.5, may_reach=lambda address: True)
+        try:
+            with pytest.raises(ValueError, match=r"it was not there in 0\.5 s"):
+                slow.fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/a.png")
+        finally:
+            ended.set()
+            serving.join()
+
+
+async def test_secrets_of_a_url_are_in_no_record(store, draw: Draw) -> None:
+    loader = PictureLoader(store, fetcher=fetcher())
+    async with web_of_pictures(draw("a.png").read_bytes()) as (address, _):
+        told = address.replace("http://", "http://user:password@")
+        picture = await asyncio.to_thread(loader.load, f"{told}/a.png?signature=secret#secret")
+        with pytest.raises(
+            ValueError, match=r"^picture http://pictures\.example:\d+/none\?\.\.\.: it answers HTTP 404$"
+        ):
+            await asyncio.to_thread(loader.load, f"{told}/none?signature=secret")
+    assert picture.source == f"{address}/a.png?..."
+
+
 @pytest.mark.parametrize(
     ("address", "public"),
     [
@@ -214,6 +252,31 @@ def test_addresses_that_are_not_public(address: str, public: bool) -> None:
 def test_an_own_server_is_not_reached(store) -> None:
     with pytest.raises(ValueError, match="which is no public address"):
         PictureLoader(store).load("http://localhost:1/a.png")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.gif", "a.tif", "a.bmp"])
+def test_bytes_that_are_broken_anywhere_are_a_picture_or_refused(store, draw: Draw, name: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    how = {} if name in ("a.gif", "a.bmp") else {"exif": exif}
+    content, random = draw(name, mode="P" if name == "a.gif" else "RGB", **how).read_bytes(), np.random.default_rng(0)
+    loader, refused = PictureLoader(store), 0
+    for _ in range(150):
+        broken = bytearray(content)
+        for place in random.integers(0, len(content), random.integers(1, 9)):
+            broken[place] = random.integers(256)
+        try:
+            loader.load(bytes(broken[: random.integers(1, len(broken) + 1)] if random.random() < 0.5 else broken))
+        except ValueError:
+            refused += 1
+    assert refused
+
+
+def test_a_pipe_is_not_read(loader, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"^picture a\.png: it is no file$"):
+        loader.load("a.png", folder=tmp_path)
 
 
 # The folder

@@ -31,6 +31,8 @@ class _Seen(NamedTuple):
     prompt: tuple[bytes, tuple[str, ...]]
     """Its tokens, and the hashes of its pictures."""
     cache: Any
+    shifts: tuple[tuple[Any, Any], ...]
+    """Modules that remember by how much a prompt's pictures move what comes behind it, each with that."""
 
 
 class TransformersBackend(Backend):
@@ -123,7 +125,10 @@ class TransformersBackend(Backend):
         if not pictures.seen:
             yield {"input_ids": input_ids}
         elif pictures.seen[-1].end < length:
-            cache = copy.deepcopy(self._prefilled(first, input_ids[:1]))
+            seen = self._prefilled(first, input_ids[:1])
+            for module, shift in seen.shifts:  # another prompt may have come between
+                module.rope_deltas = shift
+            cache = copy.deepcopy(seen.cache)
             cache.batch_repeat_interleave(self._num_rows)
             yield {"input_ids": input_ids, self._cache_name: cache}
         else:  # generate() wants a token that is still to be computed, and this one is a part of a picture
@@ -133,7 +138,7 @@ class TransformersBackend(Backend):
             ) as arguments:
                 yield arguments
 
-    def _prefilled(self, first: Request, input_ids: Tensor) -> Any:
+    def _prefilled(self, first: Request, input_ids: Tensor) -> _Seen:
         """Return keys and values of a prompt with pictures, computed now if they are not those of the last one."""
         prompt = (first.prompt_ids.tobytes(), first.pictures.content_hashes)
         if self._seen is None or self._seen.prompt != prompt:
@@ -145,8 +150,9 @@ class TransformersBackend(Backend):
                 looking(self._model, input_ids[:, :-1], is_picture_BL=is_picture, pixels=pixels) as arguments,
             ):
                 self._model(**arguments, **{self._cache_name: cache}, use_cache=True)
-            self._seen = _Seen(prompt, cache)
-        return self._seen.cache
+            moved = [module for module in self._model.modules() if getattr(module, "rope_deltas", None) is not None]
+            self._seen = _Seen(prompt, cache, tuple((module, module.rope_deltas) for module in moved))
+        return self._seen
 
     @contextmanager
     def _seeing(self, request: Request, input_ids: Tensor) -> Iterator[dict[str, Any]]:

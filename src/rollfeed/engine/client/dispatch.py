@@ -20,23 +20,22 @@ import numpy as np
 from rollfeed.base.waiting import Deadlines
 from rollfeed.completions import check_finish, check_hashes, check_places, check_tokens
 from rollfeed.engine.client.concurrency import Permits
+from rollfeed.engine.client.connecting import Sight
 from rollfeed.engine.client.counters import Counters
 from rollfeed.engine.client.dialect import Dialect
-from rollfeed.engine.client.flights import Flight, FlightAbortedError, ShownPictures, Turnstile, Worker
+from rollfeed.engine.client.flights import Flight, FlightAbortedError, Turnstile, Worker
 from rollfeed.engine.client.replies import IncomingReply, Reply, ServerRequest
 from rollfeed.engine.client.versions import with_later_borders
 from rollfeed.engine.client.weights import ServerWeights
 from rollfeed.engine.client.workers import Orphans, ServerPool
 from rollfeed.engine.http import LARGEST_BODY_BYTES, Failure, Http, TryFailedError
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError, PictureMismatchError
-from rollfeed.protocols import PictureProcessor
+from rollfeed.protocols import PictureProcessor, Tokenizer
 from rollfeed.routing import Affinity
-from rollfeed.types import FinishKind, SamplingParams, VersionSpan
+from rollfeed.types import FinishKind, VersionSpan
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
-_ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0)
-_SAME_LOGPROB = 1e-5
 _LARGE_BODY_BYTES = 1 << 18
 _BYTES_A_TOKEN, _BYTES_A_PROMPT_TOKEN, _BYTES_BESIDES = 4096, 32, 1 << 20
 """More than any server writes: an event has a few hundred for its token."""
@@ -73,6 +72,7 @@ class DispatchParts(NamedTuple):
     context_length: int
     vocab_size: int
     pictures: PictureProcessor | None
+    tokenizer: Tokenizer
 
 
 class Dispatcher:
@@ -85,8 +85,7 @@ class Dispatcher:
         self._jitter = Random()
         self._numbers = itertools.count()
         self._suffix = secrets.token_hex(4)
-        self._seeing: set[str] = set()
-        """Addresses of servers that look at pictures."""
+        self._sight = Sight(parts.pictures, version=self._steady_version, ask=self._ask)
         self.decoding = ThreadPoolExecutor(1, thread_name_prefix="rollfeed-decode")
         """For what would hold up the event loop."""
 
@@ -152,21 +151,21 @@ class Dispatcher:
         while True:
             await self._parts.admission.wait(flight)
             worker = await self._parts.pool.choose(flight, policy_version=self._parts.weights.current_version)
-            if worker.is_unsure:
-                try:
+            try:
+                if worker.is_unsure:
                     await self._parts.weights.assure(worker)
-                except TryFailedError as failure:
-                    await self._back_off(flight, worker, failure)
-            elif self._parts.admission.is_open:
-                break
+                elif self._sight.is_unknown(flight, worker):
+                    await self._sight.find_out(flight, worker)
+                elif self._parts.admission.is_open:
+                    break
+            except TryFailedError as failure:
+                await self._back_off(flight, worker, failure)
         if flight.aborted:
             raise FlightAbortedError
         return worker
 
     async def _try(self, flight: Flight, worker: Worker) -> Reply:
         parts = self._parts
-        if flight.shown is not None and worker.address not in self._seeing:
-            await self._prove_sight(flight.shown, worker)
         # A server aborts every request whose id begins with the one it is told: no id may begin with another.
         flight.rid = f"{flight.request_id}.{self._suffix}{next(self._numbers):08x}"
         flight.worker, flight.policy_version = worker, parts.weights.current_version
@@ -208,31 +207,15 @@ class Dispatcher:
         except EngineProtocolError as error:
             raise EngineProtocolError(f"{worker.address}: {error}") from error
 
-    async def _prove_sight(self, shown: ShownPictures, worker: Worker) -> None:
-        """Ask a server twice for the token after a prompt, once with noise for a picture: its logprobs must differ.
+    def _steady_version(self) -> int | None:
+        return self._parts.weights.current_version if self._parts.admission.is_open else None
 
-        Raises:
-            PictureMismatchError: If they do not: it does not look at what it is sent.
-            TryFailedError: If it does not answer.
-        """
-        assert self._parts.pictures is not None
-        noise = self._parts.pictures.noise(shown.pictures[0])
-        said = []
-        for index, uris in enumerate((shown.data_uris, (noise, *shown.data_uris[1:]))):
-            asked = shown._replace(data_uris=uris)
-            flight = Flight(request_id=f"sight{index}", prompt_ids=shown.whole_ids, params=_ONE_TOKEN, shown=asked)
-            flight.rid = f"sight{index}.{self._suffix}{next(self._numbers):08x}"
-            request = self._parts.dialect.request(flight, worker)
-            await self._take(request.answer, await self._receive(flight, worker, request))
-            reply = request.answer.reply()
-            said.append((reply.token_ids, reply.logprobs))
-        (ids, logprobs), (other_ids, others) = said
-        if np.array_equal(ids, other_ids) and np.allclose(logprobs, others, rtol=0.0, atol=_SAME_LOGPROB):
-            raise PictureMismatchError(
-                f"says the same of {shown.pictures[0].source or 'a picture'} and of noise instead, "
-                f"token {ids.tolist()} at {logprobs.tolist()}: it does not look at the pictures that it is sent"
-            )
-        self._seeing.add(worker.address)
+    async def _ask(self, flight: Flight, worker: Worker) -> Reply:
+        """Send a request of our own once, and return its reply."""
+        flight.rid = f"{flight.request_id}.{self._suffix}{next(self._numbers):08x}"
+        request = self._parts.dialect.request(flight, worker)
+        await self._take(request.answer, await self._receive(flight, worker, request))
+        return request.answer.reply()
 
     def _receive(
         self, flight: Flight, worker: Worker, request: ServerRequest
@@ -332,6 +315,10 @@ class Dispatcher:
             told = f"answers {reply.prompt_tokens} prompt tokens, {num_sent} were sent"
             if flight.shown is None:
                 raise EngineProtocolError(told)
+            if self._makes_text(flight, reply.prompt_tokens):
+                raise EngineProtocolError(
+                    f"{told}: it makes text of a prompt with pictures, which is tokenised otherwise than it was sampled"
+                )
             raise PictureMismatchError(
                 f"{told}: it has made more or less of {len(flight.shown.pictures)} pictures than the model's processor"
             )
@@ -343,6 +330,13 @@ class Dispatcher:
             max_new_tokens=flight.remaining_tokens,
             context_length=self._parts.context_length,
         )
+
+    def _makes_text(self, flight: Flight, num_told: int) -> bool:
+        """Whether a server's number of tokens is that of the text of those sent, which a policy sampled otherwise."""
+        tokenizer, sent_ids = self._parts.tokenizer, flight.sent_ids
+        text = tokenizer.decode(sent_ids, skip_special_tokens=False)
+        num_more = len(tokenizer.encode(text, add_special_tokens=False)) - len(sent_ids)
+        return num_told == len(flight.prompt_ids) + flight.num_sampled + num_more
 
     async def _back_off(self, flight: Flight, worker: Worker, failure: TryFailedError) -> None:
         counters, kind = self._parts.counters, failure.failure

@@ -376,6 +376,7 @@ class ServerEngine(Engine):
                 context_length=self.context_length,
                 vocab_size=self.vocab_size,
                 pictures=self._pictures,
+                tokenizer=self._tokenizer,
             ),
             max_tries=settings.max_tries,
         )

@@ -97,13 +97,15 @@ class EmbeddedEngine(Engine):
         Raises:
             EngineProtocolError: If the model takes none, or they do not fit the prompt.
         """
-        if self._pictures is None:
+        pictures = self._pictures
+        if pictures is None:
             raise EngineProtocolError("the embedded engine's model takes text only, no images")
         try:
-            places = self._pictures.locate(np.asarray(token_ids, np.int32), images)
+            # The processor may have to be loaded, or work for somebody else.
+            places = await asyncio.to_thread(pictures.locate, np.asarray(token_ids, np.int32), images)
         except ValueError as error:
             raise EngineProtocolError(f"the input's tokens and its pictures do not go together: {error}") from error
-        pixels = await asyncio.to_thread(self._pictures.pixels, images)
+        pixels = await asyncio.to_thread(pictures.pixels, images)
         seen = [SeenPicture(image.content_hash, *place) for image, place in zip(images, places, strict=True)]
         return RequestPictures(tuple(seen), pixels)
 

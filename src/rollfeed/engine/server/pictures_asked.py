@@ -29,8 +29,8 @@ async def with_pictures(body: Any, service: Service) -> tuple[Picture, ...]:
         raise RequestError("image_data is not supported: the model takes text only")
     loader, processor = seeing.loader, seeing.pictures
     text, ids = body.get("text"), body.get("input_ids")
-    if isinstance(text, list) or (isinstance(ids, list) and ids and isinstance(ids[0], list)):
-        raise RequestError("image_data goes with one prompt a request")
+    if (ids is None and not isinstance(text, str)) or (isinstance(ids, list) and ids and isinstance(ids[0], list)):
+        raise RequestError("image_data goes with one prompt a request, in text or input_ids")
     shown = given if isinstance(given, list) else [given]
 
     def look() -> tuple[tuple[Picture, ...], NDArray[np.int32]]:

@@ -11,10 +11,11 @@ import hashlib
 import io
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rollfeed.config.pictures import Animated, PictureSettings
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, in_one_line
 from rollfeed.types import Picture, PictureKind
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def decoded(content: bytes, *, limits: PictureSettings, source: str = "") -> tup
         ConfigError: If Pillow is not installed.
     """
     image = _opened(content, limits)
-    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # a photo with a thumbnail or a second eye
+    frames = 1 if image.format == "MPO" else _num_frames(image)  # a photo with a thumbnail or a second eye
     if frames > 1 and limits.animated is Animated.REFUSE:
         raise ValueError(
             f"it is animated ({frames} frames): set prompts.pictures.animated = 'first' to take its first frame, or "
@@ -51,11 +52,9 @@ def decoded(content: bytes, *, limits: PictureSettings, source: str = "") -> tup
 def frames_of(content: bytes, *, limits: PictureSettings, source: str = "") -> Iterator[tuple[Picture, bytes]]:
     """Yield pictures of an animation, ``limits.video_frames`` at most, evenly over its length; raises as `decoded`."""
     image = _opened(content, limits)
-    for index in chosen_frames(getattr(image, "n_frames", 1), limits.video_frames):
-        try:
+    for index in chosen_frames(_num_frames(image), limits.video_frames):
+        with _refusing(f"its frame {index} cannot be decoded"):
             image.seek(index)
-        except (EOFError, OSError, SyntaxError) as error:
-            raise ValueError(f"its frame {index} cannot be decoded: {error}") from None
         yield as_png(_as_rgb(image), kind=PictureKind.FRAME, source=f"{source}#{index}")
 
 
@@ -85,17 +84,31 @@ def pixels_of(content: bytes) -> Image:
 
 def _opened(content: bytes, limits: PictureSettings | None) -> Image:
     pil = import_pil()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pil.DecompressionBombWarning)  # its size is looked at below
-            image: Image = pil.open(io.BytesIO(content), formats=_FORMATS)
-    except pil.UnidentifiedImageError:
-        raise ValueError(f"it is no picture in {', '.join(_FORMATS)}") from None
-    except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
-        raise ValueError(f"it is no picture that can be read: {error}") from None
+    with _refusing("it is no picture that can be read"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", pil.DecompressionBombWarning)  # its size is looked at below
+        try:
+            image: Image | None = pil.open(io.BytesIO(content), formats=_FORMATS)
+        except pil.UnidentifiedImageError:
+            image = None
+    if image is None:
+        raise ValueError(f"it is no picture in {', '.join(_FORMATS)}")
     if limits is not None:
         check_size(image.size, limits)
     return image
+
+
+def _num_frames(image: Image) -> int:
+    with _refusing("its frames cannot be counted"):
+        return getattr(image, "n_frames", 1)
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """Raise ValueError for whatever decoders raise: of bytes that nobody vouches for they raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{problem}: {in_one_line(error)}") from None
 
 
 def check_size(size: tuple[int, int], limits: PictureSettings) -> None:
@@ -114,7 +127,7 @@ def _as_rgb(image: Image) -> Image:
     from PIL import ImageOps
 
     pil = import_pil()
-    try:
+    with _refusing("it is broken"):
         upright = ImageOps.exif_transpose(image)
         if upright.mode == "RGB":
             upright.load()
@@ -128,8 +141,6 @@ def _as_rgb(image: Image) -> Image:
             upright = upright.point(lambda value: value / 256).convert("L")  # 16 bits, which `convert` would clip
         converted: Image = upright.convert("RGB")
         return converted
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise ValueError(f"it is broken: {error}") from None
 
 
 def _picture(content: bytes, media_type: str, pixels: Image, kind: PictureKind, source: str) -> Picture:

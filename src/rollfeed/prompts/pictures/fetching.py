@@ -10,8 +10,10 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
@@ -74,9 +76,9 @@ class Fetcher:
         for _ in range(_MOST_REDIRECTS + 1):
             try:
                 answer = self._ask(place, ends_at)
-            except TimeoutError:
-                raise ValueError(f"it was not there in {self._timeout_seconds:g} s") from None
             except (OSError, http.client.HTTPException, UnicodeError) as error:
+                if isinstance(error, TimeoutError) or time.monotonic() >= ends_at:
+                    raise ValueError(f"it was not there in {self._timeout_seconds:g} s") from None
                 raise ValueError(f"it cannot be fetched: {type(error).__name__}: {error}") from None
             if isinstance(answer, bytes):
                 return answer
@@ -94,17 +96,18 @@ class Fetcher:
         connection = (http.client.HTTPSConnection if is_safe else http.client.HTTPConnection)(parts.hostname, port)
         try:
             connection.sock = socket.create_connection((address, port), timeout=_left(ends_at))
-            if is_safe:
-                context = ssl.create_default_context()
-                connection.sock = context.wrap_socket(connection.sock, server_hostname=parts.hostname)
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", target, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
-            reply = connection.getresponse()
-            if reply.status in _REDIRECTS and (place := reply.getheader("Location")):
-                return place
-            if reply.status != 200:
-                raise ValueError(f"it answers HTTP {reply.status}")
-            return self._body(reply, connection, ends_at)
+            with _cut_off(connection.sock, ends_at):
+                if is_safe:
+                    context = ssl.create_default_context()
+                    connection.sock = context.wrap_socket(connection.sock, server_hostname=parts.hostname)
+                target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                connection.request("GET", target, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
+                reply = connection.getresponse()
+                if reply.status in _REDIRECTS and (place := reply.getheader("Location")):
+                    return place
+                if reply.status != 200:
+                    raise ValueError(f"it answers HTTP {reply.status}")
+                return self._body(reply, ends_at)
         finally:
             connection.close()
 
@@ -117,7 +120,7 @@ class Fetcher:
                 raise ValueError(f"it leads to {host}, {address}, which is no public address: give the file's path")
         return addresses[0]
 
-    def _body(self, reply: http.client.HTTPResponse, connection: http.client.HTTPConnection, ends_at: float) -> bytes:
+    def _body(self, reply: http.client.HTTPResponse, ends_at: float) -> bytes:
         pieces, size = list[bytes](), 0
         while piece := reply.read1(_PIECE_BYTES):
             pieces.append(piece)
@@ -125,11 +128,29 @@ class Fetcher:
             if size > self._max_bytes:
                 limit = self._max_bytes / (1 << 20)
                 raise ValueError(f"it has more bytes than prompts.pictures.max_megabytes = {limit:g}")
-            if connection.sock is not None:
-                connection.sock.settimeout(_left(ends_at))
+        _left(ends_at)  # what has been cut off may look whole
         if reply.length:
             raise ValueError(f"it ended {reply.length} bytes early")
         return b"".join(pieces)
+
+
+@contextmanager
+def _cut_off(connected: socket.socket, ends_at: float) -> Iterator[None]:
+    """End a connection when its time is over: one that sends a byte now and then never lets a read time out."""
+    same = connected.dup()
+    timer = threading.Timer(max(0.0, ends_at - time.monotonic()) + 0.01, _shut, [same])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        same.close()
+
+
+def _shut(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _left(ends_at: float) -> float:

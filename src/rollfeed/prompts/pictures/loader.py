@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -131,8 +133,11 @@ class PictureLoader:
         return self._bounded(_data_of(given)) if given.startswith("data:") else self._fetcher.fetch(given)
 
     def _read(self, path: Path) -> bytes:
-        if (size := _status(path).st_size) > self._limits.max_bytes:
-            raise ValueError(_too_large(size, self._limits))
+        status = _status(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no file")
+        if status.st_size > self._limits.max_bytes:
+            raise ValueError(_too_large(status.st_size, self._limits))
         try:
             return path.read_bytes()
         except OSError as error:
@@ -198,6 +203,9 @@ def _shown(given: Any) -> str:
     """Return what a picture is called in messages and records."""
     if not isinstance(given, str) or given.startswith("data:"):
         return "data:"
+    if _is_remote(given):  # users, passwords and signatures are nobody else's
+        given = re.sub("^(https?://)[^/?#]*@", r"\1", given).partition("#")[0]
+        given = given if "?" not in given else f"{given.partition('?')[0]}?..."
     return given if len(given) <= _MOST_SHOWN else f"{given[:_MOST_SHOWN]}..."
 
 

@@ -79,9 +79,7 @@ class PictureFolder:
             path.unlink(missing_ok=True)
         self.has_any = self.has_any or folder.is_dir()
         with self._lock:
-            before, self._folder = self._temporary, folder
-        if before is not None:
-            self._origins.update({path.stem: path for path in before.iterdir()})
+            self._folder = folder
 
     def keep(self, pictures: Iterable[Picture]) -> None:
         """Have pictures in the folder itself, so that they are there whatever becomes of where they came from.

@@ -67,7 +67,7 @@ class ModelPictures:
         self._folder, self._trust_remote_code = folder, trust_remote_code
         self._loaded: Any = None
         self._mark, self._mark_id = "", -1
-        self._token_ids: dict[tuple[int, int], NDArray[np.int32]] = {}
+        self._token_ids = _Recent[NDArray[np.int32]](lambda ids: ids.nbytes)
         self._pixels = _Recent[Mapping[str, NDArray[Any]]](_num_bytes)
         self._uris = _Recent[str](len)
         self._lock = threading.RLock()
@@ -153,14 +153,16 @@ class ModelPictures:
     def _tokens_of(self, picture: Picture) -> NDArray[np.int32]:
         """Return the tokens of a picture of this size."""
         size = (picture.width, picture.height)
+
+        def make() -> NDArray[np.int32]:
+            blank = import_pil().new("RGB", size)
+            ids = np.asarray(self._process([blank], self._mark)["input_ids"], np.int32).reshape(-1)
+            ids.setflags(write=False)
+            return ids
+
         with self._lock:
             self._processor()
-            if size not in self._token_ids:
-                blank = import_pil().new("RGB", size)
-                ids = np.asarray(self._process([blank], self._mark)["input_ids"], np.int32).reshape(-1)
-                ids.setflags(write=False)
-                self._token_ids[size] = ids
-            return self._token_ids[size]
+            return self._token_ids.get(size, make)
 
     def _process(self, images: Sequence[Any], text: str) -> Any:
         try:

@@ -104,7 +104,8 @@ async def ask(payload: Mapping[str, Any], work: Work) -> Completion:
         turn = f"-turn{number}" if number else ""
         name = f"step{request.step}{turn}-rollout{request.rollout_id}"
     given = payload.get("image_data") or ()
-    ids, images = _with_pictures(ids, [given] if isinstance(given, str) else list(given), work)
+    shown = [given] if isinstance(given, str) else list(given)
+    ids, images = await asyncio.to_thread(_with_pictures, ids, shown, work) if shown else (ids, ())
     completion = await work.services.endpoint.generate(ids, params, request_id=name, images=images)
     work.sent.append(Sent(ids, completion))
     return completion
@@ -114,8 +115,6 @@ def _with_pictures(
     ids: NDArray[np.int32], given: Sequence[Any], work: Work
 ) -> tuple[NDArray[np.int32], tuple[Picture, ...]]:
     """Return a prompt with the tokens of its pictures, unless it has them, and the pictures."""
-    if not given:
-        return ids, ()
     seeing = work.services.picture_input
     if seeing is None or seeing.pictures is None:
         raise SlimeUseError("/generate: image_data is there, and the model takes text only")
