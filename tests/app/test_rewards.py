@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rollfeed.app import open_rollouts
-from rollfeed.app.rewards import RewardServices, load_reward_function
+from rollfeed.app.rewards import RewardServices
+from rollfeed.app.scoring.reward_functions import load_reward_function
 from rollfeed.config import RewardSettings, RolloutConfig
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import BatchedRewardFn, GroupRewardFn, Isolation, RewardFn
@@ -52,7 +53,7 @@ def load(folders: list[Path], services: RewardServices) -> Callable[..., Any]:
             takes,
             "plugins.reward",
             settings=RewardSettings(timeout_seconds=seconds),
-            services=services,
+            workers=services.workers,
             folders=folders,
             label_names=["answer"],
         )

@@ -50,6 +50,7 @@ _EXAMPLES = {
     "environment": _Example("what the environment in the metadata says", is_graded=False),
     "rlve": _Example("the same for rows as RLVE writes them", is_graded=False),
     "remote_rm": _Example("what a server says", "4", "4", is_graded=False),
+    "reward_model": _Example("the score of a model", is_graded=False),
 }  # fmt: skip
 
 
