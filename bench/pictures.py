@@ -12,18 +12,11 @@ must not be in the control.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import shlex
-import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training_runs import records, tell, train
-
-from rollfeed.benchmarks.machine import machine
+from training_runs import records, seeds_and_a_control, tell, train
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "examples" / "pictures" / "train.toml"
@@ -33,27 +26,10 @@ GUESSING = 1 / 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    arguments = parser.parse_args()
-    load_before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as temporary:
-        runs = [of_seed(seed, Path(temporary, f"seed-{seed}")) for seed in arguments.seeds]
-        control = of_seed(arguments.seeds[0], Path(temporary, "control"), CONTROL)
-    record = {
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": machine() | {"load_average_before": load_before},
-        "settings": SETTINGS.read_text(encoding="utf-8"),
-        "guessing_a_colour": GUESSING,
-        "runs": runs,
-        "control": control,
-        "met": all(run["sees"] for run in runs) and not control["sees"],
-    }
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    seeds_and_a_control(__doc__, of_seed, CONTROL, settings=SETTINGS, sign="sees", guessing_a_colour=GUESSING)
 
 
-def of_seed(seed: int, out: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def of_seed(seed: int, out: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Run the command; return its curve, and whether it ends above what guessing a colour comes to."""
     run = train(SETTINGS, out, seed=seed, overrides=overrides)
     mismatch = max(step["train/picture_mismatch_kl"] for step in records(out / "train.jsonl"))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from rollfeed.benchmarks.machine import machine
+
+OfSeed: TypeAlias = Callable[[int, Path, Sequence[str]], dict[str, Any]]
 _FIRST_EVALUATION = "after 0 batches"
 
 
@@ -50,6 +55,39 @@ def train(settings: Path, out: Path, *, seed: int, overrides: Sequence[str] = ()
         "change": evaluations[-1]["change"][name],
         "curve": [_point(record) for record in evaluations],
     }
+
+
+def seeds_and_a_control(
+    description: str | None, of_seed: OfSeed, control: Sequence[str], *, settings: Path, sign: str, **told: Any
+) -> None:
+    """Write what runs of several seeds come to, and a control of the first one; ``sign`` says if a run has learned.
+
+    Args:
+        description: Of the command line.
+        of_seed: Runs the command with a seed, a folder and overrides; returns its record.
+        control: Overrides of the control.
+        settings: The file that is run.
+        sign: Key of records: true of each run and not of the control where the bench is met.
+        told: What else the file says.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    arguments = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = [of_seed(seed, Path(temporary, f"seed-{seed}"), ()) for seed in arguments.seeds]
+        controlled = of_seed(arguments.seeds[0], Path(temporary, "control"), control)
+    record = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine() | {"load_average_before": load_before},
+        "settings": settings.read_text(encoding="utf-8"),
+        **told,
+        "runs": runs,
+        "control": controlled,
+        "met": all(run[sign] for run in runs) and not controlled[sign],
+    }
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def records(path: Path) -> list[dict[str, Any]]:

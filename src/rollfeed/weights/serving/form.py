@@ -149,11 +149,11 @@ class ServingForm:
 
     def _launch_kind(self, name: str, tensor: Any) -> tuple[object, ...] | None:
         """Return what tensors share that one launch can make FP8 of; None where none is made of this one."""
-        self._checked_shape(name, tensor)
         if not self.is_fp8(name) or isinstance(tensor, np.ndarray) or not tensor.is_floating_point():
             return None
         from rollfeed.weights.serving.fp8 import is_fused
 
+        self._checked_shape(name, tensor)
         scale_type = self._served[self.scale_of(name)].dtype
         return (tensor.dtype, tensor.device, scale_type) if is_fused(tensor, self._block) else None
 

@@ -80,10 +80,10 @@ class SGLang:
         self.api_key = ApiKey.read(settings.api_key_env, setting=f"{self.setting}.api_key_env")
         is_retracted = settings.weight_update is WeightUpdateMode.RETRACT
         self.keeps_cache = settings.weight_update is WeightUpdateMode.IN_PLACE
-        self._ending: set[str] = set()
-        """Servers that end what runs by themselves, when an update says so."""
-        self._old: set[str] = set()
-        """Servers of releases that die of that, and of a flush behind a retraction."""
+        self._is_ending: dict[str, bool | None] = {}
+        """Whether servers, by address, end what runs when an update says so; None where their release is not known.
+        Those that do not die of it, and of a flush behind a retraction.
+        """
         self._holding = {"mode": "retract" if is_retracted else "in_place"}
 
     def open(self, context: Context) -> None:
@@ -110,8 +110,7 @@ class SGLang:
             )
         model, info = await self._model(address), await self._server_info(address)
         await self._check_context(address)
-        if (release := _release(info)) is not None:
-            (self._ending if release >= _ENDING_SINCE else self._old).add(address)
+        self._is_ending[address] = _ends_requests(info)
         return Found(
             policy_version=version_told_by(address, model.get("weight_version", "default")),
             precision=_precision(info),
@@ -190,7 +189,9 @@ class SGLang:
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         address, mode = worker.address, self.settings.weight_update
-        if mode is WeightUpdateMode.ABORT or (mode is WeightUpdateMode.RETRACT and address in self._old):
+        if mode is WeightUpdateMode.ABORT or (
+            mode is WeightUpdateMode.RETRACT and self._is_ending.get(address) is False
+        ):
             return await self._update_emptied(worker, update, is_held=is_held)
         if not is_held:
             await self.hold(address)
@@ -223,7 +224,7 @@ class SGLang:
         if is_held:
             await self.release(worker.address)
         async with _afterwards(partial(self.hold, worker.address) if is_held else None):
-            if not (isinstance(update, FolderUpdate) and worker.address in self._ending):
+            if not (isinstance(update, FolderUpdate) and self._is_ending.get(worker.address)):
                 await self._until_idle(worker)
             return await self._load(worker.address, update, empties=True)
 
@@ -328,10 +329,10 @@ async def _afterwards(do: Callable[[], Awaitable[object]] | None) -> AsyncIterat
         await do()
 
 
-def _release(told: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the release of SGLang that a server is; None where it is none, or tells no numbers."""
+def _ends_requests(told: Mapping[str, Any]) -> bool | None:
+    """Whether a server ends what runs when an update says so; None where it tells no release of SGLang."""
     found = _RELEASE.match(str(told.get("version")))
-    return found and tuple(map(int, found.groups()))
+    return found and tuple(map(int, found.groups())) >= _ENDING_SINCE
 
 
 def _precision(told: Mapping[str, Any]) -> str:
