@@ -53,6 +53,14 @@ def test_what_is_not_done_is_told() -> None:
     asked = API.read(body)
     assert asked.tools == (TOOL,)
     assert asked.left_out == ("tools[1] (web_search)", "tool_choice", "sparkle")
+
+
+def test_the_likeliest_tokens_are_twenty_at_most_and_told_with_logprobs_only() -> None:
+    assert API.read({**BODY, "logprobs": True, "top_logprobs": 20}).num_tops == 20
+    without = API.read({**BODY, "top_logprobs": 3})
+    assert (without.num_tops, without.left_out) == (0, ("top_logprobs",))
+    with pytest.raises(ApiError, match="top_logprobs must be a whole number of at least 0 and at most 20"):
+        API.read({**BODY, "logprobs": True, "top_logprobs": 21})
     assert API.read({**BODY, "tools": [TOOL], "tool_choice": "none"}).callable_tools == ()
 
 

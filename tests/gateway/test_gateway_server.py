@@ -57,6 +57,19 @@ def test_a_stream_tells_the_same_as_a_reply() -> None:
     asyncio.run(run())
 
 
+def test_the_likeliest_tokens_are_not_told_and_that_is_said() -> None:
+    async def run() -> None:
+        async with gateway(answers("one")) as client:
+            opened = await client.open()
+            body = {"messages": [QUESTION], "logprobs": True, "top_logprobs": 2}
+            async with client.http.post(f"{opened['openai_base_url']}/chat/completions", json=body) as response:
+                assert response.headers["x-rollfeed-left-out"] == "top_logprobs"
+                tokens = (await response.json())["choices"][0]["logprobs"]["content"]
+            assert [token["top_logprobs"] for token in tokens] == [[], [], [], []]
+
+    asyncio.run(run())
+
+
 def test_all_three_apis_are_turns_of_the_same_session() -> None:
     async def run() -> None:
         async with gateway(answers("one", "two", "three")) as client:

@@ -50,15 +50,18 @@ def test_the_example_makes_a_batch_that_was_judged(rollfeed: Any, judge: str, tm
     assert "detail: smollm2-135m-instruct (" in shown.out
 
 
-def test_a_judge_without_probabilities_of_letters_is_refused_by_check_and_run(
-    rollfeed: Any, judge: str, tmp_path: Path
-) -> None:
-    wanted = ("--set", judge, "--set", "reward.judge.reply=letter_logprobs")
-    for command in (("check", EXAMPLE, "--servers"), ("run", EXAMPLE, "--out", tmp_path / "run")):
-        ran = rollfeed(*command, *wanted)
-        assert ran.code == 2
-        assert "reward.judge.reply = 'letter_logprobs': smollm2-135m-instruct at" in ran.err
-        assert "has no top_logprobs: choose reply = 'letter'" in ran.err
-    ran = rollfeed("check", EXAMPLE, "--servers", "--set", judge)
+def test_letters_are_weighted_by_what_the_served_engine_says_of_them(rollfeed: Any, judge: str, tmp_path: Path) -> None:
+    overrides = [f"rollout.{name}={value}" for name, value in SMALL.items()]
+    overrides += [judge, "reward.judge.reply=letter_logprobs", "sampling.rollout_max_response_len=12"]
+    options = [word for each in (*overrides, "engine.num_slots=8") for word in ("--set", each)]
+    ran = rollfeed("check", EXAMPLE, "--servers", *options)
     assert ran.code == 0, ran.err
     assert "judge    judge answers" in ran.out
+    ran = rollfeed("run", EXAMPLE, "--out", tmp_path / "run", *options)
+    assert ran.code == 0, ran.err
+    for group in RunReader(tmp_path / "run").batch(0).groups:
+        for rollout in group.rollouts:
+            assert rollout.verdict is not None
+            reward, said = rollout.get_reward_value(), rollout.verdict.detail.split("): ")[1].lower()
+            assert 0.0 < reward < 1.0
+            assert said.startswith("yes") if reward > 0.5 else not said.startswith("yes")

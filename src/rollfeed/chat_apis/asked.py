@@ -51,6 +51,8 @@ class Asked:
     include_usage: bool = False
     """Whether a stream of chat completions ends with token counts; the others always do."""
     with_logprobs: bool = False
+    num_tops: int = 0
+    """Of the likeliest tokens at each place, that are told beside the sampled one."""
     with_reasoning: bool = True
     """Whether thoughts are told; where they are not, they are no part of the turn that clients see."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -76,6 +76,7 @@ class OpenAIChat:
         with_logprobs = fields.flag("logprobs")
         left_out += not_done(fields, tools)
         asked = {
+            "num_tops": num_tops(fields, with_logprobs=with_logprobs),
             "num_choices": fields.integer("n", least=1, most=4096) or 1,
             "include_usage": Fields(fields.object("stream_options")).flag("include_usage"),
             **read_sampling(fields, stop="stop"),
@@ -170,8 +171,12 @@ class _ChatEvents:
 
 def not_done(fields: Fields, tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the fields of a body of OpenAI's APIs that ask for what is not done here."""
-    left_out = ["top_logprobs"] if fields.integer("top_logprobs", least=0) else []
-    return left_out + (["parallel_tool_calls"] if fields.take("parallel_tool_calls") is False and tools else [])
+    return ["parallel_tool_calls"] if fields.take("parallel_tool_calls") is False and tools else []
+
+
+def num_tops(fields: Fields, *, with_logprobs: bool) -> int:
+    """Return how many of the likeliest tokens a body asks for; as OpenAI has it, 20 at most, and with logprobs only."""
+    return (fields.integer("top_logprobs", least=0, most=20) or 0) if with_logprobs else 0
 
 
 def openai_error(error: ApiError) -> tuple[int, dict[str, Any]]:
@@ -245,7 +250,8 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
 
 def token_shown(each: TokenLogprob) -> dict[str, Any]:
     """Return a token with its log-probability, as OpenAI's APIs tell it."""
-    return {"token": each.token, "logprob": each.logprob, "bytes": list(each.token.encode()), "top_logprobs": []}
+    shown = {"token": each.token, "logprob": each.logprob, "bytes": list(each.token.encode())}
+    return {**shown, "top_logprobs": [token_shown(top) for top in each.tops]}
 
 
 def _usage(said: Sequence[Said]) -> dict[str, Any]:

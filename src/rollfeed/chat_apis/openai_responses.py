@@ -10,7 +10,7 @@ from typing import Any
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.chat_apis.asked import Asked
 from rollfeed.chat_apis.chat_api import ReplyEvents
-from rollfeed.chat_apis.openai_chat import HARMLESS, ROLES, not_done, openai_error
+from rollfeed.chat_apis.openai_chat import HARMLESS, ROLES, not_done, num_tops, openai_error
 from rollfeed.chat_apis.reading import (
     Fields,
     read_sampling,
@@ -56,7 +56,9 @@ class OpenAIResponses:
         choice = read_tool_choice(fields.take("tool_choice"), tools.shown, left_out)
         left_out += not_done(fields, tools.shown)
         included = fields.take("include")
+        with_logprobs = isinstance(included, list) and "message.output_text.logprobs" in included
         asked = {"max_new_tokens": fields.integer("max_output_tokens", least=1), **read_sampling(fields, stop="stop")}
+        asked["num_tops"] = num_tops(fields, with_logprobs=with_logprobs)
         left_out += fields.rest(_HARMLESS)
         return Asked(
             messages=tuple(system_first(messages)),
@@ -64,7 +66,7 @@ class OpenAIResponses:
             custom_tools=frozenset(tools.custom),
             namespaces=tools.namespaces,
             tool_choice=choice,
-            with_logprobs=isinstance(included, list) and "message.output_text.logprobs" in included,
+            with_logprobs=with_logprobs,
             previous_response_id=previous,
             left_out=tuple(left_out),
             **asked,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +39,12 @@ class Finish(StrEnum):
 
 
 class TokenLogprob(NamedTuple):
-    """A sampled token."""
+    """A token that was sampled, or could have been."""
 
     token: str
     logprob: float
+    tops: tuple[TokenLogprob, ...] = ()
+    """The likeliest in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def said_of(
     call_format: CallFormat,
     *,
     in_thought: bool,
+    tops: Sequence[Sequence[tuple[int, float]]] = (),
     first_call: int = 0,
 ) -> Said:
     """Return the turn that was sampled.
@@ -132,7 +136,9 @@ def said_of(
     finish = Finish(reason.kind.value)
     if reason.kind is FinishKind.STOP:
         finish = Finish.TOOL_CALLS if calls else Finish.STOP if stop is None else Finish.STOP_SEQUENCE
-    logprobs = token_logprobs(completion.token_ids, completion.logprobs, tokenizer) if asked.with_logprobs else None
+    logprobs = None
+    if asked.with_logprobs:
+        logprobs = token_logprobs(completion.token_ids, completion.logprobs, tokenizer, tops)
     return Said(
         content=content,
         reasoning=reasoning.strip() if asked.with_reasoning else "",
@@ -189,11 +195,18 @@ def next_call(messages: Iterable[Message]) -> int:
 
 
 def token_logprobs(
-    token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], tokenizer: Tokenizer
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    tokenizer: Tokenizer,
+    tops: Sequence[Sequence[tuple[int, float]]] = (),
 ) -> tuple[TokenLogprob, ...]:
-    """Return tokens as texts with their log-probabilities."""
-    tokens = (tokenizer.decode([token_id], skip_special_tokens=False) for token_id in token_ids.tolist())
-    return tuple(map(TokenLogprob, tokens, logprobs.tolist()))
+    """Return tokens as texts with their log-probabilities, and the likeliest of each place, where they are given."""
+
+    def told(token_id: int, logprob: float, likeliest: Sequence[tuple[int, float]]) -> TokenLogprob:
+        shown = tuple(told(*each, ()) for each in likeliest)
+        return TokenLogprob(tokenizer.decode([token_id], skip_special_tokens=False), logprob, shown)
+
+    return tuple(map(told, token_ids.tolist(), logprobs.tolist(), tops or repeat(())))
 
 
 def _text(completion: Completion, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> str:

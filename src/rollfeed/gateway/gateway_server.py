@@ -92,6 +92,8 @@ class GatewayServer:
         body = await self._read(request, session)
         asked = api.read(await _decoded(body))
         asked = asked if asked.model else replace(asked, model=self._sessions.policy.models[0])
+        if asked.num_tops:  # a policy tells of the tokens that it has sampled only
+            asked = replace(asked, num_tops=0, left_out=(*asked.left_out, "top_logprobs"))
         headers = request.headers
         wanted = AgentRequest(
             asked=asked,

@@ -212,6 +212,30 @@ def test_what_a_token_was_drawn_from_is_returned_where_it_is_asked_for(samplers:
         np.testing.assert_allclose(draws.logprobs[row], among[kept == draws.token_ids[row]], atol=1e-5)
 
 
+def test_the_likeliest_tokens_are_told_of_the_distribution_before_top_k_and_change_no_draw(samplers: Samplers) -> None:
+    logits_V = logits_of(700)
+    asks = [({"temperature": 0.8, "top_k": 2}, 3), ({}, 0), ({"temperature": 0.0}, 1), ({"min_new_tokens": 3}, 700)]
+    sampler, without = (samplers.make(num_rows=len(asks), vocab_size=700) for _ in range(2))
+    best = int(logits_V.argmax())
+    for row, (changes, num_tops) in enumerate(asks):
+        about = {"seed": row, "prompt_ids": SEEN, "stop_ids": {best}}
+        sampler.assign(row, SamplingParams(max_new_tokens=9, **changes), num_tops=num_tops, **about)
+        without.assign(row, SamplingParams(max_new_tokens=9, **changes), **about)
+    rows, none_yet = np.arange(len(asks)), np.zeros(len(asks), np.int64)
+    draws = sampler.sample(logits_V.repeat(len(asks), 1), rows, none_yet)
+    plain = without.sample(logits_V.repeat(len(asks), 1), rows, none_yet)
+    assert (draws.token_ids.tolist(), draws.logprobs.tolist()) == (plain.token_ids.tolist(), plain.logprobs.tolist())
+    assert not plain.tops
+    cool, none, greedy, every = draws.tops
+    wanted = (logits_V.double() / 0.8).log_softmax(-1)
+    assert [token_id for token_id, _ in cool] == wanted.topk(3).indices.tolist()
+    np.testing.assert_allclose([logprob for _, logprob in cool], wanted.topk(3).values, atol=1e-5)
+    assert list(none) == []
+    assert greedy[0] == (draws.token_ids[2], pytest.approx(float(draws.logprobs[2]), abs=1e-5))
+    assert len(every) == 699  # but for the one that may not come yet
+    assert sum(np.exp(logprob) for _, logprob in every) == pytest.approx(1.0)
+
+
 def test_the_repetition_penalty_covers_sampled_tokens_too(samplers: Samplers) -> None:
     logits_V = torch.tensor([5.0, 4.0, -1.0])
     params = SamplingParams(max_new_tokens=9, temperature=0.0, repetition_penalty=2.0)

@@ -47,9 +47,10 @@ async def test_a_chat_with_tools_is_the_same_whole_and_streamed(speaking: Any) -
     async with speaking() as clients:
         ask = clients.openai.chat.completions
         asked: Any = {"model": "m", "messages": USER, "tools": tools, "temperature": 0.0, "extra_body": THINKING}
-        whole = await ask.create(logprobs=True, **asked)
-        async with ask.stream(stream_options={"include_usage": True}, logprobs=True, **asked) as stream:
+        whole = await ask.create(logprobs=True, top_logprobs=2, **asked)
+        async with ask.stream(stream_options={"include_usage": True}, logprobs=True, top_logprobs=2, **asked) as stream:
             streamed = await stream.get_final_completion()
+        plain = await ask.create(logprobs=True, **asked)
         first = whole.choices[0].message
         history: Any = [*USER, first.model_dump(exclude_none=True) | {"content": first.content}]
         history += [{"role": "tool", "tool_call_id": call_id, "content": "3"} for call_id, _ in CALLS]
@@ -60,7 +61,15 @@ async def test_a_chat_with_tools_is_the_same_whole_and_streamed(speaking: Any) -
         assert message.content == "Let me see."
         assert [(call.id, json.loads(call.function.arguments)) for call in message.tool_calls] == CALLS
         assert reply.choices[0].finish_reason == "tool_calls"
-        assert len(reply.choices[0].logprobs.content) == reply.usage.completion_tokens == 12
+        tokens = reply.choices[0].logprobs.content
+        assert len(tokens) == reply.usage.completion_tokens == 12
+        for token in tokens:  # at temperature 0 the sampled one is the likeliest
+            likeliest, second = token.top_logprobs
+            assert (likeliest.token, likeliest.bytes) == (token.token, token.bytes)
+            assert likeliest.logprob == pytest.approx(token.logprob, abs=1e-5)
+            assert second.logprob <= likeliest.logprob
+            assert second.token != likeliest.token
+    assert all(token.top_logprobs == [] for token in plain.choices[0].logprobs.content)
     assert last.choices[0].message.content == "It is 3."
     assert last.choices[0].finish_reason == "stop"
 

@@ -139,7 +139,8 @@ class Backend(ABC):
                 self._fail_not_finite(slot)
                 continue
             kept = draws.kept[row] if draws.kept else None
-            request.append(token_id, logprob, policy_version=self.policy_version, kept=kept)
+            tops = draws.tops[row] if draws.tops else ()
+            request.append(token_id, logprob, policy_version=self.policy_version, kept=kept, tops=tops)
             try:
                 reason = request.finish_reason(self._tokenizer)
             except Exception as error:  # of the tokenizer

@@ -168,7 +168,12 @@ class ContinuousBatcher(Backend):
             slot, kept = self._slots.occupy(token_ids, reuse=not request.needs_scoring)
             try:
                 self._sampler.assign(
-                    slot, request.params, seed=request.seed, prompt_ids=token_ids, stop_ids=request.stop_ids
+                    slot,
+                    request.params,
+                    seed=request.seed,
+                    prompt_ids=token_ids,
+                    stop_ids=request.stop_ids,
+                    num_tops=request.num_tops,
                 )
             except Exception as error:  # the request's: whatever it asks for must not end the others
                 self._slots.erase(slot)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.engine.backends.sampling import TopTokens
 from rollfeed.protocols import Tokenizer
 from rollfeed.types import (
     Completion,
@@ -64,6 +65,7 @@ class Request:
         context_length: int,
         score_from: int | None = None,
         score_temperature: float = 1.0,
+        num_tops: int = 0,
         on_progress: Callable[[], None] | None = None,
         pictures: RequestPictures | None = None,
     ) -> None:
@@ -77,6 +79,7 @@ class Request:
             context_length: Most tokens of prompt and response together.
             score_from: Also compute the log-probabilities of the prompt tokens behind this one.
             score_temperature: Of these.
+            num_tops: Of the likeliest tokens at each place, to be told in :attr:`tops_R`.
             on_progress: Called on the engine's thread after each token that does not end the response.
             pictures: Of the prompt.
         """
@@ -100,6 +103,9 @@ class Request:
         self.prompt_logprobs = np.full(0 if score_from is None else len(prompt_ids), np.nan, np.float32)
         """Of each prompt token after ``score_from``, at ``score_temperature``; NaN for the others. ``(P,)`` when it was
         asked for."""
+        self.num_tops = num_tops
+        self.tops_R: list[TopTokens] = []
+        """The likeliest tokens where each sampled one stands; empty where none were asked for. ``(R,)``."""
         self._on_progress = on_progress
         self.cached_tokens = 0
         self._token_ids_R = np.empty(self.max_new_tokens, np.int32)
@@ -144,9 +150,17 @@ class Request:
         self._started_at = time.monotonic()
 
     def append(
-        self, token_id: int, logprob: float, *, policy_version: int, kept: NDArray[np.int32] | None = None
+        self,
+        token_id: int,
+        logprob: float,
+        *,
+        policy_version: int,
+        kept: NDArray[np.int32] | None = None,
+        tops: TopTokens = (),
     ) -> None:
-        """Take a sampled token, and what it was drawn from where that is asked for."""
+        """Take a sampled token, and what it was drawn from and was likeliest where that is asked for."""
+        if self.num_tops:
+            self.tops_R.append(tops)
         if self.params.return_sampling_mask and kept is not None:
             self._kept_R.append(kept)
         position = self.num_new_tokens

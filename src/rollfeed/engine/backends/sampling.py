@@ -33,6 +33,10 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
+TopTokens = Sequence[tuple[int, float]]
+"""The likeliest tokens, from the likeliest on, with their log-probabilities before top-k and top-p."""
+
+
 class Draws(NamedTuple):
     """One token a row."""
 
@@ -42,6 +46,8 @@ class Draws(NamedTuple):
     """False where the logits were not numbers; the row's token means nothing then."""
     kept: Sequence[NDArray[np.int32]] = ()
     """What each row's token was drawn from, where a row asks for it; empty for the others."""
+    tops: Sequence[TopTokens] = ()
+    """The likeliest tokens of each row, where one asks for them."""
 
 
 def uniforms(seeds_M: NDArray[np.uint64], counters_M: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -96,20 +102,32 @@ class Sampler:
         self._penalty = np.ones(num_rows, np.float32)
         self._min_new_tokens = np.zeros(num_rows, np.int64)
         self._returns_mask = np.zeros(num_rows, np.bool_)
+        self._num_tops = np.zeros(num_rows, np.int64)
         self._seeds = np.zeros(num_rows, np.uint64)
         self._stop_ids: list[Tensor] = [torch.empty(0, dtype=torch.long, device=device)] * num_rows
         self._seen: Tensor | None = None
 
     def assign(
-        self, row: int, params: SamplingParams, *, seed: int, prompt_ids: NDArray[np.int32], stop_ids: Iterable[int]
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        prompt_ids: NDArray[np.int32],
+        stop_ids: Iterable[int],
+        num_tops: int = 0,
     ) -> None:
-        """Say how a row is sampled from now on; ``stop_ids`` are held back before ``min_new_tokens``."""
+        """Say how a row is sampled from now on.
+
+        ``stop_ids`` are held back before ``min_new_tokens``; ``num_tops`` of the likeliest tokens are told.
+        """
         self._temperature[row] = params.temperature
         self._top_k[row] = self._vocab_size if params.top_k == -1 else min(params.top_k, self._vocab_size)
         self._top_p[row] = params.top_p
         self._penalty[row] = params.repetition_penalty
         self._min_new_tokens[row] = params.min_new_tokens
         self._returns_mask[row] = params.return_sampling_mask
+        self._num_tops[row] = num_tops
         self._seeds[row] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         known = sorted(token_id for token_id in set(stop_ids) if 0 <= token_id < self._vocab_size)
         self._stop_ids[row] = torch.tensor(known, dtype=torch.long, device=self._device)
@@ -137,10 +155,23 @@ class Sampler:
             top_p_M=self._top_p[rows],
             uniform_M=uniforms(self._seeds[rows], num_new_tokens.astype(np.uint64)),
         )
-        draws = self._draw_rows(logits_MV, settings, self._returns_mask[rows])
+        tops = self._likeliest(logits_MV, self._num_tops[rows], settings.temperature_M)
+        draws = self._draw_rows(logits_MV, settings, self._returns_mask[rows])._replace(tops=tops)
         if self._seen is not None:
             self._seen[torch.as_tensor(rows, device=self._device), torch.as_tensor(draws.token_ids)] = True
         return draws
+
+    def _likeliest(
+        self, logits_MV: Tensor, counts_M: NDArray[np.int64], temperature_M: NDArray[np.float32]
+    ) -> Sequence[TopTokens]:
+        """Return the likeliest tokens of rows that ask for them, at the row's temperature, or at 1 where that is 0."""
+        tops: list[TopTokens] = [()] * (len(counts_M) if counts_M.any() else 0)
+        for row in np.flatnonzero(counts_M):
+            logprobs_V = (logits_MV[row].double() / float(temperature_M[row] or 1.0)).log_softmax(dim=-1)
+            best = logprobs_V.topk(min(int(counts_M[row]), self._vocab_size))
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            tops[row] = [(token_id, logprob) for token_id, logprob in pairs if logprob > -np.inf]
+        return tops
 
     def _draw_rows(self, logits_MV: Tensor, settings: RowSettings, returns_mask_M: NDArray[np.bool_]) -> Draws:
         """Draw; rows that ask for what they were drawn from are drawn apart, so that the others are as without them."""

@@ -183,7 +183,12 @@ class TransformersBackend(Backend):
             row = len(self._running)
             try:
                 self._sampler.assign(
-                    row, request.params, seed=request.seed, prompt_ids=request.prompt_ids, stop_ids=request.stop_ids
+                    row,
+                    request.params,
+                    seed=request.seed,
+                    prompt_ids=request.prompt_ids,
+                    stop_ids=request.stop_ids,
+                    num_tops=request.num_tops,
                 )
             except Exception as error:  # the request's: whatever it asks for must not end the others
                 request.fail(request_failed(request, error))

@@ -118,14 +118,16 @@ class EmbeddedEngine(Engine):
         ignore_eos: bool = False,
         score_from: int | None = None,
         score_temperature: float = 1.0,
+        num_tops: int = 0,
         on_progress: Callable[[], None] | None = None,
         pictures: RequestPictures | None = None,
     ) -> Request:
         """Return a request for :meth:`run`, whose progress can be read meanwhile.
 
         The prompt is ``(P,)``. With ``score_from``, log-probabilities of the prompt tokens behind this one are computed
-        too, at ``score_temperature``. ``on_progress`` is called on the engine's thread when there are new tokens; it
-        must not raise. ``pictures`` are from :meth:`look`.
+        too, at ``score_temperature``; with ``num_tops``, so many of the likeliest tokens at each place. ``on_progress``
+        is called on the engine's thread when there are new tokens; it must not raise. ``pictures`` are from
+        :meth:`look`.
 
         Raises:
             EngineProtocolError: If the request can never be served.
@@ -140,6 +142,7 @@ class EmbeddedEngine(Engine):
             context_length=self.context_length,
             score_from=score_from,
             score_temperature=score_temperature,
+            num_tops=num_tops,
             on_progress=on_progress,
             pictures=pictures,
         )

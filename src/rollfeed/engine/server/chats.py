@@ -58,6 +58,7 @@ class _ChatCall:
             tokenizer,
             self.call_format,
             in_thought=self.in_thought,
+            tops=answer.request.tops_R,
             first_call=next_call(self.asked.messages),
         )
 
@@ -143,13 +144,14 @@ class ChatHandlers:
         }
         sampling = parse_sampling(given, prompt_tokens=len(prompt_ids), context_length=context_length)
         rid = body["rid"] if isinstance(body.get("rid"), str) and body["rid"] else api.new_id()
+        jobs = make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True)
         return _ChatCall(
             api=api,
             asked=asked,
             call_format=call_format,
             prompt_ids=prompt_ids,
             in_thought=opens_thought(prompt_ids, self._service.tokenizer),
-            jobs=make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True),
+            jobs=[replace(job, num_tops=asked.num_tops) for job in jobs],
             reply_id=rid,
             created=int(time.time()),
         )
@@ -182,5 +184,6 @@ class _Told:
         new = slice(self._num_tokens, num_tokens)
         self._num_tokens = num_tokens
         wanted = self._call.asked.with_logprobs
-        scores = token_logprobs(token_ids[new], logprobs[new], self._tokenizer) if wanted else ()
+        tops = request.tops_R[new]
+        scores = token_logprobs(token_ids[new], logprobs[new], self._tokenizer, tops) if wanted else ()
         return *said_so_far(text, self._openings, in_thought=self._call.in_thought), scores

@@ -39,6 +39,8 @@ class ServerJob:
     return_logprob: bool = False
     score_from: int | None = None
     """Where the log-probabilities of the prompt begin, or None for none of them."""
+    num_tops: int = 0
+    """Of the likeliest tokens at each place, that are told."""
     pictures: RequestPictures | None = None
     """Of the prompt."""
 
@@ -180,6 +182,7 @@ class Service:
                 request_id=job.request_id,
                 ignore_eos=job.ignore_eos,
                 score_from=job.score_from,
+                num_tops=job.num_tops,
                 on_progress=notify,
                 pictures=job.pictures,
             )
