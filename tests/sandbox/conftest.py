@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -76,3 +79,20 @@ def zombies() -> Callable[[], list[int]]:
         return found
 
     return look
+
+
+@pytest.fixture(params=[IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES, IsolationLevel.LIMITS], ids=str)
+async def at_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalSandboxes]:
+    """Sandboxes at each level of this machine's own that holds here."""
+    if request.param is IsolationLevel.LIMITS and os.geteuid() == 0:
+        # Programs are another user there, who need not be able to reach the interpreter that runs the tests.
+        monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        await asyncio.to_thread(scratch.chmod, 0o711)
+        try:
+            made = await start_sandboxes(level=request.param, scratch=scratch)
+        except ConfigError as error:
+            pytest.skip(str(error))
+        yield made
+        assert os.listdir(scratch) == []

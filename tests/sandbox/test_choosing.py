@@ -64,6 +64,28 @@ async def test_without_bubblewrap_the_kernels_namespaces_are_used_and_the_reason
     assert "not available: bubblewrap: bwrap is not installed" in str(isolation)
 
 
+async def test_x24_without_a_barrier_nothing_is_run_unless_that_is_asked_for_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"bwrap is not installed.*unshare is not installed") as raised:
+        await start_sandboxes()
+    said = str(raised.value)
+    assert "limits:" not in said  # it was not even tried
+    assert all(way in said for way in ("install bubblewrap", "container", '"limits", only by that name'))
+
+
+def test_x24_what_a_level_does_not_give_is_said_where_it_is_stored() -> None:
+    held = {"forks": 5, "memory_limited": True, "interfaces": ["lo"], "sees_canary": False, "processes": 2}
+    isolation = judge(IsolationLevel.BUBBLEWRAP, {**held, "calls_filtered": True})
+    assert "not given: a kernel of their own" in str(isolation)
+    assert "filter" not in str(isolation)
+    assert "a filter of system calls" in str(judge(IsolationLevel.NAMESPACES, {**held, "calls_filtered": False}))
+    limits = judge(IsolationLevel.LIMITS, {**held, "calls_filtered": True, "interfaces": ["lo", "eth0"]})
+    assert "NETWORK OPEN, MACHINE'S FILES VISIBLE" in str(limits)
+    assert "not given: a barrier" in str(limits)
+
+
 async def test_a_bubblewrap_that_does_not_isolate_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\nexit 0\n")
@@ -97,6 +119,7 @@ def test_the_launcher_refuses_to_work_in_the_machines_process_namespace() -> Non
 )
 def test_a_level_that_does_not_hold_what_it_promises_is_refused(seen: dict[str, Any], said: str) -> None:
     held = {"forks": 5, "memory_limited": True, "interfaces": ["lo"], "sees_canary": False, "processes": 2}
+    held["calls_filtered"] = True
     assert isinstance(judge(IsolationLevel.BUBBLEWRAP, held), Isolation)
     assert said in str(judge(IsolationLevel.BUBBLEWRAP, {**held, **seen}))
 

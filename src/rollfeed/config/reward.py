@@ -65,8 +65,8 @@ class CodeRewardSettings(Section):
     """Programs of the policy, for `rm_type = "livecodebench"`; they run in sandboxes."""
 
     isolation: IsolationLevel | None = Field(default=None, strict=False)
-    """The level to insist on, else programs are not run; by default the strongest of this machine's own, `container`
-    aside.
+    """The level to insist on, else programs are not run; by default the stronger of `bubblewrap` and `namespaces` that
+    holds. `limits` is no barrier, and is taken where it is asked for only.
     """
     container_engine: str = Field(default="docker", min_length=1)
     """Command of the container engine for `isolation = "container"`; it takes Docker's command line."""

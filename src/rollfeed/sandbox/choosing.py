@@ -23,7 +23,8 @@ from rollfeed.sandbox.local import LocalSandboxes
 
 _log = logging.getLogger(__name__)
 
-_LEVELS = (IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES, IsolationLevel.LIMITS)
+_LEVELS = (IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES)
+"""Taken without being asked for, the stronger first: each is a barrier."""
 _TOOLS = {IsolationLevel.BUBBLEWRAP: "bwrap", IsolationLevel.NAMESPACES: "unshare"}
 _OWN_PROCESSES = 2
 """A program and the first process of its namespace."""
@@ -56,6 +57,7 @@ print(json.dumps({
     "environment": sorted(os.environ),
     "forks": len(children),
     "memory_limited": memory_limited,
+    "calls_filtered": "\\nSeccomp:\\t2\\n" in open("/proc/self/status").read(),
 }))
 """
 
@@ -69,9 +71,8 @@ async def start_sandboxes(
 ) -> LocalSandboxes | ContainerSandboxes:
     """Return sandboxes at ``level``, or at the strongest level of this machine's own that holds here.
 
-    Whether a level holds is tried out, so this takes some tenths of a second.
-
-    Without a level the best is taken; at most ``max_running`` programs run at once, by default as many as there are
+    Whether a level holds is tried out, so this takes some tenths of a second. ``limits``, which is no barrier, is
+    taken where it is asked for only; at most ``max_running`` programs run at once, by default as many as there are
     cores.
 
     Raises:
@@ -89,7 +90,10 @@ async def start_sandboxes(
             found = _with_refusals(found, refusals)
             return LocalSandboxes(isolation=found, max_running=running, scratch=scratch)
         refusals.append(f"{candidate.value}: {found}")
-    raise ConfigError(f"programs cannot be isolated here; install bubblewrap ({'; '.join(refusals)})")
+    raise ConfigError(
+        f"programs cannot be isolated here ({'; '.join(refusals)}): install bubblewrap (bwrap), allow it namespaces, or "
+        'use reward.code.isolation = "container"; "limits", only by that name, runs them without a barrier'
+    )
 
 
 async def _tried_containers(container: Container, *, max_running: int) -> ContainerSandboxes:
@@ -138,10 +142,12 @@ def judge(level: IsolationLevel, seen: Mapping[str, Any]) -> Isolation | str:
             return "the machine's files are visible"
         if seen["processes"] > _OWN_PROCESSES:
             return "the machine's processes are visible"
-    detail = "limits on time, memory, processes, files and output were tried and hold"
-    return Isolation(
-        level=level, network_cut=network_cut, files_hidden=level is not IsolationLevel.LIMITS, detail=detail
-    )
+    hidden = level is not IsolationLevel.LIMITS
+    lacking = ["a kernel of their own"] if hidden else ["a barrier: they see this machine's files and processes"]
+    if not seen["calls_filtered"]:
+        lacking.append("a filter of system calls, which this kind of machine has none for")
+    detail = f"limits on time, memory, processes, files and output were tried and hold; not given: {'; '.join(lacking)}"
+    return Isolation(level=level, network_cut=network_cut, files_hidden=hidden, detail=detail)
 
 
 def _with_refusals(found: Isolation, refusals: list[str]) -> Isolation:

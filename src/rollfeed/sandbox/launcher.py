@@ -7,7 +7,8 @@ arguments are those of ``launch``, in order. What it writes to the status descri
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found] # the public module costs as much time as all the rest
+import _ctypes  # the public modules cost as much time as all the rest
+import _signal  # type: ignore[import-not-found]
 import os
 import resource
 import sys
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
+_SYS_KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
 _MS_REC, _MS_PRIVATE = 16384, 1 << 18
 _MNT_DETACH = 2
@@ -37,6 +40,7 @@ def launch(
     is_init: str,
     root: str,
     limits: str,
+    system_calls: str,
     num_env: str,
     *rest: str,
 ) -> None:
@@ -52,6 +56,7 @@ def launch(
         is_init: ``1`` where this process is the first of its process namespace.
         root: JSON of the mounts to make a root from, or nothing.
         limits: Resources as ``NAME=value``, separated by commas.
+        system_calls: The seccomp filter, eight bytes an instruction, in hexadecimal digits; or nothing.
         num_env: How many of the ``rest`` are the environment, as ``NAME=value``.
         rest: Environment, then the command.
     """
@@ -78,6 +83,9 @@ def launch(
     program = _find(command[0], environment["PATH"])
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # this interpreter ignores them, and the program would inherit it
         _signal.signal(number, _signal.SIG_DFL)
+    _leave_keys()
+    if system_calls:
+        _refuse_system_calls(bytes.fromhex(system_calls))
     os.write(descriptor, b"started")
     os.execve(program, command, environment)
 
@@ -99,21 +107,38 @@ def refuse_outside(mount_namespace: str) -> None:
 
 def _renounce_capabilities() -> None:
     """See to it that the program has none, though it is root of its user namespace: it could undo the mounts."""
-    libc = _load_libc()
     for number in range(64):
-        libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+        _call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
 
 
 def _become(user: str, *, guarded: bool) -> None:
-    libc = None if guarded else _load_libc()
     if user:
         os.setgroups([])
         os.setresgid(int(user), int(user), int(user))
         os.setresuid(int(user), int(user), int(user))
-    if libc is not None:
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not guarded:
+        _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         # After the change of user, which would clear it.
-        libc.prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+        _call("prctl", _PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0)
+
+
+def _leave_keys() -> None:
+    """Have a session keyring of our own instead of the machine's user's, whose keys a program could ask for."""
+    if (number := _SYS_KEYCTL.get(os.uname().machine)) is not None:
+        _call("syscall", number, _JOIN_SESSION_KEYRING, None)  # fails where there are no keys, or no more of them
+
+
+def _refuse_system_calls(code: bytes) -> None:
+    """Load a seccomp filter, for this process and all that come of it. Raises PermissionError if it cannot be."""
+    where = id(code) + bytes.__basicsize__ - 1  # of its first byte, in this interpreter
+    program = (len(code) // 8).to_bytes(8, "little") + where.to_bytes(8, "little")
+    if _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0) != 0:
+        raise PermissionError("this kernel takes no filter of system calls (seccomp)")
+
+
+def _call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a function of the C library, of numbers below 2^31 and texts."""
+    return int(_ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name), arguments))  # type: ignore[arg-type]
 
 
 def _load_libc() -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, IsolationLevel
 from rollfeed.sandbox import launcher
+from rollfeed.sandbox.system_calls import seccomp_filter
 
 BOX = "/box"
 """The sandbox's folder, as programs see it where the machine's files are hidden."""
@@ -73,6 +75,7 @@ def wrap(
         "1" if hidden else "0",
         root,
         ",".join(f"{name}={value}" for name, value in _resources(limits).items()),
+        seccomp_filter().hex(),
         str(len(environment)),
         *(f"{name}={value}" for name, value in environment.items()),
         interpreter() if command[0] == "python3" else command[0],
@@ -118,7 +121,7 @@ def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool, has_network: bool) ->
     if as_root:  # only to become another user, which the launcher does before anything else
         arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        arguments += ["--unshare-user"]
+        arguments += ["--unshare-user", *(["--disable-userns"] if _knows_disable_userns(arguments[0]) else [])]
     made: set[str] = {"/"}
     for mount in mounts:
         # Said for each, because bwrap closes the folders above a private one, such as root's home, to others.
@@ -136,6 +139,13 @@ def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool, has_network: bool) ->
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     arguments += ["--perms", "01777", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+@cache
+def _knows_disable_userns(bwrap: str) -> bool:
+    """Whether this bubblewrap, 0.8 or later, can keep programs from user namespaces besides by our filter."""
+    asked = subprocess.run([bwrap, "--help"], capture_output=True, check=False, timeout=60)
+    return b"--disable-userns" in asked.stdout + asked.stderr
 
 
 def _unshare(*, as_root: bool, has_network: bool) -> list[str]:

@@ -81,7 +81,7 @@ def call(name: str) -> None:
 
 def own_stdin() -> None:
     """Make standard input a file of our own: programs may open ``/dev/stdin``, but not a pipe of another user."""
-    file = os.memfd_create("stdin")
+    file = os.open(os.environ["TMPDIR"], os.O_TMPFILE | os.O_RDWR)
     while part := os.read(0, 1 << 16):
         os.write(file, part)
     os.lseek(file, 0, os.SEEK_SET)
