@@ -143,7 +143,7 @@ async def test_server_that_hangs_is_a_timeout_after_its_tries(serve_script: Serv
     async with serve_script([{"hang": True, "repeat": True}]) as server:
         verdict = await grade(server.url, timeout_seconds=0.1, max_tries=2)
         assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
-        assert verdict.detail == f"{server.url}: no reply within 0.1 s (2 tries)"
+        assert verdict.detail == f"{server.url}: no reply within timeout_seconds = 0.1 (2 tries)"
         assert len(server.bodies) == 2
 
 

@@ -90,7 +90,7 @@ def test_the_verdict_says_what_was_said_and_the_request_what_was_set(judge_setti
 FAULTS = {
     "nonsense": ("I like it.", "unreadable", Outcome.ERROR, "no verdict, as it has no number"),
     "no completion": ({"text": "{}"}, "unreadable", Outcome.ERROR, "no chat completion"),
-    "no json": ({"text": "<html>"}, "unreadable", Outcome.ERROR, "no JSON: <html>"),
+    "no json": ({"text": "<html>"}, "unreadable", Outcome.ERROR, "not JSON: <html>"),
     "cut off": ({"content": "Score: 1", "finish": "length"}, "unreadable", Outcome.ERROR, "cut off"),
     "out of range": ("Score: 11", "unreadable", Outcome.ERROR, "not from 0 to 10"),
     "no model": ({"status": 404, "text": "no such model"}, "http", Outcome.ERROR, "HTTP 404: no such model"),

@@ -13,17 +13,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rollfeed.config.api_key import REFUSING_STATUSES, ApiKey
+from rollfeed.config.api_key import ApiKey
 from rollfeed.config.judge import JudgeSettings
 from rollfeed.rewards.judging.counts import JudgeCounts, JudgeFailure
-from rollfeed.rewards.over_http.json_server import opened_session, received, retry_after, shown
+from rollfeed.rewards.over_http.json_server import JsonServer, RequestFailedError
 from rollfeed.routing import AdaptiveLimit, Throughput, Window
 from rollfeed.types import Outcome
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _LONGEST_REST_SECONDS = 3600.0
@@ -32,6 +29,7 @@ _SUSPECT_SECONDS = 5.0
 _START_A_SERVER = 256
 _MEASURING_SECONDS = 1.0
 _MINUTE_SECONDS = 60.0
+_TOO_MANY = 429
 
 
 class JudgeFailedError(Exception):
@@ -45,22 +43,6 @@ class JudgeFailedError(Exception):
     def outcome(self) -> Outcome:
         """The outcome of a grading that needs it."""
         return Outcome.TIMEOUT if self.kind is JudgeFailure.TIMEOUT else Outcome.ERROR
-
-
-class _MayRepeatError(JudgeFailedError):
-    """The same request may succeed later.
-
-    Args:
-        kind: Of the failure.
-        detail: For people.
-        rests: Whether the whole server is to be left alone.
-        seconds: For how long, as it says.
-    """
-
-    def __init__(self, kind: JudgeFailure, detail: str, *, rests: bool = False, seconds: float | None = None) -> None:
-        super().__init__(kind, detail)
-        self.rests = rests
-        self.seconds = seconds
 
 
 @dataclass(slots=True)
@@ -88,7 +70,14 @@ class JudgeClient:
     """Asks the servers of one judge. :meth:`close` ends its connections."""
 
     def __init__(self, settings: JudgeSettings, *, api_key: ApiKey, counts: JudgeCounts) -> None:
-        self._settings, self._api_key, self._counts = settings, api_key, counts
+        self._settings, self._counts = settings, counts
+        self._http = JsonServer(
+            api_key=api_key,
+            timeout_seconds=settings.timeout_seconds,
+            max_tries=1,
+            concurrency=settings.max_concurrency,
+            max_reply_bytes=_MAX_REPLY_BYTES,
+        )
         self._servers = [_Server(f"{url}/chat/completions") for url in settings.servers]
         self._limit = AdaptiveLimit(
             num_workers=len(self._servers), ceiling=settings.max_concurrency, start_a_worker=_START_A_SERVER
@@ -98,13 +87,10 @@ class JudgeClient:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._sent: deque[float] = deque()
         """Times of the requests of the last minute, where they are limited."""
-        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._http.__aexit__()
 
     async def ask(self, body: dict[str, Any]) -> Any:
         """Return the JSON value that a server replied to a body. Raises JudgeFailedError."""
@@ -115,13 +101,15 @@ class JudgeClient:
                 while True:
                     try:
                         return await self._try(content)
-                    except _MayRepeatError as error:
-                        last = error
-                        num_failures += error.kind is not JudgeFailure.RATE_LIMITED
+                    except RequestFailedError as error:
+                        last = JudgeFailedError(_kind(error), str(error))
+                        if not error.may_repeat:
+                            raise last from None
+                        num_failures += last.kind is not JudgeFailure.RATE_LIMITED
                         if num_failures >= settings.max_tries:
                             break
                         self._counts.num_retries += 1
-                        if not error.rests:
+                        if not _rests(error):
                             await asyncio.sleep(_pause(num_failures - 1))
         except TimeoutError:
             kind = JudgeFailure.TIMEOUT if last.kind is not JudgeFailure.RATE_LIMITED else last.kind
@@ -134,12 +122,13 @@ class JudgeClient:
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
-                body = await self._sent_to(server, content)
-            except _MayRepeatError as error:
-                server.suspect_until = loop.time() + _SUSPECT_SECONDS
-                if error.rests:
-                    server.rest(error.seconds)
-                if error.kind is JudgeFailure.RATE_LIMITED:
+                body = await self._http.ask(server.url, content)
+            except RequestFailedError as error:
+                if error.may_repeat:
+                    server.suspect_until = loop.time() + _SUSPECT_SECONDS
+                if _rests(error):
+                    server.rest(error.wait_seconds)
+                if error.status == _TOO_MANY:
                     self._limit.refused()
                 raise
             server.num_rests = 0
@@ -147,19 +136,6 @@ class JudgeClient:
             self._throughput.note(began=began, ended=loop.time(), num_tokens=1)
             self._learn()
             return body
-
-    async def _sent_to(self, server: _Server, content: bytes) -> Any:
-        import aiohttp  # here and below, as runs without a judge do not need it
-
-        try:
-            async with asyncio.timeout(self._settings.timeout_seconds):
-                return await self._post(server, content)
-        except TimeoutError:
-            detail = f"{server.url}: no reply within timeout_seconds = {self._settings.timeout_seconds:g}"
-            raise _MayRepeatError(JudgeFailure.TIMEOUT, detail) from None
-        except (aiohttp.ClientError, OSError) as error:
-            detail = f"{server.url}: {str(error) or type(error).__name__}"
-            raise _MayRepeatError(JudgeFailure.CONNECTION, detail, rests=True) from None
 
     def _learn(self) -> None:
         """Set the limit anew, once a second at most, by how many replies a second there are."""
@@ -225,27 +201,18 @@ class JudgeClient:
                 return
             await asyncio.sleep(self._sent[0] + _MINUTE_SECONDS - loop.time())
 
-    async def _post(self, server: _Server, body: bytes) -> Any:
-        headers = {"Content-Type": "application/json", **self._api_key.headers}
-        if self._session is None:
-            self._session = opened_session(num_connections=0)
-        async with self._session.post(server.url, data=body, headers=headers, allow_redirects=False) as reply:
-            content = await received(reply.content, most_bytes=_MAX_REPLY_BYTES)
-        status, wait = reply.status, retry_after(reply.headers.get("Retry-After"))
-        if status == 200:
-            try:
-                return json.loads(content)
-            except (ValueError, RecursionError):
-                told = shown(self._api_key.hidden(content))
-                raise JudgeFailedError(JudgeFailure.UNREADABLE, f"{server.url}: no JSON: {told}") from None
-        if status in REFUSING_STATUSES:
-            raise JudgeFailedError(JudgeFailure.HTTP, f"{server.url}: {self._api_key.refusal(status)}")
-        detail = f"{server.url}: HTTP {status}: {shown(self._api_key.hidden(content))}"
-        if status == 429:
-            raise _MayRepeatError(JudgeFailure.RATE_LIMITED, detail, rests=True, seconds=wait)
-        if status == 408 or status >= 500:
-            raise _MayRepeatError(JudgeFailure.HTTP, detail, rests=wait is not None, seconds=wait)
-        raise JudgeFailedError(JudgeFailure.HTTP, detail)
+
+def _kind(error: RequestFailedError) -> JudgeFailure:
+    if error.status is None:
+        return JudgeFailure.TIMEOUT if error.outcome is Outcome.TIMEOUT else JudgeFailure.CONNECTION
+    by_status = {200: JudgeFailure.UNREADABLE, _TOO_MANY: JudgeFailure.RATE_LIMITED}
+    return by_status.get(error.status, JudgeFailure.HTTP)
+
+
+def _rests(error: RequestFailedError) -> bool:
+    """Whether the whole server is to be left alone for a time."""
+    is_asked = error.status == _TOO_MANY or (error.may_repeat and error.wait_seconds is not None)
+    return is_asked or _kind(error) is JudgeFailure.CONNECTION
 
 
 def _pause(num_before: int) -> float:

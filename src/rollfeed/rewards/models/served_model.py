@@ -62,7 +62,7 @@ class ServedRewardModel:
                 raise RewardError(f"it has no score of {len(self._labels)} labels at {len(text.places)} places")
         except (RewardError, LookupError, TypeError, AttributeError) as error:
             about = str(error) if isinstance(error, RewardError) else "it has another form"
-            return Verdict.failed(f"{servers[0]}{path}: the reply is no score: {about}: {reply.value!r:.200}")
+            return Verdict.failed(f"{reply.url}: the reply is no score: {about}: {reply.value!r:.200}")
         return rows
 
     def _request(self, text: ScoredText) -> tuple[str, dict[str, Any]]:

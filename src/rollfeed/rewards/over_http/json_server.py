@@ -26,13 +26,29 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _RETRYABLE = (408, 429)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A try that may succeed when repeated."""
+class RequestFailedError(Exception):
+    """A request that no JSON value came back for.
 
-    outcome: Outcome
-    detail: str
-    wait_seconds: float | None = None
+    Args:
+        detail: For people, with the address.
+        status: Of the reply; None where none has come.
+        outcome: Of a grading that needs it.
+        may_repeat: Whether the same request may succeed later.
+        wait_seconds: Until when the server asks to be left alone.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        status: int | None = None,
+        outcome: Outcome = Outcome.ERROR,
+        may_repeat: bool = False,
+        wait_seconds: float | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.outcome = status, outcome
+        self.may_repeat, self.wait_seconds = may_repeat, wait_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,8 @@ class JsonReply:
     """The JSON value that a server answered with."""
 
     value: Any
+    url: str
+    """Where it came from."""
 
 
 class JsonServer:
@@ -90,71 +108,70 @@ class JsonServer:
             content = json.dumps(body, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             return Verdict.failed(f"the label or the prompt is not JSON: {error}")
-        failed = _Failed(Outcome.ERROR, "not asked")
+        failed = RequestFailedError("not asked")
         for attempt in range(self._max_tries):
             if attempt:
-                await asyncio.sleep(_pause(attempt, failed))
+                await asyncio.sleep(_pause(attempt, failed.wait_seconds))
             async with self._turns:
-                result = await self._try(urls[attempt % len(urls)], content)
-            if not isinstance(result, _Failed):
-                return result
-            failed = result
+                try:
+                    return JsonReply(await self.ask(urls[attempt % len(urls)], content), urls[attempt % len(urls)])
+                except RequestFailedError as error:
+                    failed = error
+            if not failed.may_repeat:
+                return Verdict.failed(str(failed), failed.outcome)
         tries = f"{self._max_tries} tries" if self._max_tries > 1 else "1 try"
-        last = urls[(self._max_tries - 1) % len(urls)]
-        return Verdict.failed(f"{last}: {failed.detail} ({tries})", failed.outcome)
+        return Verdict.failed(f"{failed} ({tries})", failed.outcome)
 
-    async def _try(self, url: str, body: bytes) -> JsonReply | Verdict | _Failed:
+    async def ask(self, url: str, content: bytes) -> Any:
+        """Return the JSON value that one request is answered with. Raises RequestFailedError."""
         import aiohttp  # here and below, as runs without a reward server, and checks, do not need it
 
         self.num_in_flight += 1
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._ask(url, body)
+                return await self._answer(url, content)
         except TimeoutError:
-            return _Failed(Outcome.TIMEOUT, f"no reply within {self._timeout_seconds:g} s")
+            detail = f"{url}: no reply within timeout_seconds = {self._timeout_seconds:g}"
+            raise RequestFailedError(detail, outcome=Outcome.TIMEOUT, may_repeat=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            return _Failed(Outcome.ERROR, str(error) or type(error).__name__)
+            raise RequestFailedError(f"{url}: {str(error) or type(error).__name__}", may_repeat=True) from None
         finally:
             self.num_in_flight -= 1
 
-    async def _ask(self, url: str, body: bytes) -> JsonReply | Verdict | _Failed:
-        session = self._open_session()
+    async def _answer(self, url: str, content: bytes) -> Any:
         headers = {"Content-Type": "application/json", **self._api_key.headers}
-        async with session.post(url, data=body, headers=headers, allow_redirects=False) as reply:
-            content = await received(reply.content, most_bytes=self._max_reply_bytes)
-        if reply.status != 200:
-            content = self._api_key.hidden(content)
-        if reply.status in REFUSING_STATUSES:
-            return Verdict.failed(f"{url}: {self._api_key.refusal(reply.status)}")
-        if reply.status in _RETRYABLE or reply.status >= 500:
-            seconds = retry_after(reply.headers.get("Retry-After"))
-            return _Failed(Outcome.ERROR, f"HTTP {reply.status}: {shown(content)}", seconds)
-        if reply.status != 200:
-            return Verdict.failed(f"{url}: HTTP {reply.status}: {shown(content)}")
-        try:
-            return JsonReply(json.loads(content))
-        except (ValueError, RecursionError):
-            return Verdict.failed(f"{url}: the reply is not JSON: {shown(content)}")
+        async with self._open_session().post(url, data=content, headers=headers, allow_redirects=False) as reply:
+            body = await _received(reply.content, most_bytes=self._max_reply_bytes)
+        status = reply.status
+        if status == 200:
+            try:
+                return json.loads(body)
+            except (ValueError, RecursionError):
+                told = _shown(self._api_key.hidden(body))
+                raise RequestFailedError(f"{url}: the reply is not JSON: {told}", status=status) from None
+        if status in REFUSING_STATUSES:
+            raise RequestFailedError(f"{url}: {self._api_key.refusal(status)}", status=status)
+        raise RequestFailedError(
+            f"{url}: HTTP {status}: {_shown(self._api_key.hidden(body))}",
+            status=status,
+            may_repeat=status in _RETRYABLE or status >= 500,
+            wait_seconds=retry_after(reply.headers.get("Retry-After")),
+        )
 
     def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = opened_session(num_connections=self._concurrency)
+        import aiohttp
+
+        if self._session is None:  # without proxies, cookies and deadlines of its own
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._concurrency),
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
         return self._session
 
 
-def opened_session(*, num_connections: int) -> aiohttp.ClientSession:
-    """Return connections to servers that score, any number where that is 0: without proxies, cookies and deadlines."""
-    import aiohttp
-
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=num_connections),
-        trust_env=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-
-
-async def received(content: aiohttp.StreamReader, *, most_bytes: int) -> bytes:
+async def _received(content: aiohttp.StreamReader, *, most_bytes: int) -> bytes:
     """Return a body. Raises ClientPayloadError if it is too large."""
     import aiohttp
 
@@ -179,9 +196,9 @@ def retry_after(header: str | None) -> float | None:
             return None
 
 
-def _pause(attempt: int, failed: _Failed) -> float:
-    if failed.wait_seconds:  # 0 would be to ask again and again
-        return min(failed.wait_seconds, _LONGEST_PAUSE_SECONDS)
+def _pause(attempt: int, wait_seconds: float | None) -> float:
+    if wait_seconds:  # 0 would be to ask again and again
+        return min(wait_seconds, _LONGEST_PAUSE_SECONDS)
     # Only when the next try comes depends on chance, so that many do not come at once.
     return float(min(_FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))
 
@@ -191,6 +208,6 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < 1e300
 
 
-def shown(content: bytes) -> str:
+def _shown(content: bytes) -> str:
     """Return the beginning of a body for people."""
     return " ".join(content[:200].decode(errors="replace").split()) or "nothing"
