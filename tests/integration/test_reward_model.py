@@ -1,11 +1,13 @@
-"""The reward model of examples/reward_model: trained, gone on with after a stop, and used."""
+"""The reward model of examples/reward_model: trained, gone on with after a kill, and used."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,17 @@ from rollfeed.cli.main import main
 from rollfeed.config import RewardSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward_model"
+KILLS = """
+import os, signal
+from pathlib import Path
+
+when = Path(__file__).with_name("kill_when")
+
+def kill(sample, prompt):
+    if when.exists() and Path(when.read_text()).exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+"""
 
 
 @pytest.fixture
@@ -23,12 +36,17 @@ def folder(tmp_path: Path) -> Path:
     for name in ("train.toml", "run.toml", "write_pairs.py"):
         shutil.copyfile(EXAMPLE / name, tmp_path / name)
     subprocess.run([sys.executable, str(tmp_path / "write_pairs.py"), str(tmp_path)], check=True)
+    (tmp_path / "kills.py").write_text(KILLS)
     return tmp_path
 
 
+def command(folder: Path, out: str, *overrides: str) -> list[str]:
+    words = [word for each in (*overrides, "plugins.sample_hook=kills:kill") for word in ("--set", each)]
+    return ["train", str(folder / "train.toml"), "--out", str(folder / out), *words]
+
+
 def train(folder: Path, out: str, *overrides: str) -> list[dict[str, Any]]:
-    words = [word for each in overrides for word in ("--set", each)]
-    assert main(["train", str(folder / "train.toml"), "--out", str(folder / out), *words]) == 0
+    assert main(command(folder, out, *overrides)) == 0
     lines = (folder / out / "train.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
 
@@ -47,14 +65,19 @@ async def held_out_accuracy(folder: Path, model: Path) -> float:
     return sum(ahead) / len(ahead)
 
 
-def test_a_training_that_goes_on_is_the_one_that_was_not_stopped_and_its_model_scores_a_run(folder: Path) -> None:
-    small = ("rollout.rollout_batch_size=8", "train.checkpoint_interval=1")
-    whole = train(folder, "whole", "rollout.num_rollout=4", *small)
+def test_a_training_that_is_killed_ends_as_the_unbroken_one_and_its_model_scores_a_run(
+    folder: Path, start_rollfeed: Callable[..., Any]
+) -> None:
+    small = ("rollout.rollout_batch_size=8", "train.checkpoint_interval=2", "rollout.num_rollout=4")
+    whole = train(folder, "whole", *small)
     assert whole[0]["train/loss"] == pytest.approx(0.6931, abs=1e-3)  # all scores are 0 at first
     assert whole[0]["train/pair_accuracy"] == 0.5
     assert whole[-1]["train/score_margin"] != 0.0
-    train(folder, "parts", "rollout.num_rollout=2", *small)
-    assert train(folder, "parts", "rollout.num_rollout=4", *small) == whole
+    (folder / "kill_when").write_text(str(folder / "parts" / "batches" / "step-000002.parquet"))  # behind a checkpoint
+    assert start_rollfeed(*command(folder, "parts", *small)).wait() == -signal.SIGKILL
+    assert not (folder / "parts" / "model").exists()
+    (folder / "kill_when").unlink()
+    assert train(folder, "parts", *small) == whole
     for name in ("model.safetensors", "config.json"):
         assert (folder / "parts" / "model" / name).read_bytes() == (folder / "whole" / "model" / name).read_bytes()
     out = folder / "scored"
