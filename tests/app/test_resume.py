@@ -168,6 +168,8 @@ async def test_a_run_of_before_goes_on_though_its_failure_budget_was_a_count(
             del tree["rollout"][name]
         known = json.dumps({**json.loads(identity), "rollout.failure_budget": 16, "rollout.group_failure": "drop"})
         journal.execute("UPDATE run SET settings = ?, identity = ?", (json.dumps(tree), known))
+        journal.execute("DROP TABLE vouched")
+        journal.execute("PRAGMA user_version = 2")
     summary = await resume(out, "rollout.num_rollout=3", "rollout.group_failure='refill'", step=1)
     assert (summary.num_resumed_steps, summary.num_steps) == (2, 3)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollfeed.base.atomic import Digest
 from rollfeed.store.codec import encode
 from rollfeed.store.journal import StepEntry
 from rollfeed.store.json_text import to_json
@@ -25,8 +26,8 @@ def states(tmp_path: Path) -> StateFiles:
     return StateFiles(tmp_path)
 
 
-def entry_of(step: int, written: tuple[int, int]) -> StepEntry:
-    return StepEntry(step=step, record_end=0, record_checksum=0, state_size=written[0], state_checksum=written[1])
+def entry_of(step: int, written: tuple[Digest, int]) -> StepEntry:
+    return StepEntry(step=step, record_end=0, record_checksum=0, state_size=written[0].size, state_checksum=written[1])
 
 
 def state_of(step: int, **source: Any) -> RunState:
@@ -43,7 +44,7 @@ def test_a_long_text_of_the_source_is_written_once(states: StateFiles, tmp_path:
         texts = [long_text(0), long_text(1)] if step else [long_text(0)]
         state = state_of(step, cursor=step, inner={"texts": texts, "": None, "short": "x"})
         written = states.write(step, state)
-        sizes.append(written[0])
+        sizes.append(written[0].size)
         assert StateFiles(tmp_path).read(entry_of(step, written)) == state
     assert sizes[2] == sizes[3] < min(sizes[:2])
 
@@ -52,9 +53,9 @@ def test_after_a_resume_too(states: StateFiles, tmp_path: Path) -> None:
     first = entry_of(0, states.write(0, state_of(0, text=long_text(5))))
     resumed = StateFiles(tmp_path)
     resumed.read(first)
-    size, checksum = resumed.write(1, state_of(1, text=long_text(5)))
-    assert size < 1000
-    assert resumed.read(entry_of(1, (size, checksum))).source["text"] == long_text(5)
+    written = resumed.write(1, state_of(1, text=long_text(5)))
+    assert written[0].size < 1000
+    assert resumed.read(entry_of(1, written)).source["text"] == long_text(5)
 
 
 def test_a_step_that_is_written_again_has_its_text_in_its_own_file(states: StateFiles, tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_members_of_groups_in_flight_are_written_once_each(states: StateFiles, t
         group = replace(whole, rollouts=have if num_answered else ())
         state = replace(state_of(num_answered), in_flight=(group,))
         written = states.write(num_answered, state)
-        sizes.append(written[0])
+        sizes.append(written[0].size)
         read = StateFiles(tmp_path).read(entry_of(num_answered, written))
         assert encode(read) == encode(state)
     first, *others = sizes

@@ -1,7 +1,8 @@
-"""Files and folders that are there whole or not at all, also after a power cut; and the user's cache of such."""
+"""Files and folders that are there whole or not at all, also after a power cut, and their digests; the user's cache."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -9,11 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple, cast
 
 from rollfeed.errors import CheckpointError
 
 _ABANDONED_SECONDS = 3600.0
+_CHUNK_BYTES = 1 << 20
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -30,6 +32,61 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+class Digest(NamedTuple):
+    """Says what is in a file, or in its beginning."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    """In hexadecimal digits."""
+
+
+def digest_of(path: Path, *, size: int | None = None) -> Digest:
+    """Return the digest of a file, or of its first ``size`` bytes; of all that it has where it has fewer.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    found, num_bytes = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES if size is None else min(_CHUNK_BYTES, size - num_bytes)):
+            found.update(chunk)
+            num_bytes += len(chunk)
+    return Digest(num_bytes, found.hexdigest())
+
+
+def replace_digested(path: Path, write: Callable[[IO[bytes]], object]) -> Digest:
+    """Put a file as :func:`replace_file` does; return the digest of what was meant to be written."""
+    made: list[_Digesting] = []
+
+    def write_digesting(file: IO[bytes]) -> None:
+        made.append(_Digesting(file))
+        write(cast("IO[bytes]", made[0]))
+
+    replace_file(path, write_digesting)
+    return made[0].digest()
+
+
+class _Digesting:
+    """A file that is only appended to; what is written is digested on its way."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._found, self._size = hashlib.sha256(), 0
+        self.flush, self.tell = file.flush, file.tell
+
+    def write(self, content: Any) -> int:
+        self._found.update(content)
+        written = self._file.write(content)
+        self._size += written
+        return written
+
+    def digest(self) -> Digest:
+        return Digest(self._size, self._found.hexdigest())
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], object]) -> None:

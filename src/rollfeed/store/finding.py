@@ -8,9 +8,9 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from operator import and_, eq, ge, gt, itemgetter, le, lt, ne
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow.compute as pc
 
 from rollfeed.errors import ConfigError, suggestion
-from rollfeed.store.layout import BATCHES, DROPPED, step_file
+from rollfeed.store.layout import BATCHES, DROPPED
 from rollfeed.store.reader import FoundGroup, RunReader, question_of
 from rollfeed.store.tables.parquet import least_value, read_columns
 from rollfeed.types import Correct, SampleStatus
@@ -192,7 +192,8 @@ def _allowed(name: str) -> str:
 class _File(NamedTuple):
     """A file of samples."""
 
-    path: Path
+    find: Callable[[], Path]
+    """Called when it is read, as it is checked then."""
     step: int | None
     is_dropped: bool
 
@@ -210,7 +211,7 @@ def find_samples(reader: RunReader, asked: SampleFilter, *, num: int, worst: boo
         RunDirectoryError: If files are missing or damaged.
     """
     files = [
-        _File(step_file(reader.path, folder, record.step), record.step, folder == DROPPED)
+        _File(partial(reader.file, folder, record.step), record.step, folder == DROPPED)
         for record in reversed(reader.steps(asked.has_step))
         for folder in asked.folders()
         if folder == BATCHES or record.num_dropped
@@ -228,7 +229,7 @@ def find_answers(path: Path, asked: SampleFilter, *, num: int, worst: bool) -> t
     only_of_runs = {"step", "drop_reason", "outcome", "detail", "kept", "dropped"}
     if unknown := only_of_runs & {*asked.columns, *asked.words}:
         raise ConfigError(f"--filter: an evaluation has no {', '.join(sorted(unknown))}, only runs have")
-    return _find([_File(path, None, False)], asked, num=num, worst=worst)
+    return _find([_File(lambda: path, None, False)], asked, num=num, worst=worst)
 
 
 def advantages_of(reader: RunReader, found: FoundGroup) -> dict[int, float | list[float]]:
@@ -239,7 +240,7 @@ def advantages_of(reader: RunReader, found: FoundGroup) -> dict[int, float | lis
     """
     if found.drop_reason is not None:
         return {}
-    path, condition = step_file(reader.path, BATCHES, found.step), pc.field("group_index") == found.group.group_index
+    path, condition = reader.file(BATCHES, found.step), pc.field("group_index") == found.group.group_index
     return {row["index"]: row["advantage"] for row in read_columns(path, ("index", "advantage"), condition)}
 
 
@@ -248,7 +249,7 @@ def _find(files: Sequence[_File], asked: SampleFilter, *, num: int, worst: bool)
     for number, file in enumerate(files):
         if not worst and len(found) > num:
             break
-        if worst and len(found) > num and least_value(file.path, "reward") >= found[-1][0]:
+        if worst and len(found) > num and least_value(file.find(), "reward") >= found[-1][0]:
             continue
         rows = [row for row in _rows(file, (*_KEYS, "reward"), asked) if not worst or row["reward"] is not None]
         entries = [(row["reward"] if worst else 0.0, number, row) for row in rows]
@@ -270,7 +271,7 @@ def _rows(
     condition = None if asked is None else asked.expression(of_evaluation=not of_run)
     if groups:
         condition = pc.field(names["group_index"]).isin(groups)
-    rows = read_columns(file.path, list(dict.fromkeys(names.values())), condition, is_versioned=of_run)
+    rows = read_columns(file.find(), list(dict.fromkeys(names.values())), condition, is_versioned=of_run)
     return [{name: row[column] for name, column in names.items()} for row in rows]
 
 

@@ -1,8 +1,9 @@
 """The journal of a run: its commits, in one sqlite file.
 
 A step exists when its row is here. The row stands for all that the step left: it has the checksums of
-its account and of the state that the next step starts from, which are on disk before it. Rows come and
-go in one transaction, flushed to disk before it counts; a row is some 30 bytes however large a step is.
+its account and of the state that the next step starts from, and the digests of its files, which are on disk
+before it. Rows come and go in one transaction, flushed to disk before it counts; a step takes some 500 bytes
+however large it is. Each row has a seal, which is checked when it is read (:mod:`rollfeed.store.vouching`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollfeed.base.atomic import sync, temporary_path
+from rollfeed.base.atomic import Digest, sync, temporary_path
 from rollfeed.config import stored_values
 from rollfeed.errors import RunDirectoryError
+from rollfeed.store.layout import ISOLATION
+from rollfeed.store.vouching import Rows, Vouched, vouched_by
+from rollfeed.store.vouching.sealed_rows import LATER_TABLES, forget_steps, read_rows, seal_run, seal_step
 from rollfeed.types.text import well_formed
 
 APPLICATION_ID = 0x726F6C66
 """Stands in the file's header and says whose it is: "rolf"."""
-FORMAT_VERSION = 2
-"""Raised when the tables change; other versions are refused."""
+FORMAT_VERSION = 3
+"""Raised when the tables change."""
+_WITHOUT_SEALS = 2
+"""The version before, which is read, and becomes this one when its run is gone on with."""
 
 _HEADER_BYTES = 100
 _CHECKPOINT_PAGES = 64  # what waits in the -wal file at most; sqlite's own 1,000 would be most of the journal
@@ -46,15 +52,6 @@ CREATE TABLE steps (
     state_checksum INTEGER NOT NULL
 );
 """
-_CHANGES = """
-CREATE TABLE IF NOT EXISTS changes (
-    step INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    old TEXT NOT NULL,
-    new TEXT NOT NULL
-)
-"""
-"""Made where a run is gone on with, since journals of before have no such table."""
 
 
 class RunStatus(StrEnum):
@@ -121,8 +118,11 @@ class Journal:
         self.path = path
         with self._explained():
             self._connection = _read_only(path) if read_only else _writable(path)
+            self._is_read_only = read_only
+            self._seen: tuple[int, Rows, Vouched] | None = None
             try:
                 self._check_version()
+                self._rows()
             except BaseException:
                 self._connection.close()
                 raise
@@ -134,10 +134,13 @@ class Journal:
         temporary.unlink(missing_ok=True)
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.executescript(_SCHEMA)
+            for table in LATER_TABLES:
+                connection.execute(table)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
             row = (json.dumps(dict(settings)), json.dumps(dict(identity)), RunStatus.RUNNING.value)
             connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, NULL, '[]')", row)
+            seal_run(connection, {})
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         temporary.replace(path)
@@ -150,9 +153,7 @@ class Journal:
     def run(self) -> RunRecord:
         """Return the run's row."""
         with self._explained():
-            settings, identity, status, cause, folders = self._connection.execute(
-                "SELECT settings, identity, status, cause, folders FROM run"
-            ).fetchone()
+            settings, identity, status, cause, folders = self._rows().run
             return RunRecord(
                 settings=json.loads(settings),
                 identity=json.loads(identity),
@@ -164,19 +165,22 @@ class Journal:
     def steps(self) -> tuple[StepEntry, ...]:
         """Return the committed steps, in order."""
         with self._explained():
-            rows = self._connection.execute(f"SELECT {', '.join(StepEntry._fields)} FROM steps ORDER BY step")
-            return tuple(map(StepEntry._make, rows))
+            return tuple(map(StepEntry._make, self._rows().steps))
 
     def changes(self) -> tuple[SettingChange, ...]:
         """Return what has been changed in the settings since the run began, in the order of steps."""
         with self._explained():
-            if not self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'changes'").fetchone():
-                return ()
-            rows = self._connection.execute("SELECT step, key, old, new FROM changes ORDER BY step, key").fetchall()
             return tuple(
                 SettingChange(step=step, key=key, old=json.loads(old), new=json.loads(new))
-                for step, key, old, new in rows
+                for step, key, old, new in self._rows().changes
             )
+
+    def vouched(self) -> Vouched:
+        """Return the digests of the files that the journal vouches for."""
+        with self._explained():
+            self._rows()
+            assert self._seen is not None
+            return self._seen[2]
 
     def start(
         self, *, settings: Mapping[str, Any], folders: Sequence[str], next_step: int
@@ -194,27 +198,64 @@ class Journal:
                 "UPDATE run SET settings = ?, status = ?, cause = NULL, folders = ?",
                 (json.dumps(dict(settings)), RunStatus.RUNNING.value, json.dumps(list(folders))),
             )
-            connection.execute("DELETE FROM steps WHERE step >= ?", (next_step,))
-            connection.execute(_CHANGES)
+            for table in LATER_TABLES:
+                connection.execute(table)
             connection.execute("DELETE FROM changes")
             connection.executemany("INSERT INTO changes VALUES (?, ?, ?, ?)", rows)
+            kept_files = {ISOLATION} if next_step > 0 else set()
+            forget_steps(connection, next_step, kept_files)
+            connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         return new
 
-    def end(self, status: RunStatus, *, cause: str | None = None) -> None:
-        """Say how the run ended."""
+    def forget(self, next_step: int, *, cause: str) -> None:
+        """Forget a step and those behind it, of a run that can be gone on with then; nothing else is new."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE run SET status = ?, cause = ?", (RunStatus.FAILED.value, well_formed(cause)))
+            forget_steps(connection, next_step, {ISOLATION})
+
+    def end(self, status: RunStatus, *, cause: str | None = None, files: Mapping[str, Digest] | None = None) -> None:
+        """Say how the run ended, and vouch for files that belong to no step as they are by then."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE run SET status = ?, cause = ?", (status.value, None if cause is None else well_formed(cause))
             )
+            seal_run(connection, files or {})
 
-    def commit(self, entry: StepEntry) -> None:
-        """Add a step."""
+    def commit(self, entry: StepEntry, files: Mapping[str, Digest]) -> None:
+        """Add a step, and vouch for its files: by folder, and by name those that grow."""
         with self._transaction() as connection:
             connection.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(entry))})", entry)
+            seal_step(connection, entry, files)
+            seal_run(connection, {})
+
+    def vouch(self, name: str, digest: Digest) -> None:
+        """Vouch for a file that belongs to no step."""
+        with self._transaction() as connection:
+            seal_run(connection, {name: digest})
+
+    def _rows(self) -> Rows:
+        """Return all rows; what somebody else has written is checked, once."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if self._is_read_only and self._seen is not None and self._seen[0] == version:
+            return self._seen[1]
+        if not self._is_read_only and self._seen is not None:  # all later rows are this process's own
+            rows = read_rows(self._connection)
+            self._seen = (version, rows, self._seen[2])
+            return rows
+        self._connection.execute("BEGIN")
+        try:
+            rows = read_rows(self._connection)
+            (stored,) = self._connection.execute("PRAGMA user_version").fetchone()
+        finally:
+            self._connection.execute("ROLLBACK")
+        if (rows.vouched is None) != (stored == _WITHOUT_SEALS):
+            raise ValueError(f"it is of version {stored}, and its tables are of another")
+        self._seen = (version, rows, vouched_by(rows))
+        return rows
 
     def _check_version(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version != FORMAT_VERSION:
+        if version not in (_WITHOUT_SEALS, FORMAT_VERSION):
             raise RunDirectoryError(
                 f"{self.path}: has version {version}, this rollfeed reads {FORMAT_VERSION}: "
                 "use the rollfeed that wrote it, or another --out"

@@ -41,6 +41,8 @@ SETTINGS = "settings.json"
 ISOLATION = "isolation.json"
 TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
 WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
+GROWING_FILES = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG)
+"""What a trainer appends to while steps are made."""
 TURNS = "turns.log"
 PRINTED = "rewards.log"
 _FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED, *RUN_LOGS)

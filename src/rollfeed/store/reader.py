@@ -18,7 +18,7 @@ from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange, StepEntry
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, STEPS, TIMINGS, TRAIN_LOG, step_file
+from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, STATES, STEPS, TIMINGS, TRAIN_LOG
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import StepRecord, is_evaluation_record, is_update_record, read_records_of, read_steps
@@ -30,6 +30,7 @@ from rollfeed.store.tables.parquet import (
     read_rows,
     read_timings,
 )
+from rollfeed.store.vouching import CheckedFiles, Vouched
 from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, RunState, SampleStatus, TrainBatch
 from rollfeed.types.fields import fields_of, from_dict
 from rollfeed.types.text import step_range
@@ -134,6 +135,7 @@ class RunReader:
             )
         self.path = path
         self._journal = Journal(path / JOURNAL, read_only=True)
+        self._files = CheckedFiles(path, lambda: self._journal.vouched())
 
     def __enter__(self) -> RunReader:
         return self
@@ -170,7 +172,7 @@ class RunReader:
         return {record["step"]: record for record in self._records(TRAIN_LOG, is_update_record)}
 
     def _records(self, name: str, is_record: Callable[[Any], bool]) -> list[dict[str, Any]]:
-        path = self.path / name
+        path = self._files.growing(name)
         try:
             records = read_records(path)
         except OSError as error:
@@ -185,7 +187,7 @@ class RunReader:
         Raises:
             RunDirectoryError: If the record of it is damaged.
         """
-        path = self.path / ISOLATION
+        path = self._files.of_run(ISOLATION)
         try:
             record = json.loads(path.read_bytes())
             return Isolation(**{**record, "level": IsolationLevel(record["level"])})
@@ -193,6 +195,14 @@ class RunReader:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunDirectoryError(f"{path}: cannot be read: {error}; without this file the rest is shown") from error
+
+    def vouched(self) -> Vouched:
+        """Return the digests that the journal has of files."""
+        return self._journal.vouched()
+
+    def file(self, folder: str, step: int) -> Path:
+        """Return the file that a committed step has in a folder, as it was written."""
+        return self._files.of_step(folder, step)
 
     def status(self) -> str:
         """Return ``running``, ``interrupted``, ``finished`` or ``failed``."""
@@ -290,18 +300,18 @@ class RunReader:
 
     def state(self, step: int) -> RunState:
         """Return the state that a committed step left."""
-        self.step(step)
+        self.file(STATES, self.step(step).step)
         return StateFiles(self.path).read(next(entry for entry in self._journal.steps() if entry.step == step))
 
     def batch(self, step: int) -> TrainBatch:
         """Return the batch of a committed step, as it was delivered."""
         record = self.step(step)
-        timings = read_timings(step_file(self.path, TIMINGS, step))
-        return read_batch(step_file(self.path, BATCHES, step), metrics=record.metrics, timings=timings)
+        timings = read_timings(self.file(TIMINGS, step))
+        return read_batch(self.file(BATCHES, step), metrics=record.metrics, timings=timings)
 
     def rows(self, step: int) -> Iterator[dict[str, Any]]:
         """Yield the rows of a committed step's batch by column, as they lie in its file; see docs/parquet.md."""
-        return read_rows(step_file(self.path, BATCHES, self.step(step).step))
+        return read_rows(self.file(BATCHES, self.step(step).step))
 
     def group_rows(self, *group_indices: int, step: int) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of groups by column, kept or dropped, without those of timings; see docs/parquet.md.
@@ -312,7 +322,7 @@ class RunReader:
         found: dict[int, list[dict[str, Any]]] = {}
         for folder in (BATCHES, DROPPED)[: 2 if self.step(step).num_dropped else 1]:
             if missing := [each for each in group_indices if each not in found]:
-                found |= read_group_rows(step_file(self.path, folder, step), missing)
+                found |= read_group_rows(self.file(folder, step), missing)
         for each in group_indices:
             if each not in found:
                 raise RunDirectoryError(f"{self.path}: step {step} has no group {each}")
@@ -322,16 +332,16 @@ class RunReader:
         """Return the groups that a committed step dropped."""
         if not self.step(step).num_dropped:
             return ()
-        timings = read_timings(step_file(self.path, TIMINGS, step))
-        found = read_groups(step_file(self.path, DROPPED, step), timings=timings)
+        timings = read_timings(self.file(TIMINGS, step))
+        found = read_groups(self.file(DROPPED, step), timings=timings)
         return tuple(Dropped(group=group, reason=str(reason)) for group, reason in found)
 
     def summaries(self, step: int) -> tuple[GroupSummary, ...]:
         """Return the kept and the dropped groups of a committed step, by group index; no tokens are read."""
         record = self.step(step)
-        rows = read_columns(step_file(self.path, BATCHES, step), _SUMMARY_COLUMNS)
+        rows = read_columns(self.file(BATCHES, step), _SUMMARY_COLUMNS)
         if record.num_dropped:
-            rows += read_columns(step_file(self.path, DROPPED, step), (*_SUMMARY_COLUMNS, "drop_reason"))
+            rows += read_columns(self.file(DROPPED, step), (*_SUMMARY_COLUMNS, "drop_reason"))
         groups = [_group_summary(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"])]
         return tuple(sorted(groups, key=lambda group: group.group_index))
 
@@ -350,9 +360,9 @@ class RunReader:
 
     def _group_in(self, record: StepRecord, group_index: int) -> FoundGroup | None:
         step = record.step
-        timings = read_timings(step_file(self.path, TIMINGS, step), group_index=group_index)
+        timings = read_timings(self.file(TIMINGS, step), group_index=group_index)
         for folder in (BATCHES, DROPPED) if timings else ():
-            found = read_groups(step_file(self.path, folder, step), group_index=group_index, timings=timings)
+            found = read_groups(self.file(folder, step), group_index=group_index, timings=timings)
             for group, reason in found:
                 return FoundGroup(step=step, group=group, drop_reason=reason)
         return None

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import replace_file, sync
+from rollfeed.base.atomic import Digest, replace_digested, replace_file, sync
 from rollfeed.config import stored_identity
 from rollfeed.config.resuming import refusal_of_changes
 from rollfeed.errors import RunDirectoryError, RunFailedError
@@ -31,11 +31,13 @@ from rollfeed.store.journal import Journal, RunStatus, StepEntry, check_is_journ
 from rollfeed.store.layout import (
     BATCHES,
     DROPPED,
+    GROWING_FILES,
     ISOLATION,
     JOURNAL,
     METRICS,
     SETTINGS,
     SPILL,
+    STATES,
     STEP_FOLDERS,
     TIMINGS,
     TURNS,
@@ -50,6 +52,7 @@ from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import MetricsFile, StepLog, StepRecord, read_steps
 from rollfeed.store.tables.parquet import batch_table, dropped_table, timings_table, write_table
 from rollfeed.store.turns import TurnFile
+from rollfeed.store.vouching import CheckedFiles, GrowingFiles, settings_text
 from rollfeed.types import RunState, StepCommit
 from rollfeed.types.text import step_range
 
@@ -96,6 +99,7 @@ class RunDirectory:
         self._states = states
         self._step_log = step_log
         self._metrics = metrics
+        self._growing = GrowingFiles(path)
 
     @classmethod
     def open(
@@ -125,7 +129,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: If the directory cannot be written, is worked on by another process, or
                 holds something else: other files, a finished run, one with another identity, one
-                without that step, or a damaged one. Nothing has been changed then.
+                without that step, or one with files that are not as they were written. Nothing has been changed then.
         """
         if problem := cls.problem(path, identity=identity, overwrite=overwrite, step=step, chosen=chosen):
             raise RunDirectoryError(problem)
@@ -145,6 +149,7 @@ class RunDirectory:
                 undo.callback(journal.close)
                 kept = _kept(journal.steps(), step)
                 # All is read before anything is changed.
+                _check_files(path, journal, kept)
                 records = read_steps(path, journal)[: len(kept)]
                 states = StateFiles(path)
                 state = states.read(kept[-1]) if kept else None
@@ -215,17 +220,17 @@ class RunDirectory:
             ledger=commit.state.ledger,
         )
         with self._explained(f"step {batch.step} cannot be stored"):
-            self._write_step_files(commit, reward_key)
-            state_size, state_checksum = self._states.write(batch.step, commit.state)
+            files = self._write_step_files(commit, reward_key)
+            files[STATES], state_checksum = self._states.write(batch.step, commit.state)
             record_end, record_checksum = self._step_log.append(record)
             entry = StepEntry(
                 step=batch.step,
                 record_end=record_end,
                 record_checksum=record_checksum,
-                state_size=state_size,
+                state_size=files[STATES].size,
                 state_checksum=state_checksum,
             )
-            self._journal.commit(entry)
+            self._journal.commit(entry, {**files, **self._growing.digests()})
             self._step_log.committed(entry)
             self.turns.committed(batch.step + 1)
             self._metrics.log(record.metrics, step=batch.step)
@@ -233,17 +238,18 @@ class RunDirectory:
     def record_isolation(self, isolation: Isolation) -> None:
         """Store at which isolation level programs of the policy run. Raises RunFailedError if the disk refuses."""
         with self._explained("the isolation level cannot be stored"):
-            _write_json(self.path / ISOLATION, asdict(isolation))
+            text = settings_text(asdict(isolation))
+            self._journal.vouch(ISOLATION, replace_digested(self.path / ISOLATION, lambda file: file.write(text)))
 
     def finish(self, cause: str | None = None) -> None:
         """Say that the run has come to its end, and why if that is an early one; it will not be resumed."""
         with self._explained("the end of the run cannot be stored"):
-            self._journal.end(RunStatus.FINISHED, cause=cause)
+            self._journal.end(RunStatus.FINISHED, cause=cause, files=self._growing.digests())
 
     def fail(self, cause: str) -> None:
         """Say why the run stopped; it can be resumed."""
         with self._explained("the end of the run cannot be stored"):
-            self._journal.end(RunStatus.FAILED, cause=cause)
+            self._journal.end(RunStatus.FAILED, cause=cause, files=self._growing.digests())
 
     def close(self) -> None:
         """Close the files and let other processes work on the run; may be called twice."""
@@ -254,7 +260,7 @@ class RunDirectory:
         self._journal.close()
         self._lock.release()
 
-    def _write_step_files(self, commit: StepCommit, reward_key: str | None) -> None:
+    def _write_step_files(self, commit: StepCommit, reward_key: str | None) -> dict[str, Digest]:
         batch, step = commit.batch, commit.batch.step
         tables = {
             BATCHES: batch_table(batch, reward_key=reward_key),
@@ -264,8 +270,10 @@ class RunDirectory:
             tables[DROPPED] = dropped_table(
                 commit.dropped, step=step, policy_version=batch.policy_version, reward_key=reward_key
             )
-        for folder, table in tables.items():
-            replace_file(step_file(self.path, folder, step), partial(write_table, table))
+        return {
+            folder: replace_digested(step_file(self.path, folder, step), partial(write_table, table))
+            for folder, table in tables.items()
+        }
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -285,6 +293,17 @@ def _start(
         (journal.path.parent / TURNS).unlink(missing_ok=True)
     for change in journal.start(settings=settings, folders=[str(folder) for folder in folders], next_step=next_step):
         logger.info("%s: %s", journal.path.parent, change)
+
+
+def _check_files(path: Path, journal: Journal, kept: Sequence[StepEntry]) -> None:
+    """Refuse to go on behind steps with files that are not as they were written."""
+    files, vouched = CheckedFiles(path, journal.vouched), journal.vouched()
+    for entry in kept:
+        for name in vouched.steps.get(entry.step, {}):
+            if name in STEP_FOLDERS:
+                files.of_step(name, entry.step)
+    for name in GROWING_FILES if kept else ():
+        files.growing(name, up_to=kept[-1].step)
 
 
 def _kept(entries: Sequence[StepEntry], step: BackTo | None) -> list[StepEntry]:
@@ -308,15 +327,10 @@ def _restore_files(
     undo.callback(step_log.close)
     sync(path)
     remove_uncommitted(path, frozenset(entry.step for entry in committed))
-    _write_json(path / SETTINGS, dict(settings))
+    replace_file(path / SETTINGS, lambda file: file.write(settings_text(dict(settings))))
     metrics = MetricsFile(path / METRICS, committed=records)
     undo.callback(metrics.close)
     return step_log, metrics
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    replace_file(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
 
 def _contents_problem(

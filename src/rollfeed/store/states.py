@@ -20,7 +20,7 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 
-from rollfeed.base.atomic import replace_file
+from rollfeed.base.atomic import Digest, replace_digested
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.codec import decode, encode
 from rollfeed.store.journal import StepEntry
@@ -161,29 +161,29 @@ class StateFiles:
         self._named = _Named()
         """What the newest state names."""
 
-    def write(self, step: int, state: RunState) -> tuple[int, int]:
+    def write(self, step: int, state: RunState) -> tuple[Digest, int]:
         """Put the state that a step leaves on disk; it counts when its journal entry is there.
 
         Returns:
-            The file's size, and the checksum of its index, which has digests of all that it names.
+            The file's digest, and the checksum of its index, which has digests of all that it names.
 
         Raises:
             RunFailedError: If a label, metadata or message is not JSON.
             OSError: If the disk refuses.
         """
-        named, written = self._named, (0, 0)
+        named, checksum = self._named, 0
 
         def write(file: IO[bytes]) -> None:
-            nonlocal named, written
+            nonlocal named, checksum
             writing = _Writing(step, file, self._named)
             index = writing.index_of(state)
             file.write(index)
             file.write(len(index).to_bytes(_TRAILER_BYTES, "little"))
-            named, written = writing.named, (file.tell(), zlib.crc32(index))
+            named, checksum = writing.named, zlib.crc32(index)
 
-        replace_file(step_file(self._directory, STATES, step), write)
+        digest = replace_digested(step_file(self._directory, STATES, step), write)
         self._named = named
-        return written
+        return digest, checksum
 
     def read(self, entry: StepEntry) -> RunState:
         """Return the state that a committed step left; the next :meth:`write` adds to it.

@@ -21,7 +21,7 @@ from rollfeed.config import Settings
 from rollfeed.config.agent import AgentSettings
 from rollfeed.config.tools import ToolSettings
 from rollfeed.store import RunReader
-from rollfeed.store.layout import BATCHES, step_file
+from rollfeed.store.layout import BATCHES
 from rollfeed.store.tables.parquet import batch_table, dropped_table, write_table
 from rollfeed.types import Dropped, Group, SampleStatus, TrainBatch
 
@@ -137,7 +137,7 @@ def _is_same(
     key_before, key_now = keys
     encoded = _bytes(batch_table(new, reward_key=key_now))
     # Another version of the library that writes the files may write the same batch otherwise.
-    file = step_file(reader.path, BATCHES, batch.step)
+    file = reader.file(BATCHES, batch.step)
     if encoded != file.read_bytes() and encoded != _bytes(batch_table(batch, reward_key=key_before)):
         return False
     about = {"step": batch.step, "policy_version": batch.policy_version}

@@ -1,0 +1,17 @@
+"""Digests: the journal has one of every file that is read again, and one of each of its own rows."""
+
+from rollfeed.store.vouching.checked_files import CheckedFiles, file_problem, settings_problem, settings_text
+from rollfeed.store.vouching.growing import GrowingFiles
+from rollfeed.store.vouching.seals import OF_RUN, Rows, Vouched, vouched_by
+
+__all__ = [
+    "OF_RUN",
+    "CheckedFiles",
+    "GrowingFiles",
+    "Rows",
+    "Vouched",
+    "file_problem",
+    "settings_problem",
+    "settings_text",
+    "vouched_by",
+]
