@@ -17,7 +17,8 @@ import json, urllib.request
 
 def ask(url, key, messages):
     body = json.dumps({"messages": messages, "max_tokens": 3}).encode()
-    request = urllib.request.Request(url + "/chat/completions", body, {"Authorization": "Bearer " + key})
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(url + "/chat/completions", body, headers)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 
 def play(task):

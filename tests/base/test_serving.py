@@ -65,7 +65,7 @@ async def test_a_connection_that_asks_again_and_again_is_not_taken_for_silent() 
         loop = asyncio.get_running_loop()
         end = loop.time() + 0.6  # many looks at who is silent
         while loop.time() < end:
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readuntil(b"c_total 3.0\n")).startswith(b"HTTP/1.1 200")
         writer.close()
         await writer.wait_closed()

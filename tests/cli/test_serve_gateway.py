@@ -16,7 +16,7 @@ Start = Callable[..., ForkedCommand]
 
 
 def post(url: str, body: Any, *, key: str = "") -> Any:
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)

@@ -19,7 +19,9 @@ def test_server_answers_until_it_is_told_to_end(leaves_no_process: None, number:
     with process, process.stderr:
         address = process.stderr.readline().rpartition(" ")[2].strip()
         body = {"response": r"\boxed{\sqrt{5+2\sqrt{6}}}", "label": r"\sqrt2+\sqrt3"}
-        request = urllib.request.Request(f"{address}/get_reward", data=json.dumps(body).encode())
+        request = urllib.request.Request(
+            f"{address}/get_reward", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=60) as reply:
             assert json.load(reply)["reward"] == 1.0
         process.send_signal(number)
@@ -33,6 +35,8 @@ def test_server_answers_until_it_is_told_to_end(leaves_no_process: None, number:
         (("--port", "70000"), "--port 70000"),
         (("--max-in-progress", "0"), "--max-in-progress 0"),
         (("--rm-type", "maths"), "did you mean math?"),
+        (("--allow", "maths"), "did you mean math?"),
+        ((), "--rm-type: name the grader"),
     ],
 )
 def test_wrong_option_is_refused_in_one_line(

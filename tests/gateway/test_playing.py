@@ -104,7 +104,9 @@ def test_an_agent_s_calls_are_the_samples_of_its_rollout_sampled_as_the_run_says
 def test_a_function_that_is_not_async_has_a_thread_of_its_own() -> None:
     def one_turn(task: AgentTask) -> None:
         body = json.dumps({"messages": list(task.messages)}).encode()
-        sent = urllib.request.Request(f"{task.openai_base_url}/chat/completions", body)
+        sent = urllib.request.Request(
+            f"{task.openai_base_url}/chat/completions", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(sent) as response:
             assert json.load(response)["choices"]
 
@@ -120,7 +122,7 @@ assert asked["metadata"] == {"repo": "r"} and "4" not in os.environ["ROLLFEED_QU
 assert not os.listdir(".")
 assert os.environ["no_proxy"].endswith("127.0.0.1")
 body = json.dumps({"model": asked["model"], "max_tokens": 9, "messages": asked["messages"]}).encode()
-headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"]}
+headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "Content-Type": "application/json"}
 request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, headers)
 print(json.load(urllib.request.urlopen(request))["content"])
 """

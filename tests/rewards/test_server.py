@@ -19,6 +19,8 @@ from rollfeed.rewards.over_http.server import RewardServer
 from rollfeed.rewards.registry import BUILTIN_GRADERS
 from rollfeed.types import Verdict
 
+JSON = {"Content-Type": "application/json"}
+
 
 class Client:
     def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
@@ -28,7 +30,7 @@ class Client:
 
     async def post(self, body: Any, *, path: str = "/") -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self._session.post(self.address + path, data=data) as reply:
+        async with self._session.post(self.address + path, data=data, headers=JSON) as reply:
             self.headers = reply.headers
             return reply.status, await reply.json()
 
@@ -39,9 +41,16 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(*, rm_type: str | None = "math", max_in_progress: int = 64, **graders: Any) -> AsyncIterator[Client]:
+async def serving(
+    *,
+    rm_type: str | None = "math",
+    allowed: tuple[str, ...] = ("exact", "dapo"),
+    max_in_progress: int = 64,
+    **graders: Any,
+) -> AsyncIterator[Client]:
     hub = RewardHub(graders={**BUILTIN_GRADERS, **graders}, rm_type=rm_type, timeout_seconds=5.0)
-    server = RewardServer(hub, max_in_progress=max_in_progress)
+    rm_types = [*filter(None, [rm_type]), *allowed, *graders]
+    server = RewardServer(hub, rm_types=rm_types, max_in_progress=max_in_progress)
     async with (
         serve_application(server.application(), host="127.0.0.1", port=0) as address,
         aiohttp.ClientSession() as session,
@@ -137,7 +146,7 @@ async def test_request_that_is_wrong_is_told_why(body: Any, message: str) -> Non
 
 async def test_body_that_is_too_large_is_refused_and_counted() -> None:
     hub = RewardHub(graders=BUILTIN_GRADERS, rm_type="math", timeout_seconds=5.0)
-    server = RewardServer(hub, max_body_bytes=1_000)
+    server = RewardServer(hub, rm_types=["math"], max_body_bytes=1_000)
     async with (
         serve_application(server.application(), host="127.0.0.1", port=0) as address,
         aiohttp.ClientSession() as session,
@@ -167,7 +176,8 @@ async def test_client_that_goes_away_within_its_body_does_not_disturb_the_server
 ) -> None:
     async with serving() as client:
         _, writer = await asyncio.open_connection("127.0.0.1", int(client.address.rpartition(":")[2]))
-        writer.write(b'POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"response": ')
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        writer.write(head + b'{"response": ')
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -202,7 +212,7 @@ async def test_other_paths_and_methods_are_refused() -> None:
 
 
 async def test_without_a_grader_the_request_has_to_name_one() -> None:
-    async with serving(rm_type=None) as client:
+    async with serving(rm_type=None, allowed=("math",)) as client:
         assert (await client.post(RIGHT))[0] == 400
         assert (await client.post({**RIGHT, "rm_type": "math"}))[1]["reward"] == 1.0
 
@@ -254,6 +264,43 @@ async def test_client_that_goes_away_gives_its_room_back() -> None:
                 pass
 
 
+@pytest.mark.parametrize("name", ["livecodebench", "boxed_livecodebench", "exact", "boxed_exact"])
+@pytest.mark.parametrize("place", ["body", "metadata", "text", "text in a list"])
+async def test_x05_graders_that_the_server_was_not_started_for_are_refused(name: str, place: str) -> None:
+    body: Any = {
+        "body": {**RIGHT, "rm_type": name},
+        "metadata": {**RIGHT, "metadata": {"rm_type": name}},
+        "text": {**RIGHT, "rm_type": "math", "metadata": json.dumps({"rm_type": name})},
+        "text in a list": [RIGHT, {**RIGHT, "metadata": json.dumps({"rm_type": name})}],
+    }[place]
+    ran: list[str] = []
+
+    async def grader(response: str, label: Any, metadata: Any) -> Verdict:
+        ran.append(response)
+        return Verdict(reward=1.0)
+
+    hub = RewardHub(graders={**BUILTIN_GRADERS, "livecodebench": OwnPace(grader)}, rm_type="math", timeout_seconds=5.0)
+    application = RewardServer(hub, rm_types=["math"]).application()
+    async with (
+        serve_application(application, host="127.0.0.1", port=0) as address,
+        aiohttp.ClientSession() as session,
+    ):
+        client = Client(session, address)
+        status, reply = await client.post(body)
+        assert (status, ran) == (400, [])
+        assert f"this server was started for math: start it with --allow {name}" in reply["error"]
+        assert (await client.post({**RIGHT, "rm_type": "boxed_math"}))[0] == 200
+
+
+async def test_x05_a_text_of_a_page_runs_no_program() -> None:
+    headers = {"Content-Type": "text/plain", "Host": "evil.example", "Origin": "http://evil.example"}
+    async with serving() as client:
+        for kept in ("Content-Type", "Host", "Origin"):
+            given = {**JSON, kept: headers[kept]}
+            async with client._session.post(client.address, data=json.dumps(RIGHT), headers=given) as reply:
+                assert reply.status in (403, 415)
+
+
 async def test_our_remote_grader_understands_our_server() -> None:
     async with serving() as client, RemoteGrader(RemoteRewardSettings(url=f"{client.address}/get_reward")) as grader:
         assert (await grader(r"\boxed{4}", "4", {})).reward == 1.0
@@ -298,5 +345,5 @@ async def test_port_that_is_taken_is_one_line() -> None:
         port = int(client.address.rpartition(":")[2])
         hub = RewardHub(graders=BUILTIN_GRADERS, timeout_seconds=1.0)
         with pytest.raises(ConfigError, match=f"port = {port}: cannot listen on"):
-            async with serve_application(RewardServer(hub).application(), host="127.0.0.1", port=port):
+            async with serve_application(RewardServer(hub, rm_types=()).application(), host="127.0.0.1", port=port):
                 pass

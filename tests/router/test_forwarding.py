@@ -325,7 +325,8 @@ async def test_a_client_that_does_not_read_its_stream_loses_it_and_frees_the_wor
         body = json.dumps({"input_ids": [5], "stream": True}).encode()
         host, port = router.address.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
-        writer.write(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await began.wait()
         await router.until(lambda: member.num_requests == 0)
         writer.transport.abort()

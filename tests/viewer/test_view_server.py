@@ -13,17 +13,20 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from tests.viewer.made_runs import NASTY, commit_of
 
+from rollfeed.base.serving import guard
 from rollfeed.errors import ConfigError
 from rollfeed.evaluation import ANSWERS_SCHEMA
 from rollfeed.store import RunDirectory
-from rollfeed.viewer import ViewServer, find_runs
+from rollfeed.viewer import LOOPBACK, ViewServer, find_runs
 from rollfeed.viewer.found_runs import version_of
 
 
 @asynccontextmanager
 async def viewer(*folders: Path) -> AsyncIterator[Callable[..., Any]]:
     """Serve; give a function that asks the API and returns what it says."""
-    async with TestClient(TestServer(ViewServer(folders).application())) as client:
+    application = ViewServer(folders).application()
+    application.middlewares.insert(0, guard(LOOPBACK))
+    async with TestClient(TestServer(application)) as client:
 
         async def ask(path: str, *, status: int = 200, **query: Any) -> Any:
             async with client.get(f"/api/{path}", params=query) as reply:

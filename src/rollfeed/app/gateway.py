@@ -53,7 +53,7 @@ async def serve_gateway(
     try:
         sessions = Sessions(policy, endpoint, caps=caps, max_sessions=max_sessions, journal=journal)
         application = GatewayServer(sessions, token=token).application()
-        async with endpoint, serve_application(application, host=host, port=port) as address:
+        async with endpoint, serve_application(application, host=host, port=port, descriptors_each=2) as address:
             yield address
     finally:
         journal.close()

@@ -276,10 +276,11 @@ async def open_reward_hub(
     functions: PluginSettings | None = None,
     label_names: Collection[str] = (),
     folders: Sequence[Path] = (),
+    more_rm_types: Sequence[str] = (),
 ) -> AsyncIterator[RewardHub]:
     """Give a hub that grades single responses, with everything it needs; leaving ends what it started.
 
-    ``rm_type`` may be a function here, as ``module:name``.
+    ``rm_type`` may be a function here, as ``module:name``. ``more_rm_types`` are those that responses may name.
 
     Raises:
         ConfigError: As :func:`reward_hub`; and if a function sees whole groups.
@@ -290,12 +291,14 @@ async def open_reward_hub(
             f"plugins.group_reward = {chosen.group_reward!r}: it scores groups, and responses are graded one by one "
             "here: name a plugins.reward instead"
         )
-    services = RewardServices(settings, rm_types=[settings.rm_type], folders=folders)
+    services = RewardServices(settings, rm_types=[settings.rm_type, *more_rm_types], folders=folders)
     own, graders = settings.rm_type, {}
     if own is not None and ":" in own and not is_judge(own):
         load = partial(load_reward_function, settings=settings, workers=services.workers, folders=folders)
         graders[own] = as_grader(load(own, RewardFn, Takes.SAMPLE, "rm_type"))
     hub = reward_hub(settings, chosen, services, graders=graders, label_names=label_names, folders=folders)
+    if problem := next(filter(None, map(hub.problem, more_rm_types)), None):
+        raise ConfigError(problem)
     async with services:
         yield hub
 

@@ -16,6 +16,11 @@ DEFAULT_MAX_NEW_TOKENS = 128
 """For requests that do not say."""
 
 
+CHARACTERS_OF_A_TOKEN = 64
+"""More than texts have on average: what is longer than a context of such is not even tokenised."""
+_LONGEST_ID = 512
+
+
 class RequestError(Exception):
     """A request that is refused: the client is told the HTTP status and one line."""
 
@@ -123,6 +128,20 @@ def check_prompt_length(num_tokens: int, context_length: int) -> None:
         )
 
 
+def check_text_length(text: str, context_length: int) -> None:
+    """Raise RequestError for a text that no context has room for, before it is tokenised."""
+    if len(text) > CHARACTERS_OF_A_TOKEN * context_length:
+        raise RequestError(
+            f"The input ({len(text)} characters) is longer than the model's context length ({context_length} tokens)."
+        )
+
+
+def check_num_responses(num_responses: int, most: int) -> None:
+    """Raise RequestError for more responses than can ever be inside at once."""
+    if num_responses > most:
+        raise RequestError(f"{num_responses} responses in one request: at most {most} fit into this server")
+
+
 def checked_new_tokens(
     max_new_tokens: int | None, *, prompt_tokens: int, context_length: int, default: int = DEFAULT_MAX_NEW_TOKENS
 ) -> int:
@@ -153,9 +172,16 @@ def request_ids(rid: str | Sequence[str] | None, size: int) -> list[str]:
     """Return the ids of the prompts of a call; one id for several prompts is numbered, no id is made up."""
     if rid is None:
         return [new_request_id() for _ in range(size)]
+    check_id_length(rid if isinstance(rid, str) else max(rid, key=len, default=""))
     if isinstance(rid, str):
         return [rid] if size == 1 else [sample_id(rid, index) for index in range(size)]
     return one_each(list(rid), size, "rid")
+
+
+def check_id_length(rid: str) -> None:
+    """Raise RequestError for an id that is too long to be kept for every response."""
+    if len(rid) > _LONGEST_ID:
+        raise RequestError(f"rid is longer than {_LONGEST_ID} characters")
 
 
 def new_request_id() -> str:

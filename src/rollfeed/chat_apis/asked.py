@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from rollfeed.base.sglang_wire import CHARACTERS_OF_A_TOKEN
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.types import Message, SamplingParams
 
@@ -74,6 +75,12 @@ class Asked:
     def callable_tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools whose calls are read out of the answer."""
         return () if self.tool_choice is ToolChoice.NONE else self.tools
+
+    def check_length(self, context_length: int) -> None:
+        """Refuse texts that no context has room for, before they are tokenised. Raises ApiError for such."""
+        size = sum(len(content) for each in self.messages if isinstance(content := each.get("content"), str))
+        if size > CHARACTERS_OF_A_TOKEN * context_length:
+            raise ApiError.too_long(size // CHARACTERS_OF_A_TOKEN, context_length)
 
     def sampling(self, default: SamplingParams) -> SamplingParams:
         """Return how it is sampled.

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from rollfeed.config import PluginSettings, RewardSettings, RunSpec, ScoringSettings, load_scoring_settings
+from rollfeed.config.api_key import ApiKey
 from rollfeed.config.load import read_label_names
 from rollfeed.config.paths import expand_path
 from rollfeed.errors import ConfigError
@@ -64,6 +65,37 @@ def add_address(parser: argparse.ArgumentParser, port: int, told: str) -> None:
     """Add where a server listens, with the default port and what its help says of ports."""
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", metavar="P", type=int, default=port, help=f"{told} (default {port})")
+
+
+def add_server_key(
+    parser: argparse.ArgumentParser,
+    option: str = "--key-env",
+    *,
+    of: str = "clients",
+    may_do_without: bool = True,
+) -> None:
+    """Add what clients of a server have to bear; with ``may_do_without``, also that they need bear nothing."""
+    parser.add_argument(option, metavar="VAR", help=f"variable with the key of {of}; needed off this machine")
+    if may_do_without:
+        told = "whoever reaches --host may ask, without a key, for clients that send none"
+        parser.add_argument("--no-key", action="store_true", help=told)
+
+
+def server_key(arguments: argparse.Namespace, option: str = "--key-env") -> str | None:
+    """Return the key that clients of a server have to bear, None where they need none.
+
+    Raises:
+        ConfigError: If the variable has none, or others can reach a server that has none.
+    """
+    from rollfeed.base.serving import is_loopback  # which takes a while that other commands need not wait
+
+    key = ApiKey.read(getattr(arguments, option[2:].replace("-", "_")), setting=option).value
+    may_do_without = hasattr(arguments, "no_key")
+    if key is None and not is_loopback(arguments.host) and not getattr(arguments, "no_key", False):
+        remedy = ", or say --no-key where nobody else is in that network" if may_do_without else ""
+        told = f"others can reach it: put a key into a variable, and name that as {option}{remedy}"
+        raise ConfigError(f"--host {arguments.host}: {told}")
+    return key
 
 
 def path_argument(text: str) -> Path:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 from rollfeed.app import load_model
 from rollfeed.base.cores import num_physical_cores
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers, add_server_key, server_key
 from rollfeed.config import EngineSettings, Kernels, Precision, is_device
+from rollfeed.config.api_key import ApiKey
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
 from rollfeed.errors import ConfigError, RollfeedError
 
@@ -60,6 +61,8 @@ class ServeOptions:
     device: str
     kernels: str
     precision: str
+    key_env: str | None
+    """Variable with the key that clients bear."""
 
 
 def register(actions: Parsers) -> None:
@@ -76,6 +79,7 @@ def register(actions: Parsers) -> None:
         "--model", metavar="M", default=DEFAULT_MODEL, help=f"folder, .gguf file or hub name (default {DEFAULT_MODEL})"
     )
     add_address(engine, _DEFAULT_PORT, "first port")
+    add_server_key(engine)
     add_numbers(
         engine,
         {
@@ -109,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: If the model cannot be served with these settings, or the port is taken.
     """
     _check(arguments)
+    server_key(arguments)
     name = Path(arguments.model).name.removesuffix(".gguf") or arguments.model
     # Converted or fetched here, once, before several processes look for it.
     model = str(resolve_checkpoint(arguments.model))
@@ -220,7 +225,8 @@ def _prepare(
     seeing = model.picture_input if engine.takes_pictures else None
     service = Service(engine, tokenizer=model.tokenizer, model=served, picture_input=seeing)
     routes = DeltaReceiver(received).routes()
-    return engine, serve(service, host=options.host, port=options.port, more_routes=routes)
+    key = ApiKey.read(options.key_env, setting="--key-env").value
+    return engine, serve(service, host=options.host, port=options.port, key=key, more_routes=routes)
 
 
 def _exit_later(code: int) -> None:

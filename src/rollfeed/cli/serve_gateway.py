@@ -8,8 +8,7 @@ import logging
 from pathlib import Path
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers, add_path
-from rollfeed.config.api_key import ApiKey
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers, add_path, add_server_key, server_key
 from rollfeed.engine import DEFAULT_MODEL
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import Matching, RewrittenTurns
@@ -18,7 +17,8 @@ from rollfeed.types import SamplingParams
 logger = logging.getLogger("rollfeed.serve")
 
 _DEFAULT_PORT = 30100
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_OPERATOR_KEY = "--operator-key-env"
+"""Of those who open and finish sessions; agents have the key of theirs."""
 _KINDS = {"sglang": "sglang", "vllm": "openai"}
 
 
@@ -42,11 +42,7 @@ def register(actions: Parsers) -> None:
     parser.add_argument("--engine", metavar="URL", help="server that samples (default: the embedded engine)")
     parser.add_argument("--engine-kind", choices=[*_KINDS], default="sglang", help="what that is (default sglang)")
     parser.add_argument("--engine-key-env", metavar="VAR", help="variable with the key of that server")
-    parser.add_argument(
-        "--operator-key-env",
-        metavar="VAR",
-        help="variable with the token of those who open and finish sessions; needed off this machine",
-    )
+    add_server_key(parser, _OPERATOR_KEY, of="those who open and finish sessions", may_do_without=False)
     parser.add_argument(
         "--served-name",
         metavar="NAME",
@@ -85,13 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("context_length", "max_sessions", "max_turns", "max_tokens", "max_seconds", "max_body_mb"):
         if getattr(arguments, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be above 0")
-    key = ApiKey.read(arguments.operator_key_env, setting="--operator-key-env")
-    if key.value is None and arguments.host not in _LOOPBACK:
-        raise ConfigError(
-            f"--host {arguments.host}: others can reach it: put a token into a variable, and name that as "
-            "--operator-key-env"
-        )
-    return asyncio.run(_serve(arguments, key.value or ""))
+    return asyncio.run(_serve(arguments, server_key(arguments, _OPERATOR_KEY) or ""))
 
 
 async def _serve(arguments: argparse.Namespace, token: str) -> int:

@@ -14,7 +14,9 @@ from rollfeed.cli.arguments import (
     add_command,
     add_numbers,
     add_reward_arguments,
+    add_server_key,
     scoring_of,
+    server_key,
 )
 from rollfeed.errors import ConfigError
 
@@ -32,11 +34,19 @@ def register(actions: Parsers) -> None:
         help="serve the graders: responses in, rewards out",
         description="Serve the graders at POST / and POST /get_reward, one response or many, with /health and "
         "/metrics; docs/rewards.md has the forms.",
-        epilog="example: rollfeed serve reward --rm-type math, and then: curl 127.0.0.1:11111 -d "
+        epilog="example: rollfeed serve reward --rm-type math, and then: curl 127.0.0.1:11111 --json "
         '\'{"response": "It is \\\\boxed{4}.", "label": "4"}\'',
     )
     add_address(parser, _DEFAULT_PORT, "0 takes a free one")
     add_numbers(parser, {"--max-in-progress": (1024, "responses that are graded or wait for it; more get status 429")})
+    parser.add_argument(
+        "--allow",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a grader that requests may name, beside that of --rm-type; may be given several times",
+    )
+    add_server_key(parser)
     add_reward_arguments(parser)
 
 
@@ -46,10 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
     if arguments.max_in_progress < 1:
         raise ConfigError(f"--max-in-progress {arguments.max_in_progress}: must be at least 1")
-    return asyncio.run(_serve(arguments, scoring_of(arguments)))
+    key = server_key(arguments)
+    return asyncio.run(_serve(arguments, scoring_of(arguments), key))
 
 
-async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
+async def _serve(arguments: argparse.Namespace, scoring: Scoring, key: str | None) -> int:
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.app.rewards import open_reward_hub
     from rollfeed.base.serving import serve_application
@@ -57,10 +68,18 @@ async def _serve(arguments: argparse.Namespace, scoring: Scoring) -> int:
 
     told = exit_codes.ToldToEnd()
     async with open_reward_hub(
-        scoring.settings, functions=scoring.functions, label_names=scoring.label_names, folders=scoring.folders
+        scoring.settings,
+        functions=scoring.functions,
+        label_names=scoring.label_names,
+        folders=scoring.folders,
+        more_rm_types=arguments.allow,
     ) as hub:
-        server = RewardServer(hub, max_in_progress=arguments.max_in_progress)
-        async with serve_application(server.application(), host=arguments.host, port=arguments.port) as address:
+        rm_types = [*filter(None, [scoring.settings.rm_type]), *arguments.allow]
+        if not rm_types and not hub.has_function and not scoring.settings.functions:
+            raise ConfigError("--rm-type: name the grader of this server, or with --allow those that requests may name")
+        server = RewardServer(hub, rm_types=rm_types, max_in_progress=arguments.max_in_progress)
+        serving = serve_application(server.application(), host=arguments.host, port=arguments.port, key=key)
+        async with serving as address:
             logger.info("serving rewards at %s", address)
             await told.event.wait()
     return told.exit_code

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers, add_path
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_numbers, add_path, add_server_key, server_key
 from rollfeed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def register(actions: Parsers) -> None:
         help="newer versions after which sampled tokens that nobody uses are forgotten (default: when room is needed)",
     )
     add_path(parser, "--tokenizer", "FOLDER", "of the policy, for --span-cache")
-    parser.add_argument("--api-key-env", metavar="NAME", help="variable with the key that servers and clients have")
+    add_server_key(parser, "--api-key-env", of="servers and clients")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers = [checked_worker(url) for url in arguments.workers]
     except RequestError as error:
         raise ConfigError(str(error)) from None
+    server_key(arguments, "--api-key-env")
     key = ApiKey.read(arguments.api_key_env, setting="--api-key-env")
     return asyncio.run(_serve(arguments, workers, settings, key, _span_cache(arguments)))
 

@@ -7,14 +7,12 @@ import asyncio
 import logging
 
 from rollfeed.cli import exit_codes
-from rollfeed.cli.arguments import Parsers, add_address, add_command, add_path
-from rollfeed.config.api_key import ApiKey
+from rollfeed.cli.arguments import Parsers, add_address, add_command, add_path, add_server_key, server_key
 from rollfeed.errors import ConfigError
 
 logger = logging.getLogger("rollfeed.serve")
 
 _DEFAULT_PORT = 30200
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def register(actions: Parsers) -> None:
@@ -30,22 +28,14 @@ def register(actions: Parsers) -> None:
     )
     add_path(parser, "--folder", "DIR", "where the versions are, two and a third in the making", required=True)
     add_address(parser, _DEFAULT_PORT, "0 takes a free one")
-    parser.add_argument(
-        "--key-env", metavar="VAR", help="variable with the key that publishers bear; needed off this machine"
-    )
+    add_server_key(parser, may_do_without=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError if an option is wrong, or the port or the folder is taken."""
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
-    key = ApiKey.read(arguments.key_env, setting="--key-env")
-    if key.value is None and arguments.host not in _LOOPBACK:
-        raise ConfigError(
-            f"--host {arguments.host}: whoever reaches this address could change the weights: put a key into a "
-            "variable and name it as --key-env"
-        )
-    return asyncio.run(_serve(arguments, key.value))
+    return asyncio.run(_serve(arguments, server_key(arguments)))
 
 
 async def _serve(arguments: argparse.Namespace, key: str | None) -> int:
@@ -59,8 +49,8 @@ async def _serve(arguments: argparse.Namespace, key: str | None) -> int:
     store = await asyncio.to_thread(CheckpointStore, arguments.folder)
     try:
         application = web.Application()
-        application.add_routes(DeltaReceiver(store, key=key).routes())
-        async with serve_application(application, host=arguments.host, port=arguments.port) as address:
+        application.add_routes(DeltaReceiver(store).routes())
+        async with serve_application(application, host=arguments.host, port=arguments.port, key=key) as address:
             logger.info("receiving weights at %s into %s", address, arguments.folder)
             for held in store.held:
                 logger.info("version %d is there", held.policy_version)

@@ -230,9 +230,7 @@ class GatewayServer:
         return web.Response(body=prometheus_text(told), headers={"Content-Type": PROMETHEUS_TYPE})
 
     def _check_operator(self, request: web.Request) -> None:
-        # A page in somebody's browser can reach this address; browsers say where a page comes from.
-        is_page = "Origin" in request.headers
-        if is_page or (self._token and not hmac.compare_digest(_key_of(request).encode(), self._token.encode())):
+        if self._token and not hmac.compare_digest(_key_of(request).encode(), self._token.encode()):
             raise ApiError("this needs the operator's token as API key", kind=ErrorKind.AUTHENTICATION)
 
     @web.middleware

@@ -187,7 +187,9 @@ class AgentPlayer:
                 self._sessions = Sessions(policy, services.endpoint, caps=caps)
             if not self._num_rollouts:
                 application = GatewayServer(self._sessions).application(for_operators=False)
-                serving = serve_application(application, host=self._settings.host, port=self._settings.port)
+                serving = serve_application(
+                    application, host=self._settings.host, port=self._settings.port, descriptors_each=2
+                )
                 self._address = await self._serving.enter_async_context(serving)
             self._num_rollouts += 1
         try:

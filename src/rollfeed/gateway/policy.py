@@ -16,8 +16,6 @@ from rollfeed.protocols import CallFormat, Matching, RewrittenTurns, Tokenizer
 from rollfeed.types import Completion, SamplingMask, SamplingParams, joined_spans
 
 _MOST_DIALOGUES = 256
-_CHARACTERS_OF_A_TOKEN = 64
-"""More than texts have on average: what is longer is not even tokenised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +99,6 @@ class Dialogues:
             if len(self._known) > _MOST_DIALOGUES:
                 self._known.popitem(last=False)
         return manner, self._known[manner]
-
-
-def check_text(asked: Asked, *, context_length: int) -> None:
-    """Refuse texts that cannot be within the context, before they are tokenised. Raises ApiError if there is more."""
-    size = sum(len(content) for each in asked.messages if isinstance(content := each.get("content"), str))
-    if size > _CHARACTERS_OF_A_TOKEN * context_length:
-        raise ApiError.too_long(size // _CHARACTERS_OF_A_TOKEN, context_length)
 
 
 def refused(message: str) -> ApiError:

@@ -17,7 +17,7 @@ from rollfeed.chat_apis import ApiError, Asked, ErrorKind, Said, opens_thought, 
 from rollfeed.conversations import Dialogue
 from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
 from rollfeed.gateway.histories import History, read_history
-from rollfeed.gateway.policy import Caps, Dialogues, ServedPolicy, check_text, joined, refused
+from rollfeed.gateway.policy import Caps, Dialogues, ServedPolicy, joined, refused
 from rollfeed.gateway.replies import AgentReply, AgentRequest, Replies
 from rollfeed.gateway.samples import samples_of, sift
 from rollfeed.gateway.stored_turns import record_of, turn_of
@@ -224,7 +224,7 @@ class Session:
         return read_history(asked.messages, self._policy.matching, manner=manner), dialogue
 
     def _open(self, asked: Asked, history: History, dialogue: Dialogue) -> Opening:
-        check_text(asked, context_length=self._policy.context_length)
+        asked.check_length(self._policy.context_length)
         try:
             return self.tree.open(history, dialogue)
         except ConfigError as error:

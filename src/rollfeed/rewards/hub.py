@@ -194,6 +194,13 @@ class RewardHub:
         (verdict,) = await self.score([row_rollout(response, label, known)], row_prompt(prompt, label, known))
         return verdict
 
+    def grader_of(self, metadata: Mapping[str, Any], rm_type: Any) -> Any:
+        """Return the ``rm_type`` by which :meth:`grade` would go, or None where a function of the user's scores."""
+        named = metadata.get("rm_type") or rm_type
+        if metadata.get(_REWARD_FN) is not None or (self.has_function and str(named) not in self._own_verifiers):
+            return None
+        return named or self._rm_type
+
     def has_scorer(self, prompt: Prompt) -> bool:
         """Whether a function or a grader is named that scores answers to a prompt."""
         named = (prompt.metadata.get(name) for name in ("rm_type", _REWARD_FN))
@@ -201,8 +208,7 @@ class RewardHub:
 
     def problem(self, rm_type: Any) -> str | None:
         """Return why a response cannot be graded by ``rm_type``, or None; None takes the hub's own."""
-        if rm_type is None:
-            rm_type = self._rm_type
+        rm_type = self._rm_type if rm_type is None else rm_type
         if rm_type is None:
             return "no rm_type: name a grader in the metadata or in the settings"
         if isinstance(rm_type, str) and self._find_grader(rm_type) is not None:
@@ -223,8 +229,7 @@ class RewardHub:
         return dict(zip(alone, verdicts, strict=True)) | dict(zip(together, rest.result(), strict=True))
 
     def _brings_verifier(self, prompt: Prompt) -> bool:
-        rm_type = prompt.metadata.get("rm_type")
-        return isinstance(rm_type, str) and rm_type in self._own_verifiers
+        return str(prompt.metadata.get("rm_type")) in self._own_verifiers
 
     async def _score_rest(
         self, rollouts: Sequence[Rollout], positions: Sequence[int], prompt: Prompt

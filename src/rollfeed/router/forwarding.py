@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from aiohttp import web
 
+from rollfeed.base.serving import decoded_body
 from rollfeed.base.sglang_wire import ABORTED, RequestError, error_content
 from rollfeed.engine.client.versions import VersionNameError, version_number
 from rollfeed.engine.http import BrokenConnectionError, Connections, NotConnectedError
@@ -34,6 +35,7 @@ _MOST_PIECES_BYTES = 1 << 26
 _ABORT_SECONDS = (0.5, 1.0, 2.0, 4.0)
 """Pauses before an abort is sent again, as it may have overtaken its request."""
 _BACKOFF_SECONDS = 0.1
+_LARGE_BYTES = 1 << 16
 _CLIENT_ENDED, _BAD_GATEWAY, _TOO_LATE = 499, 502, 504
 _PASSED_ON = ("X-Request-Id", "X-Correlation-Id", "traceparent", "tracestate")
 """Headers that workers get, besides those that HTTP needs."""
@@ -227,9 +229,11 @@ class Forwarder:
     async def _rewritten(self, body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self._spans is not None
         try:
-            given = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the body is no JSON object: {error}") from None
+            given = await decoded_body(body, large_bytes=_LARGE_BYTES)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        if not isinstance(given, dict):
+            raise RequestError("the body is no JSON object")
         return given, await asyncio.to_thread(self._spans.rewrite, given)
 
     def _kept(self, transfer: Transfer, content: bytes | bytearray) -> bytes:

@@ -96,9 +96,7 @@ class RouterService:
 
     def application(self) -> web.Application:
         """Return the application of an entered service."""
-        application = web.Application(
-            middlewares=[self._counted, errors_as_json, self._with_key], client_max_size=_MAX_BODY_BYTES
-        )
+        application = web.Application(middlewares=[self._counted, errors_as_json], client_max_size=_MAX_BODY_BYTES)
         forward = self._forwarder.forward
         application.add_routes([web.post(path, forward) for path in ROUTES])
         application.add_routes([web.put("/generate", forward), *(web.get(path, forward) for path in _ANY_WORKER)])
@@ -120,14 +118,6 @@ class RouterService:
         if response.status == _UNAVAILABLE and not response.prepared:
             response.headers.setdefault("Retry-After", "1")
         return response
-
-    @web.middleware
-    async def _with_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        wanted = self._api_key.headers.get("Authorization")
-        is_open = request.path in ("/health", "/health_generate", "/readiness", "/liveness", "/metrics")
-        if wanted is not None and not is_open and request.headers.get("Authorization") != wanted:
-            raise RequestError("the key is missing or wrong: send it as Authorization: Bearer", status=401)
-        return await handler(request)
 
     async def _live(self, _request: web.Request) -> web.Response:
         return web.Response()
@@ -190,7 +180,10 @@ async def serve_router(
     async with RouterService(settings, api_key=api_key, spans=spans) as service:
         starting = asyncio.create_task(service.watcher.start(list(dict.fromkeys(workers))))
         try:
-            async with serve_application(service.application(), host=host, port=port) as address:
+            serving = serve_application(
+                service.application(), host=host, port=port, key=api_key.value, descriptors_each=2
+            )
+            async with serving as address:
                 await starting
                 yield address, service
         finally:

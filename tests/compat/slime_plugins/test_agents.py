@@ -213,7 +213,7 @@ async def test_nothing_is_left_of_a_function_that(write_plugins: Write, how: str
 
 def call(url: str, sid: str) -> Any:
     body = json.dumps({"messages": [{"role": "user", "content": "late"}]}).encode()
-    headers = {"Authorization": f"Bearer {sid}"}
+    headers = {"Authorization": f"Bearer {sid}", "Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", body, headers)) as response:
         return json.load(response)
 

@@ -22,6 +22,8 @@ import pytest
 
 import rollfeed
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture
 def free_ports() -> int:
@@ -58,7 +60,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def ask(port: int, path: str, body: Any = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data), timeout=60) as response:
+    with opener.open(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, JSON), timeout=60) as response:
         return bytes(response.read())
 
 
@@ -92,7 +94,9 @@ def test_what_runs_is_answered_with_its_partial_output_when_the_server_ends(
     sampling = {"max_new_tokens": 1000, "ignore_eos": True}
     body = json.dumps({"input_ids": [72], "sampling_params": sampling, "stream": True}).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{free_ports}/generate", body, timeout=60) as response:
+    with opener.open(
+        urllib.request.Request(f"http://127.0.0.1:{free_ports}/generate", body, JSON), timeout=60
+    ) as response:
         response.readline()
         process.send_signal(signal.SIGTERM)
         *_, last, done, _ = response.read().decode().split("\n\n")

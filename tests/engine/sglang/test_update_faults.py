@@ -135,7 +135,8 @@ def say(address: str, path: str, body: Any) -> Any:
     """Ask a server; nobody is in between."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     content = None if body is None else json.dumps(body).encode()
-    with opener.open(urllib.request.Request(address + path, content), timeout=60) as response:
+    request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
+    with opener.open(request, timeout=60) as response:
         return json.loads(response.read())
 
 

@@ -25,13 +25,18 @@ from rollfeed.engine.server.weight_sessions import WeightHandlers
 from rollfeed.errors import EngineError
 
 _MAX_BODY_BYTES = 1 << 28
+_BYTES_OF_A_TOKEN = 8
+"""In a body, at most; with :data:`_OTHER_BYTES` for what is not the prompt, and as much as there may be of pictures."""
+_OTHER_BYTES = 1 << 22
 _LARGE_TEXT_BYTES = 1 << 14
 """Bodies beyond this are tokenised in a thread."""
 
 
 def create_application(service: Service, *, more_routes: Iterable[web.RouteDef] = ()) -> web.Application:
     """Return the application of a service whose engine is entered."""
-    application = web.Application(middlewares=[errors_as_json], client_max_size=_MAX_BODY_BYTES)
+    prompts_bytes = _BYTES_OF_A_TOKEN * service.capacity * service.engine.context_length + _OTHER_BYTES
+    most = _MAX_BODY_BYTES if service.picture_input is not None else min(_MAX_BODY_BYTES, prompts_bytes)
+    application = web.Application(middlewares=[errors_as_json], client_max_size=most)
     application.add_routes(more_routes)
     for handlers in (GenerateHandlers, CompletionHandlers, ChatHandlers, ControlHandlers, WeightHandlers):
         application.add_routes(handlers(service).routes())
@@ -40,18 +45,18 @@ def create_application(service: Service, *, more_routes: Iterable[web.RouteDef] 
 
 @asynccontextmanager
 async def serve(
-    service: Service, *, host: str, port: int, more_routes: Iterable[web.RouteDef] = ()
+    service: Service, *, host: str, port: int, key: str | None = None, more_routes: Iterable[web.RouteDef] = ()
 ) -> AsyncIterator[str]:
     """Serve while the block runs, with more endpoints; give the address, for example ``http://127.0.0.1:30000``.
 
-    A client that goes away aborts what it asked for. Leaving aborts everything, lets the partial
-    replies out and closes all connections.
+    Clients bear the key, where there is one. A client that goes away aborts what it asked for. Leaving aborts
+    everything, lets the partial replies out and closes all connections.
 
     Raises:
         ConfigError: If the address cannot be listened on.
     """
     application = create_application(service, more_routes=more_routes)
-    async with serve_application(application, host=host, port=port) as address:
+    async with serve_application(application, host=host, port=port, key=key) as address:
         try:
             yield address
         finally:
@@ -76,7 +81,12 @@ class GenerateHandlers:
         pictures = await with_pictures(body, service)
 
         def parse() -> GenerateCall:
-            return parse_generate(body, tokenizer=service.tokenizer, context_length=service.engine.context_length)
+            return parse_generate(
+                body,
+                tokenizer=service.tokenizer,
+                context_length=service.engine.context_length,
+                most_jobs=service.capacity,
+            )
 
         is_large = body.get("text") is not None and (request.content_length or math.inf) > _LARGE_TEXT_BYTES
         call = await asyncio.to_thread(parse) if is_large else parse()
@@ -137,7 +147,11 @@ class CompletionHandlers:
         body = await read_json(request)
         body.setdefault("model", service.model.name)
         call = await asyncio.to_thread(
-            parse_call, body, tokenizer=service.tokenizer, context_length=service.engine.context_length
+            parse_call,
+            body,
+            tokenizer=service.tokenizer,
+            context_length=service.engine.context_length,
+            most_jobs=service.capacity,
         )
         if call.stream:
             return await self._stream(request, call)

@@ -13,6 +13,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
+from rollfeed.base.sglang_wire import check_id_length, check_num_responses
 from rollfeed.chat_apis import (
     CHAT_APIS,
     AnthropicMessages,
@@ -124,8 +125,8 @@ class ChatHandlers:
                 "responses are not kept here: send the whole conversation as input", param="previous_response_id"
             )
         asked = replace(asked, model=asked.model or self._service.model.name)
-        call_format, prompt_ids = self._prompt(asked)
         context_length = self._service.engine.context_length
+        call_format, prompt_ids = self._prompt(asked)
         room = context_length - len(prompt_ids)
         if room < 1:
             raise ApiError.too_long(len(prompt_ids), context_length)
@@ -143,7 +144,9 @@ class ChatHandlers:
             **asked.further,
         }
         sampling = parse_sampling(given, prompt_tokens=len(prompt_ids), context_length=context_length)
+        check_num_responses(sampling.num_samples, self._service.capacity)
         rid = body["rid"] if isinstance(body.get("rid"), str) and body["rid"] else api.new_id()
+        check_id_length(rid)
         jobs = make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True)
         return _ChatCall(
             api=api,
@@ -158,6 +161,7 @@ class ChatHandlers:
 
     def _prompt(self, asked: Asked) -> tuple[CallFormat, NDArray[np.int32]]:
         """Return how calls are written, and the tokens of a conversation, ``(P,)``."""
+        asked.check_length(self._service.engine.context_length)
         tokenizer = self._service.tokenizer
         syntax = call_syntax(tokenizer, CallFormat.AUTO)
         messages = syntax.introduced(syntax.adapted(asked.messages), asked.tools)

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.base.sglang_wire import RequestError, check_prompt_length, new_request_id
+from rollfeed.base.sglang_wire import (
+    RequestError,
+    check_id_length,
+    check_num_responses,
+    check_prompt_length,
+    check_text_length,
+    new_request_id,
+)
 from rollfeed.engine.server.parsing import make_jobs, parse_sampling, token_array
 from rollfeed.engine.server.service import ServerJob
 from rollfeed.protocols import Tokenizer
@@ -48,13 +55,16 @@ class CompletionsCall:
         return {"id": self.call_id, "object": "text_completion", "created": self.created, "model": self.model}
 
 
-def parse_call(body: Mapping[str, Any], *, tokenizer: Tokenizer, context_length: int) -> CompletionsCall:
+def parse_call(
+    body: Mapping[str, Any], *, tokenizer: Tokenizer, context_length: int, most_jobs: int
+) -> CompletionsCall:
     """Return the jobs of a body. Raises RequestError if it cannot be served."""
     for name, neutral in _REFUSED.items():
         if body.get(name) not in neutral:
             raise RequestError(f"{name} is not supported by this server")
-    prompts = _prompts(body, tokenizer)
+    prompts = _prompts(body, tokenizer, context_length=context_length, most=most_jobs)
     call_id = body.get("rid") if isinstance(body.get("rid"), str) else None
+    check_id_length(call_id or "")
     call_id = call_id or f"cmpl-{new_request_id()}"
     jobs: list[ServerJob] = []
     for index, prompt_ids in enumerate(prompts):
@@ -63,6 +73,7 @@ def parse_call(body: Mapping[str, Any], *, tokenizer: Tokenizer, context_length:
         sampling = parse_sampling(
             _sampling_params(body, room), prompt_tokens=len(prompt_ids), context_length=context_length
         )
+        check_num_responses(len(jobs) + sampling.num_samples, most_jobs)
         rid = call_id if len(prompts) == 1 else f"{call_id}_{index}"
         jobs += make_jobs(prompt_ids, sampling, rid=rid, return_logprob=True)
     stream_options = body.get("stream_options")
@@ -143,13 +154,18 @@ def _sampling_params(body: Mapping[str, Any], room: int) -> dict[str, Any]:
     return given
 
 
-def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[NDArray[np.int32]]:
+def _prompts(
+    body: Mapping[str, Any], tokenizer: Tokenizer, *, context_length: int, most: int
+) -> list[NDArray[np.int32]]:
     prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return [tokenizer.encode(prompt, add_special_tokens=True)]
+    prompt = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompt, list) or not prompt:
         raise RequestError("prompt must be a string, a list of strings, or token ids")
+    if isinstance(prompt[0], str | list):
+        check_num_responses(len(prompt), most)
     if all(isinstance(each, str) for each in prompt):
+        for each in prompt:
+            check_text_length(each, context_length)
         return [tokenizer.encode(each, add_special_tokens=True) for each in prompt]
     if isinstance(prompt[0], list):
         return [token_array(each, name="prompt") for each in prompt]

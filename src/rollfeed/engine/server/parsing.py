@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from rollfeed.base.sglang_wire import (
     RequestError,
+    check_num_responses,
     check_prompt_length,
+    check_text_length,
     checked_new_tokens,
     one_each,
     request_ids,
@@ -44,6 +46,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Sampling parameters that this engine does not have, with the values that change nothing."""
 
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+_Stop = Annotated[str, Meta(max_length=1024)]
 _KINDS = {dict: "an object", bool: "true or false", int: "an integer"}
 
 
@@ -58,8 +61,8 @@ class _SamplingFields(msgspec.Struct):
     top_k: _Int32 | None = None
     min_new_tokens: _Int32 | None = None
     repetition_penalty: float | None = None
-    stop: str | tuple[str, ...] | None = None
-    stop_token_ids: tuple[_Int32, ...] | None = None
+    stop: _Stop | Annotated[tuple[_Stop, ...], Meta(max_length=256)] | None = None
+    stop_token_ids: Annotated[tuple[_Int32, ...], Meta(max_length=4096)] | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -86,7 +89,7 @@ class Sampling:
     ignore_eos: bool
 
 
-def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> GenerateCall:
+def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int, most_jobs: int) -> GenerateCall:
     """Return the jobs of a body. Raises RequestError if it cannot be served; the message is one line for the client."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
@@ -95,7 +98,7 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> G
     for name in _REFUSED_FIELDS:
         if body.get(name) not in (None, [], ""):
             raise RequestError(f"{name} is not supported: this server takes text and pictures only")
-    prompts, is_batch = _prompts(body, tokenizer)
+    prompts, is_batch = _prompts(body, tokenizer, context_length=context_length, most=most_jobs)
     size = len(prompts)
     for prompt_ids in prompts:
         check_prompt_length(len(prompt_ids), context_length)
@@ -103,6 +106,7 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int) -> G
         parse_sampling(each, prompt_tokens=len(prompt_ids), context_length=context_length)
         for each, prompt_ids in zip(_spread(body, "sampling_params", dict, size, {}), prompts, strict=True)
     ]
+    check_num_responses(sum(each.num_samples for each in samplings), most_jobs)
     rid = body.get("rid")
     if not (rid is None or isinstance(rid, str) or (isinstance(rid, list) and all(isinstance(r, str) for r in rid))):
         raise RequestError(f"rid must be a string, or a list of {size} strings")
@@ -205,7 +209,9 @@ def token_array(values: Any, *, name: str = "input_ids") -> NDArray[np.int32]:
     return ids.astype(np.int32)
 
 
-def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[NDArray[np.int32]], bool]:
+def _prompts(
+    body: Mapping[str, Any], tokenizer: Tokenizer, *, context_length: int, most: int
+) -> tuple[list[NDArray[np.int32]], bool]:
     text, ids = body.get("text"), body.get("input_ids")
     if (text is None) == (ids is None):
         raise RequestError("Either text or input_ids should be provided, and not both.")
@@ -213,10 +219,14 @@ def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[NDArra
         if not isinstance(ids, list):
             raise RequestError("input_ids must be a list of integers, or a list of such lists")
         is_batch = bool(ids) and isinstance(ids[0], list)
+        check_num_responses(len(ids) if is_batch else 1, most)
         return [token_array(each) for each in (ids if is_batch else [ids])], is_batch
     texts: list[Any] = text if isinstance(text, list) else [text]
     if not texts or not all(isinstance(each, str) for each in texts):
         raise RequestError("text must be a string, or a list of strings")
+    check_num_responses(len(texts), most)
+    for each in texts:
+        check_text_length(each, context_length)
     return [tokenizer.encode(each, add_special_tokens=True) for each in texts], isinstance(text, list)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.base.sglang_wire import DEFAULT_VERSION, RequestError, Usage, is_sample_of
+from rollfeed.base.sglang_wire import DEFAULT_VERSION, RequestError, Usage, check_num_responses, is_sample_of
 from rollfeed.engine.backends.requests import Request, RequestPictures
 from rollfeed.engine.local import EmbeddedEngine
 from rollfeed.engine.server.metrics import ServerCounters, TokenRate
@@ -167,8 +167,7 @@ class Service:
             RequestError: If too many wait (429), or the jobs are more than can ever be inside (400).
             EngineProtocolError: If one can never be served.
         """
-        if len(jobs) > self.capacity:
-            raise RequestError(f"{len(jobs)} responses in one request: at most {self.capacity} fit into this server")
+        check_num_responses(len(jobs), self.capacity)
         if len(self._inside) + len(jobs) > self.capacity:
             self.counters.num_refused += len(jobs)
             raise RequestError(

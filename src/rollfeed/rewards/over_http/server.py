@@ -15,17 +15,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from rollfeed.base.serving import PROMETHEUS_TYPE, prometheus_text
+from rollfeed.base.serving import PROMETHEUS_TYPE, decoded_body, prometheus_text
 from rollfeed.rewards.hub import RewardHub
+from rollfeed.rewards.registry import grader_name
 from rollfeed.types import Outcome, Verdict
 from rollfeed.types.fields import to_dict
 
+_LARGE_BYTES = 1 << 16
+"""Of a body that is decoded in a thread."""
+_MOST_METADATA = 1 << 20
+"""Characters of metadata that are JSON in a text."""
 _OPTIONS = ("rm_type", "metadata", "reward_key", "prompt")
 _Question: TypeAlias = dict[str, Any]
 """What the hub is asked: ``response``, ``label`` and options."""
@@ -40,14 +46,23 @@ class BadRequestError(Exception):
 
 
 class RewardServer:
-    """Answers requests with a hub.
+    """Answers requests with a hub, by the graders of ``rm_types`` and no other: some run programs.
 
     More than ``max_in_progress`` responses, graded or waiting, get status 429; a request larger than ``max_body_bytes``
     gets 413.
     """
 
-    def __init__(self, hub: RewardHub, *, max_in_progress: int = 1024, max_body_bytes: int = 64 * 1024**2) -> None:
+    def __init__(
+        self,
+        hub: RewardHub,
+        *,
+        rm_types: Collection[str],
+        max_in_progress: int = 1024,
+        max_body_bytes: int = 64 * 1024**2,
+    ) -> None:
         self._hub = hub
+        self._rm_types = rm_types
+        self._names = frozenset(map(grader_name, rm_types))
         self._max_in_progress = max_in_progress
         self._max_body_bytes = max_body_bytes
         self._num_in_progress = 0
@@ -71,7 +86,7 @@ class RewardServer:
 
     async def _score(self, request: web.Request) -> web.Response:
         try:
-            body = _parse(await self._read(request))
+            body = await self._read(request)
             questions = _questions(body)
             self._check(questions)
         except BadRequestError as error:
@@ -84,24 +99,36 @@ class RewardServer:
         verdicts = await self._grade_all(questions)
         return web.json_response(_reply(body, verdicts))
 
-    async def _read(self, request: web.Request) -> bytes:
+    async def _read(self, request: web.Request) -> Any:
         try:
-            return await request.read()
+            return await decoded_body(await request.read(), large_bytes=_LARGE_BYTES)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from None
         except web.HTTPRequestEntityTooLarge:
             raise BadRequestError(f"the body is larger than {self._max_body_bytes} bytes", status=413) from None
 
     def _check(self, questions: Sequence[_Question]) -> None:
         if len(questions) > self._max_in_progress:
             raise BadRequestError(f"{len(questions)} responses in a request; at most {self._max_in_progress} are taken")
-        for number, question in enumerate(questions if not self._hub.has_function else ()):
-            metadata = question.get("metadata")
-            own = metadata.get("rm_type") if isinstance(metadata, Mapping) else None
-            # Metadata that is text is read by the hub, which says what is wrong with it in the verdict.
-            if isinstance(metadata, Mapping) and metadata.get("reward_fn") is not None:
-                continue
-            problem = None if isinstance(metadata, str) else self._hub.problem(own or question.get("rm_type"))
+        for number, question in enumerate(questions):
+            if isinstance(question.get("metadata"), str):
+                if len(question["metadata"]) > _MOST_METADATA:
+                    raise BadRequestError(f"metadata is a text of more than {_MOST_METADATA} characters")
+                with suppress(ValueError, RecursionError):  # which the hub says in the verdict
+                    question["metadata"] = json.loads(question["metadata"])
+            metadata = question.get("metadata", {})
+            problem = self._problem(metadata, question.get("rm_type")) if isinstance(metadata, Mapping) else None
             if problem is not None:
                 raise BadRequestError(problem if len(questions) == 1 else f"response {number}: {problem}")
+
+    def _problem(self, metadata: Mapping[str, Any], named: Any) -> str | None:
+        rm_type = self._hub.grader_of(metadata, named)
+        if rm_type is None and (self._hub.has_function or metadata.get("reward_fn") is not None):
+            return None
+        if (problem := self._hub.problem(rm_type)) is not None or grader_name(rm_type) in self._names:
+            return problem
+        started_for = ", ".join(sorted(self._rm_types)) or "no grader"
+        return f"rm_type = {rm_type!r:.80}: this server was started for {started_for}: start it with --allow {rm_type}"
 
     async def _grade_all(self, questions: Sequence[_Question]) -> list[Verdict]:
         self._num_in_progress += len(questions)
@@ -144,13 +171,6 @@ class RewardServer:
             count_value=sum(self._num_by_outcome.values()),
             sum_value=self._seconds,
         )
-
-
-def _parse(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not JSON: {error}") from None
 
 
 def _questions(body: Any) -> list[_Question]:

@@ -47,6 +47,6 @@ async def receiver_at(root: Path, *, key: str | None = None, port: int = 0) -> A
     """Receive into a folder; give the address."""
     with closing(CheckpointStore(root)) as store:
         application = web.Application()
-        application.add_routes(DeltaReceiver(store, key=key).routes())
-        async with serve_application(application, host="127.0.0.1", port=port) as address:
+        application.add_routes(DeltaReceiver(store).routes())
+        async with serve_application(application, host="127.0.0.1", port=port, key=key) as address:
             yield address
