@@ -143,7 +143,7 @@ async def test_a_reply_may_be_empty(serving: Serving, connections: Connections, 
         [b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"],
     ],
 )
-async def test_what_is_no_whole_reply_is_an_error(
+async def test_x14_what_is_no_whole_reply_is_an_error(
     serving: Serving, connections: Connections, pieces: Sequence[bytes]
 ) -> None:
     async with asyncio.timeout(60), serving(pieces) as server:
@@ -248,7 +248,7 @@ async def test_a_request_given_up_while_its_reply_waits_for_room_takes_none(
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 70000", b"Transfer-Encoding: chunked", b"X: y"])
-async def test_a_body_longer_than_may_be_is_not_received(
+async def test_x14_a_body_longer_than_may_be_is_not_received(
     connections: Connections, serving: Serving, head: bytes
 ) -> None:
     body = b"11170\r\n" + b"x" * 70_000 + b"\r\n" if b"chunked" in head else b"x" * 70_000
@@ -257,7 +257,7 @@ async def test_a_body_longer_than_may_be_is_not_received(
             await connections.request("POST", server.address, "/", b"{}", most_bytes=50_000)
 
 
-async def test_memory_grows_with_what_comes_and_not_with_what_is_announced(
+async def test_x14_memory_grows_with_what_comes_and_not_with_what_is_announced(
     connections: Connections, serving: Serving, until: Until
 ) -> None:
     async with serving([b"HTTP/1.1 200 OK\r\nContent-Length: 2000000000\r\n\r\nabc"]) as server:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from rollfeed.errors import EngineProtocolError, EngineUnavailableError, Picture
 from rollfeed.protocols import PictureProcessor, Tokenizer
 from rollfeed.routing import Affinity
 from rollfeed.types import FinishKind, VersionSpan
+
+_log = logging.getLogger(__name__)
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
@@ -133,7 +136,8 @@ class Dispatcher:
             except (EngineProtocolError, PictureMismatchError) as error:
                 self._parts.counters.rejected_replies += 1
                 if isinstance(error, EngineProtocolError):
-                    raise
+                    self._ask_another(flight, worker, error)
+                    continue
                 raise PictureMismatchError(f"{worker.address}: {error}") from error
             flight.keep(reply)
             if reply.finish_reason.kind is not FinishKind.ABORT or flight.aborted or flight.remaining_tokens <= 0:
@@ -146,6 +150,18 @@ class Dispatcher:
             if not (reply.is_exact and len(reply.token_ids)):
                 unasked = TryFailedError(Failure.UNASKED_ABORT, f"{worker.address}: aborted by the server")
                 await self._back_off(flight, worker, unasked)
+
+    def _ask_another(self, flight: Flight, worker: Worker, error: EngineProtocolError) -> None:
+        """Have another server asked, once, where one has answered what cannot be; raises that where there is none."""
+        if flight.aborted:
+            raise FlightAbortedError from error
+        if flight.was_rejected or len(self._parts.pool.live) < 2:
+            raise error
+        flight.was_rejected, flight.avoided = True, worker
+        self._parts.counters.retries += 1
+        worker.num_rejected += 1
+        if worker.num_rejected.bit_count() == 1:  # the first, second, fourth ...
+            _log.warning("%s (reply %d of it that is refused; another server is asked)", error, worker.num_rejected)
 
     async def _next_worker(self, flight: Flight) -> Worker:
         while True:
@@ -270,6 +286,7 @@ class Dispatcher:
         if reply.request_id is not None and self._is_of_another(reply.request_id, rid):
             raise EngineProtocolError(f"answers request {reply.request_id}, not {rid}")
         self._check(flight, reply)
+        self._check_stop(flight, reply)
         version = sent_version if reply.policy_version is None else reply.policy_version
         if num_tokens and version < sent_version:
             await parts.distrust(worker)
@@ -330,6 +347,15 @@ class Dispatcher:
             max_new_tokens=flight.remaining_tokens,
             context_length=self._parts.context_length,
         )
+
+    def _check_stop(self, flight: Flight, reply: Reply) -> None:
+        """Raise EngineProtocolError where a response has stopped at a text that it does not have."""
+        if not isinstance(matched := reply.finish_reason.matched, str) or matched in (reply.text or ""):
+            return
+        ids = np.concatenate([*(part.token_ids for part in flight.parts), reply.token_ids])
+        kinds = {flight.params.skip_special_tokens, False}
+        if not any(matched in self._parts.tokenizer.decode(ids, skip_special_tokens=skips) for skips in kinds):
+            raise EngineProtocolError(f"stopped at {matched!r}, which its tokens do not have")
 
     def _makes_text(self, flight: Flight, num_told: int) -> bool:
         """Whether a server's number of tokens is that of the text of those sent, which a policy sampled otherwise."""

@@ -332,13 +332,7 @@ class ServerEngine(Engine):
         finish, params = flight.finish, flight.params
         if finish is None or (finish.kind is FinishKind.ABORT and flight.remaining_tokens <= 0):
             return FinishReason(FinishKind.LENGTH)  # there was nothing left to sample
-        if finish.kind is not FinishKind.STOP or isinstance(finish.matched, int):
-            return finish
-        if isinstance(finish.matched, str):
-            whole = text if finish.matched in text else self._tokenizer.decode(token_ids, skip_special_tokens=False)
-            if finish.matched not in whole:
-                self.counters.rejected_replies += 1
-                raise EngineProtocolError(f"stopped at {finish.matched!r}, which its tokens do not have")
+        if finish.kind is not FinishKind.STOP or finish.matched is not None:
             return finish
         # Some servers do not name the end-of-sequence token, and on some routes nothing else either.
         last = int(token_ids[-1]) if len(token_ids) else None

@@ -96,6 +96,8 @@ class Flight:
         """Where the last try failed."""
         self.num_failures = 0
         self.num_refusals = 0
+        self.was_rejected = False
+        """Whether a reply to it was one that cannot be, and another server has been asked."""
         self._waiter: asyncio.Future[None] | None = None
         self._scope: asyncio.Timeout | None = None
         self._landed: asyncio.Event | None = None
@@ -208,6 +210,8 @@ class Worker:
         self.problem: str | None = None
         """Why it cannot come back before new weights have been published."""
         self.num_failed_probes = 0
+        self.num_rejected = 0
+        """Replies of it that cannot be."""
         self.flights: set[Flight] = set()
         self.suspected = asyncio.Event()
         """Set to have it probed now."""

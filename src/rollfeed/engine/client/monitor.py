@@ -206,5 +206,5 @@ class Monitor:
         before, told = worker.load, None
         with suppress(EngineError):  # its probes find out what is the matter
             told = await self._dialect.load(worker.address)
-        worker.load = None if told is None else told.preempted_since(before)
+        worker.load = told.preempted_since(before) if told is not None and told.is_plausible else None
         worker.room = math.inf if worker.load is None else room_at(worker.load, len(worker.flights))

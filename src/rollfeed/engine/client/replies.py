@@ -17,6 +17,8 @@ from rollfeed.errors import EngineProtocolError
 from rollfeed.types import FinishReason, SamplingMask, SeenPicture, VersionSpan
 
 T = TypeVar("T")
+_MOST = 1 << 40
+"""Above any number of requests, tokens a second, seconds or share."""
 
 
 class Reply(NamedTuple):
@@ -76,14 +78,14 @@ def decoded(decoder: msgspec.json.Decoder[T], content: bytes | bytearray, *, pla
     """Return the record in a reply's bytes; an error names the place.
 
     Raises:
-        TryFailedError: If they are no JSON to their end.
+        TryFailedError: If they are no JSON to their end, or too deep.
         EngineProtocolError: If it is not of the record's form.
     """
     try:
         return decoder.decode(content)
     except msgspec.ValidationError as error:
         raise EngineProtocolError(f"{place}: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TryFailedError(Failure.BROKEN, f"{place}: {error}") from error
 
 
@@ -124,6 +126,12 @@ class ServerLoad(NamedTuple):
     """Requests that it has put back lately for want of places, to be computed again."""
     total_preempted: int | None = None
     """The same since the server was started; None where it was not asked, or does not count them."""
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether all numbers may be true; what is not is never reckoned with."""
+        told = (self.running, self.waiting, self.tokens_per_second, self.kv_use, self.recompute_seconds)
+        return all(each is None or 0 <= each <= _MOST for each in (*told, self.num_preempted, self.total_preempted))
 
     def preempted_since(self, before: ServerLoad | None) -> ServerLoad:
         """Return the load with what has been put back since an earlier one, by the server's count."""

@@ -13,6 +13,8 @@ from rollfeed.types.engine import check_spans
 
 _DEFAULT_VERSION = "default"
 _NUMBERED_VERSION = re.compile(r"(?:[^\W\d]\D*)?(\d{1,15})")
+_MOST_VERSIONS = 10**15
+"""As many as there are names of at most 15 digits."""
 _HASH = re.compile(r"[0-9a-fA-F]{7,64}")
 
 
@@ -36,7 +38,7 @@ def version_number(name: str | int) -> int:
     Raises:
         VersionNameError: If it has no number, or what looks like one is part of a date, a time or a hash.
     """
-    if isinstance(name, int) and name >= 0:
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < _MOST_VERSIONS:
         return name
     if name == _DEFAULT_VERSION:
         return 0

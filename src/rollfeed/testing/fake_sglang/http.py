@@ -106,6 +106,10 @@ class Exchange:
         else:
             self.drop()
 
+    def respond_raw(self, parts: Sequence[Part]) -> None:
+        """Answer with these bytes, head and all."""
+        self._end(parts)
+
     def drop(self) -> None:
         """Reset the connection, with no answer or after the beginning of one."""
         self._is_open, self.on_lost = False, None

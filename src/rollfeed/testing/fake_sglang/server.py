@@ -16,13 +16,22 @@ from rollfeed.testing.fake_sglang.faulty import Route
 from rollfeed.testing.fake_sglang.http import Exchange, HttpRequest
 from rollfeed.testing.fake_sglang.settings import FakeSettings, FaultKind, Release
 from rollfeed.testing.fake_sglang.tokens import Part
-from rollfeed.testing.fake_sglang.wire import FakeCall, FakeJob, joined_replies, parse_generate, reply_parts, spoilt
+from rollfeed.testing.fake_sglang.wire import (
+    FakeCall,
+    FakeJob,
+    joined_replies,
+    parse_generate,
+    raw_lie,
+    reply_parts,
+    spoilt,
+)
 
 _BODY_FAULTS = (
     FaultKind.RESET,
     FaultKind.TRUNCATED_JSON,
     FaultKind.WRONG_LOGPROB_COUNT,
     FaultKind.MISSING_FINISH_REASON,
+    FaultKind.LIE,
 )
 
 
@@ -134,6 +143,8 @@ class _Answer:
         fault = self._fault
         if fault is not None and fault.kind is FaultKind.RESET:
             self._exchange.reset(parts, fraction=fault.fraction)
+        elif fault is not None and fault.lie is not None and (raw := raw_lie(fault.lie)) is not None:
+            self._exchange.respond_raw(raw)
         else:
             self._exchange.respond(parts if fault is None else spoilt(parts, fault))
 

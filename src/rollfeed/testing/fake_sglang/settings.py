@@ -74,6 +74,53 @@ class FaultKind(StrEnum):
     """A reply without ``finish_reason``."""
     STALE_VERSION = "stale_version"
     """A reply with the weight version before the latest change."""
+    LIE = "lie"
+    """A reply that cannot be the answer, as ``lie`` says."""
+
+
+class Lie(StrEnum):
+    """Replies that cannot be what was asked for."""
+
+    OTHER_TEXT = "other_text"
+    """The text of another answer; its tokens are true."""
+    NO_TEXT = "no_text"
+    """No text; its tokens are true."""
+    POSITIVE_LOGPROB = "positive_logprob"
+    LOW_LOGPROB = "low_logprob"
+    """-1e30."""
+    NO_LOGPROB = "no_logprob"
+    """null in place of one."""
+    NAN_LOGPROB = "nan_logprob"
+    """As Python writes it, which is no JSON."""
+    OTHER_IDS = "other_ids"
+    """Beside the log-probabilities."""
+    UNKNOWN_ID = "unknown_id"
+    """Over every vocabulary, in both lists."""
+    NEGATIVE_ID = "negative_id"
+    NESTED_IDS = "nested_ids"
+    PROMPT_TOKENS = "prompt_tokens"
+    """Says that the prompt had one more."""
+    OTHER_REQUEST = "other_request"
+    """The id of another one."""
+    NEW_VERSION = "new_version"
+    """A version that nobody has published."""
+    SHORT = "short"
+    """One token less than there was room for, and ``length``."""
+    LONG = "long"
+    """More tokens than were asked for."""
+    EMPTY_STOP = "empty_stop"
+    """``stop`` without a token."""
+    UNMATCHED_STOP = "unmatched_stop"
+    """``stop`` at a text that is not there."""
+    DEEP_JSON = "deep_json"
+    ENDLESS_BODY = "endless_body"
+    """Without a length, until the client has had enough."""
+    LONG_BODY = "long_body"
+    """A length of 2 GiB, and nothing behind it."""
+    PROVISIONAL_REPLIES = "provisional_replies"
+    """Hundreds of replies with status 100."""
+    COMPRESSED_BODY = "compressed_body"
+    """64 MiB in 64 KiB, which nobody asked to be compressed."""
 
 
 _AT_ONCE = (FaultKind.DIE, FaultKind.REFUSE)
@@ -102,6 +149,17 @@ class ServerFault(_Settings, frozen=True):
     """For STATUS."""
     fraction: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
     """For RESET and TRUNCATED_JSON; 0 resets before the first byte of the reply."""
+    lie: Lie | None = None
+    """For LIE, which has to have one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check((self.lie is not None) == (self.kind is FaultKind.LIE), "lie: belongs to the kind lie, which has one")
+
+    @property
+    def name(self) -> str:
+        """The lie, or the kind of another fault."""
+        return self.lie or self.kind
 
     @property
     def needs_no_request(self) -> bool:
@@ -123,7 +181,7 @@ class FaultBook:
     def __init__(self, faults: Iterable[ServerFault] = ()) -> None:
         self._entries = [_ScheduledFault(fault) for fault in faults]
         self.fired: Counter[str] = Counter()
-        """How many requests have met each kind."""
+        """How many requests have met each kind; lies by their own names."""
 
     def add(self, fault: ServerFault) -> None:
         """Put a fault in force."""
@@ -143,7 +201,7 @@ class FaultBook:
             if entry.fault.concerns(path) and entry.meets():
                 if entry.left == 0:
                     self._entries.remove(entry)
-                self.fired[entry.fault.kind] += 1
+                self.fired[entry.fault.name] += 1
                 return entry.fault
         return None
 
@@ -151,7 +209,7 @@ class FaultBook:
         """Remove and return the faults that need no request."""
         found = [entry.fault for entry in self._entries if entry.fault.needs_no_request]
         self._entries = [entry for entry in self._entries if not entry.fault.needs_no_request]
-        self.fired.update(fault.kind for fault in found)
+        self.fired.update(fault.name for fault in found)
         return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,12 +21,16 @@ from rollfeed.base.sglang_wire import (
     request_ids,
     sample_id,
 )
-from rollfeed.testing.fake_sglang.settings import FaultKind, ServerFault
+from rollfeed.testing.fake_sglang.settings import FaultKind, Lie, ServerFault
 from rollfeed.testing.fake_sglang.tokens import Output, Part
 
 _NOTHING = Output((), (), (), 0)
 _BYTES_PER_TOKEN = 4
 """What a token of a prompt given as text is taken to be."""
+_DEPTH = 50_000
+_UNKNOWN_ID = 2**31 - 1
+_MANY = 400
+"""Times all tokens of a reply that is too long."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -242,16 +248,90 @@ def spoilt(parts: Sequence[Part], fault: ServerFault) -> list[Part]:
     body = b"".join(parts)
     if fault.kind is FaultKind.TRUNCATED_JSON:
         return [body[: int(len(body) * fault.fraction)]]
-    if fault.kind not in (FaultKind.WRONG_LOGPROB_COUNT, FaultKind.MISSING_FINISH_REASON):
+    if fault.lie is Lie.DEEP_JSON:
+        return [body[:-1], b',"rest":', b"[" * _DEPTH, b"]" * _DEPTH, b"}"]
+    if fault.lie is Lie.NAN_LOGPROB:
+        return [body.replace(b'"output_token_logprobs":[[', b'"output_token_logprobs":[[NaN', 1)]
+    if fault.kind not in (FaultKind.WRONG_LOGPROB_COUNT, FaultKind.MISSING_FINISH_REASON, FaultKind.LIE):
         return [body]
     content = msgspec.json.decode(body)
     for reply in content if isinstance(content, list) else [content]:
         meta = reply["meta_info"]
-        if fault.kind is FaultKind.MISSING_FINISH_REASON:
+        if fault.lie is not None:
+            _tell(fault.lie, reply, meta)
+        elif fault.kind is FaultKind.MISSING_FINISH_REASON:
             del meta["finish_reason"]
         elif meta.get("output_token_logprobs"):
             meta["output_token_logprobs"].pop()
     return [msgspec.json.encode(content)]
+
+
+def raw_lie(lie: Lie) -> list[Part] | None:
+    """Return what is sent in place of a whole HTTP reply, if a lie is about that; the connection stays open."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+    match lie:
+        case Lie.ENDLESS_BODY:
+            spaces = b" " * (1 << 16)
+            return [head, b"transfer-encoding: chunked\r\n\r\n", *(b"10000\r\n", spaces, b"\r\n") * 1024]
+        case Lie.LONG_BODY:
+            return [head, b"content-length: 2147483648\r\n\r\n{"]
+        case Lie.PROVISIONAL_REPLIES:
+            return [b"HTTP/1.1 100 Continue\r\n\r\n" * 400]
+        case Lie.COMPRESSED_BODY:
+            body = _compressed_zeros()
+            return [head, b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(body), body]
+    return None
+
+
+@functools.cache
+def _compressed_zeros() -> bytes:
+    packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)  # as gzip does
+    return b"".join(map(packer.compress, [bytes(1 << 20)] * 64)) + packer.flush()
+
+
+def _tell(lie: Lie, reply: dict[str, Any], meta: dict[str, Any]) -> None:
+    """Make a reply a lie; one without tokens stays as it is."""
+    ids, triples = reply["output_ids"], meta.get("output_token_logprobs")
+    if not triples:
+        return
+    match lie:
+        case Lie.OTHER_TEXT:
+            reply["text"] = "the answer of somebody else"
+        case Lie.NO_TEXT:
+            del reply["text"]
+        case Lie.POSITIVE_LOGPROB:
+            triples[-1][0] = 0.7
+        case Lie.LOW_LOGPROB:
+            triples[-1][0] = -1e30
+        case Lie.NO_LOGPROB:
+            triples[-1][0] = None
+        case Lie.OTHER_IDS:
+            triples[0][1] += 1
+        case Lie.UNKNOWN_ID | Lie.NEGATIVE_ID:
+            ids[0] = triples[0][1] = -5 if lie is Lie.NEGATIVE_ID else _UNKNOWN_ID
+        case Lie.NESTED_IDS:
+            reply["output_ids"] = [ids]
+        case Lie.PROMPT_TOKENS:
+            meta["prompt_tokens"] += 1
+        case Lie.OTHER_REQUEST:
+            meta["id"] = f"another-{meta['id'][::-1]}"
+        case Lie.NEW_VERSION:
+            meta["weight_version"] = "999"
+            meta["weight_versions"] = [{"version": "999", "start": 0, "end": len(ids)}]
+        case Lie.SHORT | Lie.EMPTY_STOP | Lie.LONG:
+            _cut(reply, meta, lie)
+        case Lie.UNMATCHED_STOP:
+            meta["finish_reason"] = {"type": "stop", "matched": "<nowhere>"}
+
+
+def _cut(reply: dict[str, Any], meta: dict[str, Any], lie: Lie) -> None:
+    kinds = {Lie.SHORT: "length", Lie.EMPTY_STOP: "stop", Lie.LONG: "length"}
+    times, kept = (_MANY, None) if lie is Lie.LONG else (1, 0 if lie is Lie.EMPTY_STOP else 1)
+    reply["output_ids"] = ids = (reply["output_ids"] * times)[:kept]
+    meta["output_token_logprobs"] = (meta["output_token_logprobs"] * times)[:kept]
+    meta["completion_tokens"] = meta["output_token_logprobs_length"] = len(ids)
+    meta["finish_reason"] = {"type": kinds[lie], **({"length": len(ids)} if lie is not Lie.EMPTY_STOP else {})}
+    meta.pop("weight_versions", None)
 
 
 def _nobody(_: FakeJob) -> None:

@@ -48,7 +48,9 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _ENDING_SINCE = (0, 5, 23)
 _CHANGED = "Weights were updated"
 """In a refusal: of the flush, not of the weights."""
-_RETRACTED = re.compile(rb"^sglang:num_retracted_requests_total(?:\{.*\})? (\d+(?:\.\d*)?(?:e\+\d\d)?)$", re.MULTILINE)
+_RETRACTED = re.compile(
+    rb"^sglang:num_retracted_requests_total(?:\{.*\})? (\d{1,15}(?:\.\d*)?(?:e\+\d\d)?)$", re.MULTILINE
+)
 _SEED_MASK = (1 << 31) - 1
 _SEED_STRIDE = 0x9E3779B1
 _ENCODER = msgspec.json.Encoder()

@@ -34,7 +34,7 @@ from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
 _METRIC = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|gpu_cache_usage_perc|num_preemptions_total)"
-    r"(?:\{[^}]*\})? (\d+(?:\.\d*)?(?:e[+-]\d\d)?)$",
+    r"(?:\{[^}]*\})? (\d{1,15}(?:\.\d*)?(?:e[+-]\d\d)?)$",
     re.MULTILINE,
 )
 """One line an engine of the server; ``gpu_cache_usage_perc`` is the name in versions before 0.11."""
