@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import multiprocessing
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.process_hosting import ProcessHosting
+from tests.rewards.judging.conftest import judge_server
 
 from rollfeed import app
 from rollfeed.app.build import PreparedRun, prepare
@@ -182,6 +184,34 @@ def test_workers_ask_the_teacher_themselves(
     with RunReader(folder / "run") as reader:
         samples = [sample for group in reader.batch(0).groups for sample in group.samples]
     assert all(sample.teacher_logprobs is not None for sample in samples)
+
+
+def test_what_judges_of_workers_were_asked_is_counted_by_the_run(
+    host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path
+) -> None:
+    async def run() -> int:
+        async with judge_server(lambda text: "Score: 3" if len(text) % 2 else "hm") as server:
+            judge = {"servers": [server.url], "model": "m", "rubric": "{response}"}
+            changed = {
+                "plugins": {"reward": None},
+                "prompts": {"environments": [], "datasets": [{"path": str(rows), "apply_chat_template": False}]},
+                "reward": {"rm_type": "judge", "judge": judge},
+                "rollout": {"num_rollout": 2, "failure_budget": 1.0},
+            }
+            await app.run(prepared_on(host(), RunSpec(settings_for(tiny_checkpoint, **changed), (folder,))), out=out)
+            return len(server.bodies)
+
+    out, rows = folder / "run", folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(20)))
+    num_requests = asyncio.run(run())
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    calls, hits, failed = (
+        sum(step[f"judge/{name}"] for step in steps) for name in ("calls", "cache_hits", "error_unreadable")
+    )
+    assert calls + hits - failed >= 12
+    assert failed > 0
+    assert calls <= num_requests
+    assert sum(step["judge/prompt_tokens"] for step in steps) == 20 * calls
 
 
 def test_a_killed_worker_loses_and_doubles_nothing(

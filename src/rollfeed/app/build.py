@@ -274,6 +274,7 @@ def open_rollouts(
     plan = group_plan(config, made, engine, tokenizer, turns)
     if isinstance(engine, ClusterEngine):
         engine.workers.on_isolation, engine.workers.printed = on_isolation, made.services.workers.output
+        engine.workers.judge_counts = made.services.judges.counts
     rollouts = Rollouts(
         plan=plan,
         parts=_parts(config, made, engine, spill),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rollfeed.rewards.judging import JudgeCounts
 from rollfeed.store.turns import decode_turn, encode_turn
 from rollfeed.types import Turn
 
@@ -107,6 +108,12 @@ class IsolationFound(msgspec.Struct, array_like=True, frozen=True, tag="isolatio
     detail: str
 
 
+class JudgesAsked(msgspec.Struct, array_like=True, frozen=True, tag="judges"):
+    """Tells what judges were asked since the last event of this kind."""
+
+    counts: JudgeCounts
+
+
 class WorkerMetrics(msgspec.Struct, array_like=True, frozen=True, tag="metrics"):
     """Tells the metrics of a worker's engine."""
 
@@ -131,7 +138,7 @@ class LineLogged(msgspec.Struct, array_like=True, frozen=True, tag="logged"):
 
 Order = AnswerGroup | CancelGroup | AbortRequests
 _OfAttempt = RolloutGenerated | RolloutFailed | TurnWritten | GroupEnded
-Event = _OfAttempt | IsolationFound | WorkerMetrics | OutputWritten | LineLogged
+Event = _OfAttempt | IsolationFound | JudgesAsked | WorkerMetrics | OutputWritten | LineLogged
 _ORDERS = msgspec.msgpack.Decoder(list[Order])
 _EVENTS = msgspec.msgpack.Decoder(list[Event])
 

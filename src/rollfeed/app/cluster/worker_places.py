@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from rollfeed.app.cluster.orders import (
     Event,
     IsolationFound,
+    JudgesAsked,
     LineLogged,
     Order,
     OutputWritten,
@@ -33,6 +34,7 @@ from rollfeed.config import ClusterSettings, RunSpec
 from rollfeed.engine.client.counters import Counters
 from rollfeed.errors import ConfigError, EngineUnavailableError, RollfeedError, RunFailedError, in_one_line
 from rollfeed.protocols import Isolation, IsolationLevel, TurnJournal
+from rollfeed.rewards.judging import JudgeCounts
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -103,6 +105,8 @@ class RolloutWorkers:
         self.journal = TurnJournal()
         """Keeps what workers' rollouts do in their turns."""
         self.on_isolation: Callable[[Isolation], None] | None = None
+        self.judge_counts = JudgeCounts()
+        """Given what judges of workers were asked."""
         self.printed: Path | None = None
         """The file that gets what functions print in workers, with the log beside it; by default it is lost."""
         self.places: tuple[WorkerPlace, ...] = ()
@@ -347,6 +351,8 @@ class RolloutWorkers:
                         self.on_isolation(
                             Isolation(level=found, network_cut=network_cut, files_hidden=files_hidden, detail=detail)
                         )
+                case JudgesAsked(counts):
+                    self.judge_counts.add(counts)
                 case OutputWritten() | LineLogged():
                     self._keep(event, f"rollout worker {place.number}")
                 case _:

@@ -26,6 +26,7 @@ from rollfeed.app.cluster.orders import (
     Event,
     GroupEnded,
     IsolationFound,
+    JudgesAsked,
     KeptTurn,
     RolloutFailed,
     RolloutGenerated,
@@ -97,6 +98,7 @@ class RolloutWorker:
             services.on_isolation, services.workers.output = self._tell_isolation, self._output.printed
             self._engine: Engine = await asyncio.to_thread(run_engine, model, settings, folders=folders)
             await entered.enter_async_context(services)
+            self._judge_counts = services.judges.counts
             await entered.enter_async_context(self._engine)
             self._entered = entered.pop_all()
         plan = group_plan(settings, functions, self._engine, model.tokenizer, self._journal)
@@ -218,6 +220,8 @@ class RolloutWorker:
         self._failures.take(index)
         self._attempt_of.pop(index, None)
         self._journal.forget(index, step=order.step)
+        if self._judge_counts.has_asked:  # before the end of the group, so that its step has them
+            self._tell(JudgesAsked(self._judge_counts.taken()))
         self._tell(event)
 
     def _forget(self, attempt: int, task: asyncio.Task[None]) -> None:

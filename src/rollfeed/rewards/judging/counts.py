@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 import numpy as np
@@ -21,7 +20,7 @@ class JudgeFailure(StrEnum):
 
 @dataclass(slots=True)
 class JudgeCounts:
-    """All judges of a run together, since :meth:`take` was called last."""
+    """All judges of a run together, since :meth:`taken` was called last."""
 
     num_retries: int = 0
     num_cache_hits: int = 0
@@ -31,14 +30,41 @@ class JudgeCounts:
     cost: float = 0.0
     seconds: list[float] = field(default_factory=list)
     """Of the requests that were answered."""
-    failures: Counter[JudgeFailure] = field(default_factory=Counter)
+    failures: dict[JudgeFailure, int] = field(default_factory=dict)
     panel_agreements: list[bool] = field(default_factory=list)
     swap_agreements: list[bool] = field(default_factory=list)
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether a judge was asked."""
+        return bool(self.seconds or self.failures or self.num_cache_hits)
+
+    def fail(self, kind: JudgeFailure, *, count: int = 1) -> None:
+        """Count questions without a verdict."""
+        self.failures[kind] = self.failures.get(kind, 0) + count
+
+    def add(self, other: JudgeCounts) -> None:
+        """Count what was counted elsewhere, too."""
+        for kind, count in other.failures.items():
+            self.fail(kind, count=count)
+        for each in fields(self):
+            if each.name != "failures":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def taken(self) -> JudgeCounts:
+        """Return what was counted, and begin again."""
+        found, none = JudgeCounts(), JudgeCounts()
+        for each in fields(self):
+            setattr(found, each.name, getattr(self, each.name))
+            setattr(self, each.name, getattr(none, each.name))
+        return found
+
     def take(self) -> dict[str, float]:
         """Return the metrics of a step, and begin again; none where no judge was asked."""
-        if not (self.seconds or self.failures or self.num_cache_hits):
-            return {}
+        return self.taken().metrics() if self.has_asked else {}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of what was asked."""
         metrics = {
             #: judge/calls: requests that judges answered in the step; as all of these, they differ from run to run
             "judge/calls": float(len(self.seconds)),
@@ -54,7 +80,7 @@ class JudgeCounts:
             #: judge/cost: dollars, by the prices in the settings
             "judge/cost": self.cost,
             #: judge/error_<kind>: questions without a verdict: timeout, rate_limited, connection, http or unreadable
-            **{f"judge/error_{kind.value}": float(self.failures[kind]) for kind in JudgeFailure},
+            **{f"judge/error_{kind.value}": float(self.failures.get(kind, 0)) for kind in JudgeFailure},
         }
         if self.seconds:
             #: judge/seconds_p50, judge/seconds_p99: seconds from a request to its answer
@@ -66,6 +92,4 @@ class JudgeCounts:
         if self.swap_agreements:
             #: judge/swap_agreement: share of pairs of responses about which a judge says the same in both positions
             metrics["judge/swap_agreement"] = float(np.mean(self.swap_agreements))
-        for each, unused in zip(fields(self), astuple(JudgeCounts()), strict=True):
-            setattr(self, each.name, unused)
         return metrics

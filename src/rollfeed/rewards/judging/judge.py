@@ -277,7 +277,7 @@ class Judge:
             except UnreadableVerdictError as error:
                 raise JudgeFailedError(JudgeFailure.UNREADABLE, f"no verdict, as {error}: {told}") from None
         except JudgeFailedError as error:
-            counts.failures[error.kind] += 1
+            counts.fail(error.kind)
             raise
 
     def _body(self, text: str) -> dict[str, Any]:

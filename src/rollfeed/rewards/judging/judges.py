@@ -27,7 +27,8 @@ class Judges:
 
     def __init__(self, settings: RewardSettings, *, folders: Sequence[Path] = ()) -> None:
         self._settings, self._folders = settings, folders
-        self._counts = JudgeCounts()
+        self.counts = JudgeCounts()
+        """Of what was asked since metrics were taken."""
 
     @cached_property
     def by_rm_type(self) -> Mapping[str, Judge | Panel]:
@@ -39,14 +40,14 @@ class Judges:
 
         def found(each: JudgeSettings, name: str) -> Judge | Panel:
             if each.panel:
-                return Panel(each, [named[member] for member in each.panel], counts=self._counts)
+                return Panel(each, [named[member] for member in each.panel], counts=self.counts)
             return named.get(name) or self._made(each, "reward.judge")
 
         judges = {f"{JUDGE_RM_TYPE}:{name}": found(each, name) for name, each in settings.judges.items()}
         return judges if settings.judge is None else {**judges, JUDGE_RM_TYPE: found(settings.judge, "")}
 
     def _made(self, settings: JudgeSettings, name: str) -> Judge:
-        return Judge(settings, name=name, folders=self._folders, counts=self._counts)
+        return Judge(settings, name=name, folders=self._folders, counts=self.counts)
 
     def graders(self) -> dict[str, OwnPace]:
         """Return each as a grader, by its ``rm_type``."""
@@ -61,7 +62,7 @@ class Judges:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of what was asked since the last call."""
-        return self._counts.take()
+        return self.counts.take()
 
     async def __aenter__(self) -> Judges:
         """Ask each judge for one token. Raises ConfigError if one does not answer as it has to."""
@@ -71,7 +72,7 @@ class Judges:
                 entered.push_async_callback(judge.close)
             await all_at_once(judge.probe() for judge in judges.values())
             self._entered = entered.pop_all()
-        self._counts.take()
+        self.counts.take()
         return self
 
     async def __aexit__(self, *_exc_info: object) -> None:
