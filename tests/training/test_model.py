@@ -15,7 +15,8 @@ import transformers
 
 from rollfeed.config.train import Normalisation, TrainSettings
 from rollfeed.errors import CheckpointError
-from rollfeed.training.model import Policy, enable_activation_checkpointing, load_policy_model
+from rollfeed.model_files.heads import find_head_shape, hidden_states
+from rollfeed.training.model import Policy, computing_options, enable_activation_checkpointing, load_policy_model
 from rollfeed.training.packing import pack_sequences, sequence_weights, split_into_minibatches
 from rollfeed.training.sharing import longest_tree
 
@@ -72,6 +73,8 @@ def test_logprobs_are_those_of_each_sequence_alone(checkpoint: Path, temperature
     plain = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     shares = longest_tree(policy, checkpoint=checkpoint, settings=TrainSettings()) > 0
     assert shares == (checkpoint.name not in ("mistral", "gpt_neo", "mamba", "bloom"))
+    scale, cap = find_head_shape(policy.model)
+    assert (scale, cap) == (pytest.approx(1.0, abs=1e-7), 3.0 if checkpoint.name == "gemma2" else None)
     for micro_batch in micro_batches(batch, share_prompts=shares):
         scored = policy.score(micro_batch)
         for number in np.unique(micro_batch.sequence_ids_T):
@@ -84,7 +87,23 @@ def test_logprobs_are_those_of_each_sequence_alone(checkpoint: Path, temperature
             own = torch.from_numpy(micro_batch.sequence_ids_T == number)
             np.testing.assert_allclose(scored.logprobs_T.detach()[own], chosen, atol=1e-4)
             entropy = -(logprobs.exp() * logprobs).sum(-1)[trained]
-            np.testing.assert_allclose(scored.entropy_T[own], entropy, atol=1e-4)
+            np.testing.assert_allclose(scored.entropy_T.detach()[own], entropy, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32"])
+def test_a_head_in_fp32_takes_what_passes_in_bf16_leave_to_it(precision: str, batch_by_seed) -> None:
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(CONFIGS["llama"]()).eval()
+    options = computing_options(TrainSettings(precision="bf16", head_precision=precision), CPU)
+    policy = Policy(model, temperature=1.0, **options)
+    [micro_batch, *_] = micro_batches(batch_by_seed(3), share_prompts=False)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), hidden_states(model) as found:
+        model(input_ids=torch.from_numpy(micro_batch.token_ids_BL), use_cache=False)
+    logits = found.hidden_BLD.float() @ model.lm_head.weight.detach().T
+    logprobs = torch.log_softmax(logits[micro_batch.rows_T, micro_batch.columns_T], -1)
+    expected = logprobs[range(len(logprobs)), micro_batch.targets_T]
+    difference = (policy.score(micro_batch).logprobs_T.detach() - expected).abs().max()
+    assert difference < 1e-5 if precision == "fp32" else 1e-5 < difference < 0.1
 
 
 @pytest.mark.parametrize("computes_again", [False, True])

@@ -43,7 +43,7 @@ def test_every_trained_token_is_there_once_behind_its_own_context(
     for micro_batch in packed:
         assert micro_batch.token_ids_BL.size <= 40
         for t in range(len(micro_batch.targets_T)):
-            column = int(micro_batch.columns_K[micro_batch.kept_T[t]])
+            column = int(micro_batch.columns_T[t])
             context = context_of(micro_batch, int(micro_batch.rows_T[t]), column)
             number = int(micro_batch.sequence_ids_T[t])
             sample = batch.samples[number]

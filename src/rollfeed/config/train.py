@@ -315,6 +315,10 @@ class TrainSettings(Section):
     """
     precision: OnPurpose[TrainPrecision] = Field(default=TrainPrecision.AUTO, strict=False)
     """`auto` is `bf16` on a GPU and `fp32` on a CPU. Weights and moments are fp32 always."""
+    head_precision: OnPurpose[TrainPrecision] = Field(default=TrainPrecision.AUTO, strict=False)
+    """The head's product, from hidden states to logits: `auto` is as `precision`; `fp32` beside `bf16` brings
+    log-probabilities nearer to those of an exact engine, and takes the time of a product in fp32.
+    """
     threads: Free[int] = Field(default=0, ge=0, le=4096)
     """CPU threads of the trainer; 0 takes the physical cores open to this process. Sums, and with them the last bits,
     depend on it.

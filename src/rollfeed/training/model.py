@@ -1,11 +1,12 @@
 """A causal language model of transformers, and the log-probabilities it gives to tokens.
 
-Axes: B rows, L places in a row, K places with logits, V vocabulary, N all places with logits, T trained tokens.
+Axes: B rows, L places in a row, D hidden size, V vocabulary, K places with logits, T trained tokens.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.config.train import TrainPrecision
+from rollfeed.base.cores import num_physical_cores
+from rollfeed.config.train import TrainPrecision, TrainSettings
 from rollfeed.errors import ConfigError
+from rollfeed.model_files.heads import Head, HeadShape, find_head_shape, hidden_states
 from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.seeing import looking
 from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence
 from rollfeed.training.placed_pictures import pixels_of_rows
-from rollfeed.training.scoring import DrawnFrom, score_tokens
+from rollfeed.training.scoring import score_tokens, to_device
+
+logger = logging.getLogger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
@@ -41,10 +46,17 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def autocast_of(precision: TrainPrecision, device: torch.device) -> torch.dtype | None:
-    """Return what passes compute in on a device; None leaves it to the weights."""
-    bf16 = precision is TrainPrecision.BF16 or (precision is TrainPrecision.AUTO and device.type == "cuda")
-    return torch.bfloat16 if bf16 else None
+def computing_options(settings: TrainSettings, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of :class:`Policy` that say what it computes in."""
+    bf16 = settings.precision is TrainPrecision.BF16 or (
+        settings.precision is TrainPrecision.AUTO and device.type == "cuda"
+    )
+    head_dtypes = {TrainPrecision.FP32: torch.float32, TrainPrecision.BF16: torch.bfloat16}
+    return {
+        "autocast": torch.bfloat16 if bf16 else None,
+        "head_dtype": head_dtypes.get(settings.head_precision),
+        "threads": settings.threads or num_physical_cores(),
+    }
 
 
 def load_policy_model(checkpoint: Path, *, device: torch.device, trust_remote_code: bool = False) -> Any:
@@ -106,7 +118,7 @@ class Scored(NamedTuple):
     logprobs_T: Tensor
     """Natural-log probability after temperature; has a gradient where the pass has."""
     entropy_T: Tensor
-    """Of the distribution that the token was predicted by; without gradient."""
+    """Of the distribution that the token was predicted by; it has a gradient, too."""
 
 
 class Policy:
@@ -117,6 +129,7 @@ class Policy:
         temperature: What the logits are divided by, as in sampling. Truncation by ``top_p`` and the like is followed
             where there are sampling masks; without them, rollout log-probabilities are larger than these.
         autocast: What the passes compute in; None leaves it to the weights.
+        head_dtype: What the head's product is computed in; None leaves it to the passes.
         threads: Of the CPU; None leaves it to PyTorch.
         pictures: The model's processor of pictures; None where there are none.
     """
@@ -127,6 +140,7 @@ class Policy:
         *,
         temperature: float,
         autocast: torch.dtype | None = None,
+        head_dtype: torch.dtype | None = None,
         threads: int | None = None,
         pictures: PictureProcessor | None = None,
     ) -> None:
@@ -136,8 +150,10 @@ class Policy:
         self.vocab_size = vocab_size_of(model)
         self._temperature = temperature
         self._autocast = autocast
+        self._head_dtype = head_dtype
         self._threads = threads
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._head_shape = self._find_head()
+        """How the head goes on behind its product; None where it cannot be computed by itself."""
 
     def score(self, micro_batch: MicroBatch, *, temperature: float | None = None, exact: bool = False) -> Scored:
         """Return log-probabilities and entropies of the trained tokens, ``(T,)`` each.
@@ -147,21 +163,17 @@ class Policy:
         """
         autocast = None if exact else self._autocast
         with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
-            logits_BKV = self._logits(micro_batch)
-        num_kept = len(micro_batch.columns_K)
-        place_T = self._tensor(micro_batch.rows_T * num_kept + micro_batch.kept_T)
-        logits_NV = logits_BKV.reshape(-1, logits_BKV.shape[-1])
-        mask = micro_batch.sampling_mask
-        logprobs_T, entropy_N = score_tokens(
-            logits_NV,
-            place_T=place_T,
-            target_T=self._tensor(micro_batch.targets_T),
-            temperature=temperature or self._temperature,
-            drawn_from=None
-            if mask is None
-            else DrawnFrom(self._tensor(mask.positions), self._tensor(mask.token_ids.astype(np.int64))),
+            rows_TX, head = self._pass(micro_batch)
+        return Scored(
+            *score_tokens(
+                rows_TX,
+                target_T=self._tensor(micro_batch.targets_T),
+                temperature=temperature or self._temperature,
+                head=head,
+                dtype=(None if exact else self._head_dtype or autocast) if head else None,
+                drawn_from=micro_batch.sampling_mask,
+            )
         )
-        return Scored(logprobs_T, entropy_N[place_T])
 
     def score_each(
         self, micro_batches: Iterable[MicroBatch], *, temperature: float | None = None, exact: bool = False
@@ -204,36 +216,44 @@ class Policy:
                 "rollouts does not belong to the model that is trained"
             )
 
-    def _logits(self, micro_batch: MicroBatch) -> Tensor:
-        inputs: dict[str, Any] = {"input_ids": self._tensor(micro_batch.token_ids_BL), "use_cache": False}
+    def _find_head(self) -> HeadShape | None:
+        shape = find_head_shape(self.model)
+        if isinstance(shape, HeadShape):
+            return shape
+        logger.warning("%s: logits of all tokens are in memory at once: %s", type(self.model).__name__, shape)
+        return None
+
+    def _pass(self, micro_batch: MicroBatch) -> tuple[Tensor, Head | None]:
+        """Return what predicts the trained tokens, ``(T, D)``, and its head; or their logits ``(T, V)`` and None."""
+        shape, columns_T = self._head_shape, micro_batch.columns_T
+        rows_T = self._tensor(micro_batch.rows_T)
+        if shape is not None:
+            with hidden_states(self.model) as found:
+                self._forward(micro_batch)
+            place_T = rows_T * micro_batch.token_ids_BL.shape[1] + self._tensor(columns_T)
+            rows_TD = found.hidden_BLD.flatten(0, 1).index_select(0, place_T)
+            return rows_TD, Head(found.weight_VD, found.bias_V, shape)
+        if "logits_to_keep" not in inspect.signature(self.model.forward).parameters:
+            return self._forward(micro_batch).logits[rows_T, self._tensor(columns_T)], None
+        columns_K, kept_T = np.unique(columns_T, return_inverse=True)
+        logits_BKV = self._forward(micro_batch, logits_to_keep=self._tensor(columns_K)).logits
+        return logits_BKV[rows_T, self._tensor(kept_T)], None
+
+    def _forward(self, micro_batch: MicroBatch, **inputs: Any) -> Any:
+        inputs |= {"input_ids": self._tensor(micro_batch.token_ids_BL), "use_cache": False}
         is_picture_BL = micro_batch.is_picture_BL
-        columns_K = self._tensor(micro_batch.columns_K)
         if micro_batch.branches_BL is not None:
             inputs["position_ids"] = self._tensor(micro_batch.position_ids_BL)
             inputs["attention_mask"] = tree_attention(self._tensor(micro_batch.branches_BL))
-        if self._keeps_logits:
-            inputs["logits_to_keep"] = columns_K
         if is_picture_BL is None or self.pictures is None:
-            logits: Tensor = self.model(**inputs).logits
-        else:
-            pixels = pixels_of_rows(micro_batch.pictures_B, self.pictures)
-            token_ids_BL = inputs.pop("input_ids")
-            with looking(
-                self.model, token_ids_BL, is_picture_BL=self._tensor(is_picture_BL), pixels=pixels
-            ) as arguments:
-                logits = self.model(**arguments, **inputs).logits
-        return logits if self._keeps_logits else logits[:, columns_K]
+            return self.model(**inputs)
+        pixels = pixels_of_rows(micro_batch.pictures_B, self.pictures)
+        token_ids_BL = inputs.pop("input_ids")
+        with looking(self.model, token_ids_BL, is_picture_BL=self._tensor(is_picture_BL), pixels=pixels) as arguments:
+            return self.model(**arguments, **inputs)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self.device)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor there, without waiting for what the device computes; on a CPU it is a view."""
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def tree_attention(branches_BL: Tensor) -> Tensor:

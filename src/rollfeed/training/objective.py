@@ -29,8 +29,9 @@ from rollfeed.training.losses import (
     policy_ratio,
     weighted_policy_loss,
 )
-from rollfeed.training.model import Scored, to_device
+from rollfeed.training.model import Scored
 from rollfeed.training.packing import MicroBatch
+from rollfeed.training.scoring import to_device
 
 _JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "count": torch.add,

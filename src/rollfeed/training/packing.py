@@ -8,8 +8,7 @@ a tree, the prompt followed by its branches, each of which sees the prompt and i
 
 The last token of a sequence is no input, because nothing behind it is trained on.
 
-Axes: B rows, L places in a row, K places with logits, T trained tokens of a sequence or a micro-batch, those with
-weight 0 left out.
+Axes: B rows, L places in a row, T trained tokens of a sequence or a micro-batch, those with weight 0 left out.
 """
 
 from __future__ import annotations
@@ -224,11 +223,9 @@ class MicroBatch:
     branches_BL: NDArray[np.int32] | None
     """0 in a prompt, and the number of the branch behind it; -1 is padding. None where no row has two branches."""
     position_ids_BL: NDArray[np.int64]
-    columns_K: NDArray[np.int64]
-    """Places whose logits are needed in any row, ascending."""
     rows_T: NDArray[np.int64]
-    kept_T: NDArray[np.int64]
-    """Which of ``columns_K`` predicts the token; several branches may begin at one place."""
+    columns_T: NDArray[np.int64]
+    """The place that predicts the token; several branches may begin at one."""
     targets_T: NDArray[np.int64]
     sequence_ids_T: NDArray[np.int64]
     mask_T: NDArray[np.float32]
@@ -358,7 +355,6 @@ def lay_out(
             places.append(np.where(before < prompt_length, before, before - prompt_length + start))
             start = end
     lengths = [len(sequences[number].positions_T) for number in members]
-    columns_K, kept_T = np.unique(np.concatenate(places), return_inverse=True)
     chosen = [sequences[number] for number in members]
     seen_B = [sequences[row.members[0]].pictures.before(row.length) for row in rows]
     is_picture_BL = np.zeros((num_rows, width), bool)
@@ -370,9 +366,8 @@ def lay_out(
         token_ids_BL=token_ids_BL,
         branches_BL=branches_BL if len(members) > num_rows else None,
         position_ids_BL=position_ids_BL,
-        columns_K=columns_K,
         rows_T=np.repeat(row_of_member, lengths),
-        kept_T=kept_T,
+        columns_T=np.concatenate(places),
         targets_T=np.concatenate([s.token_ids[s.positions_T].astype(np.int64) for s in chosen]),
         sequence_ids_T=np.repeat([s.sequence_id for s in chosen], lengths),
         mask_T=np.concatenate([s.mask_T for s in chosen]),

@@ -91,10 +91,9 @@ def refusal_to_share(policy: Policy, *, longest: int) -> str | None:
         return f"its attention is local ({window[0]} = {window[1]})"
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     affordable = longest if policy.device.type != "cpu" else int(_MOST_OPERATIONS / (6 * num_parameters))
-    exact = Policy(model, temperature=1.0)
     for length in sorted({min(_SHORTEST, longest), min(max(affordable, _SHORTEST), longest)}):
         try:
-            differs = _differs(exact, length)
+            differs = _differs(policy, length)
         except Exception as error:  # a model that does not take such rows says so in a way of its own
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             return f"it does not take rows with branches ({reason})"
@@ -145,5 +144,5 @@ def _scored(policy: Policy, sequences: list[TrainSequence], length: int, *, shar
         share_prompts=share_prompts,
         longest_tree=length,
     )
-    found = policy.score_each(micro_batches, exact=True)
+    found = policy.score_each(micro_batches, temperature=1.0, exact=True)
     return torch.cat([each.float() for number in sorted(found) for each in found[number]])

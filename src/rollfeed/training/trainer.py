@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.base.cores import num_physical_cores
 from rollfeed.config.train import NonFinitePolicy, TrainSettings
 from rollfeed.errors import CheckpointError, RunFailedError
 from rollfeed.model_files import read_headers
@@ -30,8 +29,8 @@ from rollfeed.protocols import PictureProcessor
 from rollfeed.training.checkpoint import TrainerState, read_state, write_state
 from rollfeed.training.model import (
     Policy,
-    autocast_of,
     choose_device,
+    computing_options,
     enable_activation_checkpointing,
     freeze,
     load_policy_model,
@@ -100,9 +99,7 @@ class Trainer:
         self.device = choose_device(settings.device)
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
-        autocast = autocast_of(settings.precision, self.device)
-        options: dict[str, Any] = {"temperature": temperature, "autocast": autocast, "pictures": pictures}
-        options["threads"] = settings.threads or num_physical_cores()
+        options = {"temperature": temperature, "pictures": pictures, **computing_options(settings, self.device)}
 
         def load(folder: Path) -> Policy:
             return self._load(folder, trust_remote_code=trust_remote_code, **options)

@@ -3,7 +3,7 @@
 The loss is minus the log of the chance that the preferred answer wins, as Bradley and Terry (1952) have it and Ouyang
 et al. train with it (arXiv:2203.02155, equation 1), with the margin of Touvron et al. (arXiv:2307.09288, equation 2).
 
-Axes: B rows, L places in a row, K places with scores, T scored texts, two a pair; E pairs.
+Axes: B rows, L places in a row, T scored texts, two a pair; E pairs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class ScoringModel(Policy):
 
     def scores(self, micro_batch: MicroBatch) -> Tensor:
         """Return the scores of a micro-batch's texts, ``(T,)``."""
-        columns_T = micro_batch.columns_K[micro_batch.kept_T]
         with torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
-            places = (self._tensor(each) for each in (micro_batch.token_ids_BL, micro_batch.rows_T, columns_T))
-            return logits_at(self.model, *places)[:, 0].float()
+            arrays = (micro_batch.token_ids_BL, micro_batch.rows_T, micro_batch.columns_T)
+            return logits_at(self.model, *map(self._tensor, arrays))[:, 0].float()
+
+    def _find_head(self) -> None:
+        """It has none over a vocabulary."""
 
 
 class RewardModelTrainer(Trainer):
