@@ -325,6 +325,13 @@ class TrainSettings(Section):
     """
     device: Free[str] = Field(default="auto", min_length=1)
     """`cpu`, `cuda`, `cuda:1` and so on; `auto` is the first GPU, if there is one."""
+    num_processes: Free[int] = Field(default=1, ge=1, le=64)
+    """Processes of this host that train together, each with a part of every weight, gradient and moment (FSDP2): on
+    GPUs one each, from `device` on; on CPUs they share `threads`. Losses and weights are those of one, but for the last
+    bits.
+    """
+    process_timeout_seconds: Free[float] = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
+    """With several: the longest that one waits for another before the run is ended."""
     checkpoint_interval: Free[int] = Field(default=10, ge=1, le=1_000_000)
     """Batches between two checkpoints of the trainer; a run that was killed goes back to the last one."""
     eval_interval: Free[int | None] = Field(default=None, ge=1, le=1_000_000)

@@ -104,12 +104,30 @@ class CheckpointNames:
         They are parameters, and buffers that a checkpoint keeps. Those that need no conversion are the model's own
         memory.
         """
-        state = {own: tensor.detach() for own, tensor in self._state().items()}
-        found = {name: state[place.own] for name, place in self._stored.items() if place.pattern is None}
-        if self._converted:
-            reverted = self._revert({own: state[own] for own in self._rest})
-            found |= {name: reverted[name] for name in self._converted}
-        return found
+        state = self._state() if self._converted else {}
+        return {**self.unchanged, **self.reverted({own: state[own].detach() for own in self._rest if self._converted})}
+
+    @property
+    def unchanged(self) -> dict[str, Tensor]:
+        """Those of :meth:`tensors` that need no conversion, in the model's own memory."""
+        state = self._state()
+        return {name: state[place.own].detach() for name, place in self._stored.items() if place.pattern is None}
+
+    @property
+    def changed(self) -> list[dict[str, Tensor]]:
+        """The others as the model has them, by its names: what :meth:`reverted` takes at a time."""
+        if not self._converted:
+            return []
+        state = self._state()
+        alone = [self._revert({own: torch.empty(state[own].shape, device="meta")}) for own in self._rest]
+        found = {name: tuple(tensor.shape) for each in alone for name, tensor in each.items()}
+        if all(found.get(name) == shape for name, shape in self._converted.items()):
+            return [{own: state[own].detach()} for own in self._rest]
+        return [{own: state[own].detach() for own in self._rest}]
+
+    def reverted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the checkpoint's tensors that some of the model's were made of."""
+        return {name: tensor for name, tensor in self._revert(tensors).items() if name in self._converted}
 
     def tensor(self, name: str) -> Tensor | None:
         """Return one tensor by a name of :attr:`shapes`; None for another name."""

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rollfeed.base.atomic import replace_folder
 from rollfeed.errors import CheckpointError
+from rollfeed.training.optimizer import Optimizer
+from rollfeed.training.ranks import ALONE, Ranks, fill, wholes
 
 TENSORS_FILE = "trainer.safetensors"
 VALUES_FILE = "trainer.json"
 _FORMAT = 1
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""As safetensors names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,30 +42,90 @@ class TrainerState:
 
     tensors: Mapping[str, Tensor]
     """``model/NAME``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` for every parameter, ``buffer/NAME`` for every buffer
-    that a checkpoint has; the trainer's own memory where it is on the CPU: write or copy them before the next update.
+    that a checkpoint has; the trainer's own memory: write or copy them before the next update.
     """
     values: Mapping[str, Any]
     """JSON values."""
 
 
-def write_state(state: TrainerState, folder: Path) -> None:
-    """Write a state as a new folder, flushed to disk.
+def state_of(model: Any, optimizer: Optimizer, *, step: int) -> TrainerState:
+    """Return the state of a model and its optimizer after ``step`` batches."""
+    tensors, values = optimizer.state()
+    parameters = {f"model/{name}": parameter.detach() for name, parameter in optimizer.parameters.items()}
+    buffers = {f"buffer/{name}": buffer for name, buffer in _buffers(model).items()}
+    return TrainerState(tensors={**parameters, **buffers, **tensors}, values={**values, "step": step})
+
+
+def take_state(state: TrainerState, model: Any, optimizer: Optimizer) -> int:
+    """Give a model and its optimizer the state of :func:`state_of`; return the batches it is after.
+
+    Raises:
+        CheckpointError: If it is of another model; nothing is changed then.
+    """
+    for name, parameter in optimizer.parameters.items():
+        tensor = state.tensors.get(f"model/{name}")
+        if tensor is None or tensor.shape != parameter.shape:
+            raise CheckpointError(
+                f"the trainer's state is of another model: it has no weight {name!r} of shape "
+                f"{tuple(parameter.shape)}; start from the checkpoint that it was trained from"
+            )
+    optimizer.load_state(state.tensors, state.values)
+    for name, parameter in optimizer.parameters.items():
+        fill(parameter, state.tensors[f"model/{name}"])
+    for name, buffer in _buffers(model).items():
+        fill(buffer, state.tensors.get(f"buffer/{name}", buffer))  # states of earlier versions have none
+    return int(state.values["step"])
+
+
+def _buffers(model: Any) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint has, by the model's names."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def write_state(state: TrainerState, folder: Path, *, ranks: Ranks = ALONE) -> None:
+    """Write a state as a new folder, flushed to disk; whoever trains with others has them all call it.
 
     Raises:
         CheckpointError: If there is something at ``folder`` already, or it cannot be written; nothing is left then.
     """
-    if folder.exists():
-        raise CheckpointError(f"{folder}: there is something already; a trainer's state is never written over")
+    # In the file each begins at a multiple of its items' size.
+    tensors = dict(sorted(state.tensors.items(), key=lambda item: -item[1].dtype.itemsize))
+    buckets = wholes(tensors)
+    if ranks.rank > 0:
+        for _ in buckets:
+            pass
+        return
 
-    def fill(made: Path) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, made / TENSORS_FILE)
+    def fill_folder(made: Path) -> None:
+        _write_tensors(tensors, buckets, made / TENSORS_FILE)
         text = json.dumps({"format": _FORMAT, **state.values}, indent=1, sort_keys=True)
         (made / VALUES_FILE).write_text(text + "\n", encoding="utf-8")
 
     try:
-        replace_folder(folder, fill)
+        if folder.exists():
+            raise CheckpointError(f"{folder}: there is something already; a trainer's state is never written over")
+        replace_folder(folder, fill_folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: the trainer's state cannot be written ({error})") from error
+    finally:
+        for _ in buckets:  # the others hand over all of it
+            pass
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], buckets: Iterator[dict[str, Tensor]], path: Path) -> None:
+    """Write a file of safetensors as its tensors come, of which few are in memory at a time."""
+    header, end = dict[str, Any](), 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for bucket in buckets:
+            for tensor in bucket.values():
+                file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def read_state(folder: Path) -> TrainerState:

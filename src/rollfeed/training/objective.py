@@ -31,7 +31,11 @@ from rollfeed.training.losses import (
 )
 from rollfeed.training.model import Scored
 from rollfeed.training.packing import MicroBatch
+<<<<<<< HEAD
 from rollfeed.training.scoring import to_device
+=======
+from rollfeed.training.ranks import Ranks
+>>>>>>> 2365bf4 (Several processes of a host train one model together: FSDP2, with the losses, weights and checkpoints of one)
 
 _JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "count": torch.add,
@@ -88,6 +92,19 @@ class Tally:
         for kind, values in other._gathered.items():
             for name, value in values.items():
                 self._add(kind, name, value)
+
+    def over(self, ranks: Ranks) -> Tally:
+        """Return what all ranks have gathered together; they have the same names."""
+        if ranks.size == 1:
+            return self
+        found = Tally()
+        for kind, values in self._gathered.items():
+            names = sorted(values)
+            if names:
+                found._gathered[kind] = dict(
+                    zip(names, ranks.reduce(kind, torch.stack([values[name] for name in names])), strict=True)
+                )
+        return found
 
     def metrics(self) -> dict[str, float]:
         """Return means over trained tokens, and ``_min`` and ``_max`` of what has extremes; nothing without tokens."""

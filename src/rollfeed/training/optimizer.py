@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollfeed.config.train import LearningRateSchedule, OptimizerSettings
 from rollfeed.errors import CheckpointError
+from rollfeed.training.ranks import fill, total_norm
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -61,7 +62,7 @@ class Optimizer:
         When the norm is not finite nothing is changed. The gradients are gone afterwards in any case.
         """
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = total_norm(gradients)
         if math.isfinite(norm):
             scale = self._settings.max_grad_norm / (norm + 1e-6)
             if scale < 1.0:
@@ -78,18 +79,18 @@ class Optimizer:
     def first_broken_gradient(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite."""
         for name, parameter in self.parameters.items():
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+            if parameter.grad is not None and not math.isfinite(total_norm([parameter.grad])):
                 return name
         return None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the moments by ``exp_avg/NAME`` and so on, and JSON values."""
+        """Return the moments by ``exp_avg/NAME`` and so on, its own memory, and JSON values."""
         tensors: dict[str, Tensor] = {}
         steps: dict[str, int] = {}
         for name, parameter in self.parameters.items():
             state = self._adamw.state.get(parameter)
             if state:
-                tensors |= {f"{moment}/{name}": state[moment].detach().cpu() for moment in _MOMENTS}
+                tensors |= {f"{moment}/{name}": state[moment].detach() for moment in _MOMENTS}
                 steps[name] = int(state["step"])
         return tensors, {"num_updates": self.num_updates, "optimizer_steps": steps}
 
@@ -111,7 +112,8 @@ class Optimizer:
                 tensor = tensors.get(f"{moment}/{name}")
                 if tensor is None or tensor.shape != parameter.shape:
                     raise CheckpointError(f"the trainer's state has no {moment} for {name!r} of the model's shape")
-                states[index][moment] = tensor.clone()
+                states[index][moment] = torch.zeros_like(parameter)
+                fill(states[index][moment], tensor)
         self._adamw.load_state_dict({**self._adamw.state_dict(), "state": states})
         self.num_updates = int(values["num_updates"])
 

@@ -178,7 +178,7 @@ class TrainerProbes:
         try:
             logprobs = {
                 name: score_texts(
-                    self._trainer.policy,
+                    self._trainer.exact_policy,
                     self._texts,
                     rounding=self._rounding(name),
                     micro_batch_tokens=self._micro_batch_tokens,

@@ -1,6 +1,7 @@
-"""The trainer: batches in, new weights out; on a CPU or one GPU.
+"""The trainer: batches in, new weights out; on a CPU or a GPU, alone or as one of several ranks.
 
-It computes where it is called. A loop that has other things to do calls it in a thread.
+It computes where it is called. A loop that has other things to do calls it in a thread. Ranks are all called with
+the same arguments.
 
 Axes: R response tokens of a sample, T trained tokens of a micro-batch.
 """
@@ -22,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollfeed.config.train import NonFinitePolicy, TrainSettings
-from rollfeed.errors import CheckpointError, RunFailedError
+from rollfeed.errors import RunFailedError
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.protocols import PictureProcessor
-from rollfeed.training.checkpoint import TrainerState, read_state, write_state
+from rollfeed.training.checkpoint import TrainerState, read_state, state_of, take_state, write_state
 from rollfeed.training.model import (
     Policy,
     choose_device,
@@ -40,11 +41,11 @@ from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import (
     MicroBatch,
     TrainSequence,
-    pack_sequences,
     sequence_of,
     sequence_weights,
     split_into_minibatches,
 )
+from rollfeed.training.ranks import ALONE, Ranks, deal, empty_copy, pack_evenly, pass_figures, shard, write_weights
 from rollfeed.training.sharing import longest_tree, may_share_pictures
 from rollfeed.types import Sample, TrainBatch
 
@@ -72,7 +73,8 @@ class Trainer:
 
     The policy that is trained is the one at ``temperature``; ``num_batches`` of the whole run decide the learning rate,
     and ``max_response_length`` is the default of ``loss.constant_length``. ``reference`` is a folder of its own for the
-    model that divergence is measured from; ``pictures`` is the model's processor of these, if it has one.
+    model that divergence is measured from; ``pictures`` is the model's processor of these, if it has one; ``ranks`` are
+    those that train together.
 
     Raises:
         CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.
@@ -90,13 +92,15 @@ class Trainer:
         reference: Path | None = None,
         trust_remote_code: bool = False,
         pictures: PictureProcessor | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.checkpoint = checkpoint
         self.step = 0
         """Batches trained on so far."""
         self._num_made = 0
         """Updates of a batch that has not ended."""
-        self.device = choose_device(settings.device)
+        self.device = ranks.device or choose_device(settings.device)
+        self._ranks = ranks
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
         options = {"temperature": temperature, "pictures": pictures, **computing_options(settings, self.device)}
@@ -117,12 +121,27 @@ class Trainer:
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, checkpoint=checkpoint, settings=settings)
         self._shares_pictures: bool | None = None  # not tried
+        self.exact_policy = self._policy if ranks.size == 1 else self._spread(computes_in=autocast, **options)
+        """The same model for passes in the type of its weights."""
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
         )
 
     def _load(self, folder: Path, *, trust_remote_code: bool, **options: Any) -> Policy:
-        return Policy(load_policy_model(folder, device=self.device, trust_remote_code=trust_remote_code), **options)
+        # A model that is spread over ranks is whole in the memory of the processor only.
+        device = self.device if self._ranks.size == 1 else torch.device("cpu")
+        return Policy(load_policy_model(folder, device=device, trust_remote_code=trust_remote_code), **options)
+
+    def _spread(self, *, computes_in: torch.dtype | None, **options: Any) -> Policy:
+        """Leave to each rank its part of the models; return a policy that computes with the trained one's weights."""
+        exact = Policy(empty_copy(self._policy.model), **options)
+        for buffer in exact.model.buffers():
+            buffer.data = buffer.to(self.device)
+        for policy in filter(None, (self._policy, self._reference)):
+            shard(policy.model, device=self.device, num_ranks=self._ranks.size, computes_in=computes_in)
+            policy.device = self.device
+        exact.device = self.device
+        return exact
 
     @property
     def is_mid_batch(self) -> bool:
@@ -157,10 +176,11 @@ class Trainer:
         self._stopwatch = Stopwatch()
         minibatches = split_into_minibatches(batch, self._settings.num_minibatches, pictures=self._policy.pictures)
         packed = [self._pack(minibatch) for minibatch in minibatches]
+        dealt = [deal(each, self._ranks) for each in packed]
         tally = Tally()
         try:
             with self._policy.computing():
-                updates, skipped = self._updates(packed, tally, step=batch.step)
+                updates, skipped = self._updates(dealt, tally, step=batch.step)
         except torch.OutOfMemoryError as error:
             raise RunFailedError(
                 f"step {batch.step}: the GPU's memory is not enough for train.micro_batch_tokens = "
@@ -170,20 +190,14 @@ class Trainer:
         finally:
             self._optimizer.forget_gradients()
         self.step, self._num_made = self.step + 1, 0
-        micro_batches = [micro_batch for minibatch in packed for micro_batch, learns in minibatch if learns]
         figures = {
-            **tally.metrics(),
+            **tally.over(self._ranks).metrics(),
             **{name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]},
             #: train/updates: updates that were made with the batch
             "updates": float(len(updates)),
             #: train/skipped_updates: updates that were left out, as not finite or without an advantage
             "skipped_updates": float(len(skipped)),
-            #: train/computed_tokens: tokens of the passes with a gradient, prompts that are shared once
-            "computed_tokens": float(sum(m.num_inputs for m in micro_batches)),
-            #: train/padded_tokens: the same with padding
-            "padded_tokens": float(sum(m.token_ids_BL.size for m in micro_batches)),
-            #: train/micro_batches: passes with a gradient
-            "micro_batches": float(len(micro_batches)),
+            **pass_figures(packed),
         }
         return TrainReport(
             step=batch.step,
@@ -229,12 +243,13 @@ class Trainer:
         if self._reference is not None and not self._has_own_reference:
             self._reference.model.load_state_dict(self._policy.model.state_dict())
 
+    def write_weights(self, folder: Path) -> None:
+        """Write the weights as files into a folder; raises CheckpointError where it takes none."""
+        write_weights(self._names, folder, ranks=self._ranks)
+
     def state_dict(self) -> TrainerState:
-        """Return all that :meth:`load_state_dict` needs to go on exactly from here."""
-        tensors, values = self._optimizer.state()
-        parameters = {f"model/{name}": p.detach().cpu() for name, p in self._optimizer.parameters.items()}
-        buffers = {f"buffer/{name}": buffer.cpu() for name, buffer in self._buffers().items()}
-        return TrainerState(tensors={**parameters, **buffers, **tensors}, values={**values, "step": self.step})
+        """Return all that :meth:`load_state_dict` needs to go on exactly from here; for a trainer alone."""
+        return state_of(self._policy.model, self._optimizer, step=self.step)
 
     def load_state_dict(self, state: TrainerState) -> None:
         """Go to a state that :meth:`state_dict` returned; on a CPU, all that follows is equal bit by bit.
@@ -244,28 +259,15 @@ class Trainer:
         Raises:
             CheckpointError: If it is of another model; nothing is changed then.
         """
-        self._check_state(state)
-        self._optimizer.load_state(state.tensors, state.values)
-        with torch.no_grad():
-            for name, parameter in self._optimizer.parameters.items():
-                parameter.copy_(state.tensors[f"model/{name}"])
-            for name, buffer in self._buffers().items():
-                buffer.copy_(state.tensors.get(f"buffer/{name}", buffer))  # states of earlier versions have none
-        self.step, self._num_made = int(state.values["step"]), 0
+        self.step, self._num_made = take_state(state, self._policy.model, self._optimizer), 0
 
     def save(self, folder: Path) -> None:
         """Write the state as a new folder; see :func:`rollfeed.training.checkpoint.write_state`."""
-        write_state(self.state_dict(), folder)
+        write_state(self.state_dict(), folder, ranks=self._ranks)
 
     def load(self, folder: Path) -> None:
         """Go to the state in a folder; raises as :meth:`load_state_dict`, and if it cannot be read."""
         self.load_state_dict(read_state(folder))
-
-    def _buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that a checkpoint has, by the model's names."""
-        model = self._policy.model
-        kept = model.state_dict().keys()
-        return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
     def _pack(self, sequences: Sequence[TrainSequence]) -> list[tuple[MicroBatch, bool]]:
         """Return micro-batches, and whether there is a gradient: sequences with one and without are apart."""
@@ -280,10 +282,11 @@ class Trainer:
         return [
             (micro_batch, learns)
             for learns in (True, False)
-            for micro_batch in pack_sequences(
+            for micro_batch in pack_evenly(
                 list(compress(sequences, (each is learns for each in learn))),
                 list(compress(weights, (each is learns for each in learn))),
                 micro_batch_tokens=self._settings.micro_batch_tokens,
+                num_ranks=self._ranks.size,
                 share_prompts=self.shares_prompts,
                 longest_tree=self._longest_tree,
                 shares_pictures=self._shares_pictures is True,
@@ -354,10 +357,15 @@ class Trainer:
             return "no sample has both trained tokens and an advantage"
         with self._stopwatch.part("backward"):
             read = torch.stack([loss for _, loss in losses]).tolist()
-        for (part, _), loss in zip(losses, read, strict=True):
-            if not math.isfinite(loss):
-                indices = ", ".join(map(str, part.micro_batch.sample_indices[:8]))
-                return _NotFinite(f"the loss ({loss}) of the micro-batch with samples {indices}")
+            broken = [
+                f"the loss ({loss}) of the micro-batch with samples "
+                + ", ".join(map(str, part.micro_batch.sample_indices[:8]))
+                for (part, _), loss in zip(losses, read, strict=True)
+                if not math.isfinite(loss)
+            ]
+            told = self._ranks.everybodys((sum(read), broken[:1]))
+        if refusals := [each for _, theirs in told for each in theirs]:
+            return _NotFinite(refusals[0])
         rate = self._optimizer.learning_rate
         self._num_made += 1  # before it is whole: what fails within has changed something
         with self._stopwatch.part("optimizer"):
@@ -368,12 +376,13 @@ class Trainer:
         tally.merge(own)
         #: train/loss, train/learning_rate: mean over the updates; the loss in `sft` mode in nats a trained token
         #: train/grad_norm: norm of the gradient before clipping, mean over the updates
-        return {"loss": sum(read), "grad_norm": norm, "learning_rate": rate}
+        return {"loss": sum(loss for loss, _ in told), "grad_norm": norm, "learning_rate": rate}
 
     def _backward(self, part: TrainedPart, tally: Tally) -> Tensor:
         loss = self._loss(part, tally)
         with self._stopwatch.part("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            # Of ranks, the gradient is the mean.
+            (loss * self._ranks.size).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _loss(self, part: TrainedPart, tally: Tally) -> Tensor:
@@ -386,12 +395,3 @@ class Trainer:
                 reference_logprobs_T=part.reference_T,
                 tally=tally,
             )
-
-    def _check_state(self, state: TrainerState) -> None:
-        for name, parameter in self._optimizer.parameters.items():
-            tensor = state.tensors.get(f"model/{name}")
-            if tensor is None or tensor.shape != parameter.shape:
-                raise CheckpointError(
-                    f"the trainer's state is of another model: it has no weight {name!r} of shape "
-                    f"{tuple(parameter.shape)}; start from the checkpoint that it was trained from"
-                )

@@ -15,7 +15,7 @@ from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.cluster import TrainerPlace
 from rollfeed.config.teacher import TeacherUse
-from rollfeed.config.train import Correction, OldLogprobs
+from rollfeed.config.train import Correction, OldLogprobs, TrainKind
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
 from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
@@ -72,6 +72,58 @@ def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: 
         form.headers(served_tensors(tensors, form.stored, tied_head=form.is_tied))
 
 
+def check_ranks(settings: Settings, serving: Path) -> None:
+    """Refuse what several processes cannot train, or have no room for.
+
+    Args:
+        settings: Of the run.
+        serving: The folder of ``model.checkpoint``.
+
+    Raises:
+        ConfigError: With the first such setting.
+    """
+    train, launch = settings.train, settings.engine.launch
+    count, what = train.num_processes, f"train.num_processes = {train.num_processes}"
+    if count == 1:
+        return
+    if train.kind is TrainKind.REWARD_MODEL:
+        raise ConfigError(f"{what}: reward models are trained by one process: set it to 1")
+    if settings.cluster.kind is not ClusterKind.LOCAL and settings.cluster.trainer is not TrainerPlace.DRIVER:
+        raise ConfigError(f"{what}: the processes are those of this host: set cluster.trainer = 'driver'")
+    servers = next(iter(settings.engine.servers.values()), None) if settings.needs_engine else None
+    if servers is not None and servers.weights_transport in ("tensors", "nccl"):
+        raise ConfigError(
+            f"{what}: no process has all weights on its GPU, so that servers read them from files: set "
+            'weights_transport = "disk", with weights_folder = "/dev/shm/weights" for files of memory, or "delta"'
+        )
+    is_quantised = servers is not None and bool((find_config(serving) or {}).get("quantization_config"))
+    if is_quantised and settings.weights.proof.num_texts != 0:
+        raise ConfigError(
+            f"{what}: that servers of a checkpoint in FP8 have new weights is proven by one process only: set "
+            "weights.proof.num_texts = 0"
+        )
+    if train.device == "cpu":
+        return
+    # PyTorch takes seconds to import.
+    import torch
+
+    there, first = torch.cuda.device_count(), torch.device(train.device).index or 0 if train.device != "auto" else 0
+    if there == 0 and train.device == "auto":
+        return
+    if first + count > there:
+        raise ConfigError(
+            f"{what}: each process takes a GPU, from {first} on, and this process sees {there}: lower it, or set "
+            "train.device = 'cpu'"
+        )
+    if launch is not None and not launch.colocate:
+        each = launch.gpus or [range(launch.num_servers * (launch.gpus_per_server or 1))]
+        if both := sorted({gpu for group in each for gpu in group} & set(range(first, first + count))):
+            raise ConfigError(
+                f"{what}: GPU {both[0]} is a server's as well: set engine.launch.gpus or train.device = 'cuda:N', the "
+                "first GPU of the trainer, so that each has its own, or engine.launch.colocate = true"
+            )
+
+
 def check_trained_prompts(
     settings: Settings, prompts: Iterable[Prompt], checkpoint: Path, *, takes_pictures: bool
 ) -> None:
@@ -93,6 +145,11 @@ def check_trained_prompts(
         raise ConfigError(
             f"prompts.datasets: {shown.prompt_id} has images, which a trainer on another node does not have: set "
             "cluster.trainer = 'driver'"
+        )
+    if shown is not None and settings.train.num_processes > 1:
+        raise ConfigError(
+            f"prompts.datasets: {shown.prompt_id} has images, which several processes are not trained on: set "
+            "train.num_processes = 1"
         )
     if shown is not None and not takes_pictures and not (own.generate or own.rollout or own.sample_hook):
         raise ConfigError(

@@ -37,6 +37,7 @@ from rollfeed.app.training.directory import (
     save_warm_up,
     where_it_goes_on,
 )
+from rollfeed.app.training.ranked_trainer import RankedTrainer
 from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
 from rollfeed.app.training.trainers import probes_of, trainer_of
 from rollfeed.app.training.warm_up import WarmUp, WarmUpProbe, prepare_warm_up
@@ -269,7 +270,9 @@ class _Loop:
         self._update = asyncio.create_task(asyncio.to_thread(self._train_and_log, batch))
         trained = await until_done(self._update)
         if sleeping is not None:
-            await asyncio.to_thread(_give_memory_back)
+            trainer = self.trainer
+            give_back = trainer.give_memory_back if isinstance(trainer, RankedTrainer) else _give_memory_back
+            await asyncio.to_thread(give_back)
             await sleeping.wake_up()
         return trained
 

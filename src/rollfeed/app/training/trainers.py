@@ -1,4 +1,4 @@
-"""From settings to the trainer of a run: in its process, or as an actor of its cluster."""
+"""From settings to the trainer of a run: in its process, in several of its host, or as an actor of its cluster."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.training.checks import (
     check_published,
+    check_ranks,
     check_trained_model,
     check_trained_prompts,
     check_training,
     tell_of_correction,
 )
 from rollfeed.app.training.directory import where_it_goes_on
+from rollfeed.app.training.ranked_trainer import RankedTrainer
 from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
 from rollfeed.app.training.trained_checkpoints import TrainedCheckpoints, trained_checkpoints
 from rollfeed.cluster import Hosting, wanted_of_nodes
+from rollfeed.cluster.rank_group import RankGroup
 from rollfeed.cluster.ray_hosting import TRAINER, RayHosting, Resources
 from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.cluster import TrainerPlace
@@ -31,9 +34,11 @@ from rollfeed.weights import ServingForm
 
 if TYPE_CHECKING:
     from rollfeed.training.probe import TrainerProbes
+    from rollfeed.training.ranks import Ranks
     from rollfeed.training.trainer import Trainer
 
 _FACTORY = "rollfeed.app.inside_cluster.trainer_worker:TrainerWorker"
+_RANK_FACTORY = "rollfeed.app.inside_cluster.rank_worker:RankWorker"
 _MODULES = ("torch", "transformers", "safetensors")
 
 
@@ -62,6 +67,7 @@ def load_trainer(
     num_batches: int,
     checkpoints: TrainedCheckpoints | None = None,
     pictures: PictureProcessor | None = None,
+    ranks: Ranks | None = None,
 ) -> Trainer:
     """Return a trainer for settings that have been checked; raises as :func:`make_trainer`.
 
@@ -71,6 +77,7 @@ def load_trainer(
         num_batches: Of the whole run.
         checkpoints: What training begins with; found anew by default.
         pictures: The model's processor of these, if it has one.
+        ranks: Those that train together; by default this process alone.
     """
     # PyTorch takes seconds to import.
     from rollfeed.training.preferences.reward_model import RewardModelTrainer
@@ -93,8 +100,10 @@ def load_trainer(
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
         pictures=pictures,
+        **({} if ranks is None else {"ranks": ranks}),
     )
-    check_published(trainer.weights(), settings, serving)
+    if ranks is None:
+        check_published(trainer.weights(), settings, serving)
     return trainer
 
 
@@ -112,6 +121,10 @@ async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None =
         RunFailedError: If no node has room for it.
     """
     settings, cluster = prepared.settings, prepared.settings.cluster
+    if settings.train.num_processes > 1:
+        async with _ranked_trainer(prepared, out) as ranked:
+            yield ranked
+        return
     if cluster.kind is ClusterKind.LOCAL or cluster.trainer is TrainerPlace.DRIVER:
         yield await asyncio.to_thread(make_trainer, prepared)
         return
@@ -128,6 +141,20 @@ async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None =
         trainer = RemoteTrainer(host, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
         await trainer.call("open")
         yield trainer
+
+
+@asynccontextmanager
+async def _ranked_trainer(prepared: PreparedRun, out: Path) -> AsyncIterator[RankedTrainer]:
+    settings = prepared.settings
+    checkpoints = await asyncio.to_thread(_checked, prepared)
+    group = RankGroup(settings.train.num_processes, _RANK_FACTORY, settings, prepared.num_batches)
+    async with group:
+        trainer = RankedTrainer(group, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
+        try:
+            await trainer.call("open")
+            yield trainer
+        finally:
+            trainer.close()
 
 
 def probes_of(settings: Settings, trainer: Trainer, *, checkpoint: Path, precision: str) -> TrainerProbes:
@@ -158,6 +185,7 @@ def probes_of(settings: Settings, trainer: Trainer, *, checkpoint: Path, precisi
 def _checked(prepared: PreparedRun) -> TrainedCheckpoints:
     settings = prepared.settings
     check_training(settings)
+    check_ranks(settings, prepared.model.checkpoint)
     tell_of_correction(settings)
     found = trained_checkpoints(settings, prepared.model.checkpoint)
     check_trained_model(settings, found.start)

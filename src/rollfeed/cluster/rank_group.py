@@ -1,0 +1,244 @@
+"""Processes of this host that train one model together, called alike: every call goes to all of them.
+
+They are started by torchrun's launcher and have its environment. Invariant: a call ends with what rank 0 returned, with
+what all of them raised alike, or with :class:`HostDiedError`, after which none of them is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from rollfeed.base.waiting import until_done
+from rollfeed.cluster.hosting import Host, HostDiedError, returned
+from rollfeed.cluster.rank_process import RankAnswer, RankHello
+from rollfeed.errors import RunFailedError
+
+_log = logging.getLogger(__name__)
+_GRACE_SECONDS = 5.0
+"""For the other ranks to answer when one has failed; alone they wait for it."""
+_ENDING_SECONDS = 5.0
+_LOOK_SECONDS = 0.2
+_START_SECONDS = 300.0
+"""For a process to have imported what it needs."""
+
+
+class RankGroup(Host):
+    """Ranks of a model; entered with ``async with``, and gone when that is left.
+
+    Args:
+        num_ranks: How many.
+        factory: Import path of what makes the object of each.
+        args: What that takes.
+    """
+
+    def __init__(self, num_ranks: int, factory: str, *args: Any) -> None:
+        self.name = f"{num_ranks} processes of the trainer"
+        self._num_ranks = num_ranks
+        self._object = (factory, *args)
+        self._turn = asyncio.Lock()
+        self._connections: dict[int, Connection] = {}
+        self._pids: dict[int, int] = {}
+        self._processes: Any = None
+        self._lost: str | None = None
+
+    async def __aenter__(self) -> RankGroup:
+        # Short, as the path of a socket has to be.
+        self._folder = Path(tempfile.mkdtemp(prefix="rollfeed-ranks-"))
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(self._folder / "socket"))
+            listener.listen(self._num_ranks)
+            listener.settimeout(_LOOK_SECONDS)
+            self._start()
+            await asyncio.to_thread(self._meet, listener)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        finally:
+            listener.close()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        await asyncio.to_thread(self._end)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method in all ranks; one call after the other.
+
+        Raises:
+            HostDiedError: If one fails in another way than the others do, or dies; all have been ended then.
+            RollfeedError: What all of them raise.
+        """
+        async with self._turn:
+            # Whoever is stopped waits: two calls at once would take each other's answers.
+            return await until_done(asyncio.create_task(asyncio.to_thread(self._call, method, args)))
+
+    def kill(self) -> None:
+        """End all of them at once."""
+        if self._processes is not None:
+            self._processes.close(signal.SIGKILL, 10)
+
+    def _start(self) -> None:
+        """Start them from this thread: they end with it."""
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+
+        from rollfeed.base.update_group import listen
+
+        self._store = listen("127.0.0.1", timeout_seconds=_START_SECONDS)
+        common = {
+            "WORLD_SIZE": str(self._num_ranks),
+            "LOCAL_WORLD_SIZE": str(self._num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_RUN_ID": "trainer",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONUNBUFFERED": "1",
+        }
+        words = ("-m", "rollfeed.cluster.rank_process", str(self._folder / "socket"), str(os.getpid()))
+        ranks = range(self._num_ranks)
+        with _own_signal_handlers():
+            self._processes = start_processes(
+                name="trainer",
+                entrypoint=sys.executable,
+                args={rank: words for rank in ranks},
+                envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+                logs_specs=DefaultLogsSpecs(log_dir=str(self._folder), redirects=Std.ALL),
+            )
+        self._pids = dict(self._processes.pids())
+
+    def _meet(self, listener: socket.socket) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while len(self._connections) < self._num_ranks:
+            with suppress(TimeoutError):
+                accepted, _ = listener.accept()
+                connection = Connection(accepted.detach())
+                hello: RankHello = connection.recv()
+                self._connections[hello.rank] = connection
+                connection.send(self._object)
+            gone = [rank for rank in self._pids if self._exit_code(rank) is not None]
+            if gone or time.monotonic() > end:
+                self.kill()
+                raise RunFailedError(self._said_of_dead(gone) if gone else f"{self.name} have not started in time")
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        if self._lost is not None:
+            raise HostDiedError(self._lost)
+        # Once for all of them: a batch is large.
+        request = pickle.dumps((method, args), pickle.HIGHEST_PROTOCOL)
+        dead = [rank for rank, connection in self._connections.items() if not _sent(connection, request)]
+        answers = self._answers(dead)
+        errors = [answers[rank].outcome for rank in answers if answers[rank].outcome[0] is not None]
+        for name, level, text in answers[0].records if 0 in answers else ():
+            logging.getLogger(name).log(level, "%s", text)
+        is_whole = len(answers) == self._num_ranks
+        if is_whole and (not errors or errors == [errors[0]] * self._num_ranks):
+            return returned(answers[0].outcome)
+        self._lost = self._cause(dead, answers)
+        self.kill()
+        raise HostDiedError(self._lost)
+
+    def _answers(self, dead: list[int]) -> dict[int, RankAnswer]:
+        """Return what ranks answer, in that order, until all have, or the first failure is some seconds old.
+
+        Those whose connection ends are added to ``dead``.
+        """
+        answers: dict[int, RankAnswer] = {}
+        left = {connection: rank for rank, connection in self._connections.items() if rank not in dead}
+        end: float | None = None
+        while left:
+            if end is None and (dead or any(each.outcome[0] is not None for each in answers.values())):
+                end = time.monotonic() + _GRACE_SECONDS
+            ready = wait(list(left), None if end is None else max(0.0, end - time.monotonic()))
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = left.pop(connection)
+                try:
+                    answers[rank] = connection.recv()
+                except (EOFError, ConnectionError):
+                    dead.append(rank)
+        return answers
+
+    def _cause(self, dead: list[int], answers: dict[int, RankAnswer]) -> str:
+        """Say once what was first: a death, or else the first error."""
+        if dead:
+            return self._said_of_dead(dead)
+        rank, text = next((rank, each.outcome[1]) for rank, each in answers.items() if each.outcome[0] is not None)
+        silent = [str(each) for each in self._connections if each not in answers]
+        said = f"; no answer from rank {', '.join(silent)}" if silent else ""
+        return f"rank {rank} of {self._num_ranks}: {text}{said}"
+
+    def _said_of_dead(self, ranks: Iterable[int]) -> str:
+        rank = next(iter(ranks))
+        end = time.monotonic() + _GRACE_SECONDS
+        while (code := self._exit_code(rank)) is None and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS / 4)
+        how = "has closed its connection" if code is None else f"has ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        lines = Path(self._processes.stderrs[rank]).read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        quoted = f" ({last[:300]})" if last and code != -signal.SIGKILL else ""
+        return f"rank {rank} of {self._num_ranks} (process {self._pids[rank]}) {how}{quoted}"
+
+    def _exit_code(self, rank: int) -> int | None:
+        """Return how a process has ended, minus the number of its signal where one has killed it; None where it runs.
+
+        Whoever waits for it still can.
+        """
+        with suppress(ChildProcessError):
+            found = os.waitid(os.P_PID, self._pids[rank], os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if found is None:
+                return None
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return 0
+
+    def _end(self) -> None:
+        """Wait a little for processes that have nothing to do any more, and end the others."""
+        end = time.monotonic() + _ENDING_SECONDS
+        while any(self._exit_code(rank) is None for rank in self._pids) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS / 4)
+        self.kill()
+
+
+def _sent(connection: Connection, request: bytes) -> bool:
+    try:
+        connection.send_bytes(request)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Take back the handlers that torchrun's launcher sets for a process that does nothing else."""
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+    before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,0 +1,357 @@
+"""A training in several processes: the losses and weights of one, the same checkpoints, and what ends all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rollfeed import app
+from rollfeed.app.build import prepare
+from rollfeed.app.training import trainers
+from rollfeed.app.training.checks import check_ranks
+from rollfeed.app.training.trainers import make_trainer
+from rollfeed.cluster import HostDiedError
+from rollfeed.cluster.rank_group import RankGroup
+from rollfeed.config import ClusterKind, RunSpec, Settings
+from rollfeed.config.engine import SGLangSettings
+from rollfeed.config.train import TrainKind
+from rollfeed.errors import ConfigError
+from rollfeed.store import RunReader
+from rollfeed.store.layout import CHECKPOINTS, MODEL, TRAIN_LOG
+
+REWARD = """
+def score(sample, prompt):
+    return float(sample.response_token_ids.sum() % 7)
+"""
+TOLERANCE = 1e-5
+FAULTS = """
+import os, signal, time
+import torch
+from rollfeed.app.inside_cluster.rank_worker import RankWorker
+
+class FaultyRank(RankWorker):
+    async def train_step(self, *args):
+        fault = os.environ.get("TEST_FAULT_OF_RANK_" + os.environ["RANK"], "")
+        if fault and args[0] == 1:
+            if fault == "memory":
+                def fail(*_):
+                    raise torch.OutOfMemoryError("no memory is left")
+                self._trainer._backward = fail
+            else:
+                os.kill(os.getpid(), getattr(signal, fault))
+        return await super().train_step(*args)
+"""
+
+
+def spec_for(folder: Path, checkpoint: Path, **changed: dict[str, Any]) -> RunSpec:
+    tree: dict[str, dict[str, Any]] = {
+        "model": {"checkpoint": str(checkpoint)},
+        "prompts": {"environments": [{"id": "core/copy_text", "apply_chat_template": False}]},
+        "rollout": {"num_rollout": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 3},
+        "sampling": {"rollout_max_response_len": 10},
+        "engine": {"context_length": 256, "kernels": "torch", "precision": "fp32"},
+        "train": {
+            "checkpoint_interval": 1,
+            "device": "cpu",
+            "threads": 1,
+            "num_processes": 2,
+            "process_timeout_seconds": 60,
+            "micro_batch_tokens": 256,
+            "optimizer": {"learning_rate": 0.001},
+        },
+        "reward": {"override_environments": True, "functions_in_workers": False},
+        "plugins": {"reward": "ranks_reward:score"},
+    }
+    for name, values in changed.items():
+        tree[name] = {**tree.get(name, {}), **values}
+    return RunSpec(Settings.model_validate({"seed": 3, **tree}), (folder,))
+
+
+@pytest.fixture(autouse=True)
+def _reward(tmp_path: Path) -> None:
+    (tmp_path / "ranks_reward.py").write_text(REWARD)
+
+
+class ForkedRanks(RankGroup):
+    """Ranks that are forked from a process which has imported all they need."""
+
+    def _start(self) -> None:
+        forks = multiprocessing.get_context("forkserver")
+        from rollfeed.base.update_group import listen
+
+        self._store = listen("127.0.0.1", timeout_seconds=60)
+        common = {
+            **os.environ,
+            "WORLD_SIZE": str(self._num_ranks),
+            "LOCAL_WORLD_SIZE": str(self._num_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        self._forks = [
+            forks.Process(
+                target=exec,
+                args=(
+                    "import os, sys, asyncio\n"
+                    "os.environ.update(environment)\n"
+                    "sys.path[:] = path\n"
+                    "from rollfeed.cluster.rank_process import RankHello, connect, serve\n"
+                    "connection = connect(socket)\n"
+                    "connection.send(RankHello(rank, os.getpid()))\n"
+                    "asyncio.run(serve(connection))\n"
+                    "os._exit(0)\n",
+                    {
+                        "environment": {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        "socket": str(self._folder / "socket"),
+                        "rank": rank,
+                        "path": list(sys.path),
+                    },
+                ),
+            )
+            for rank in range(self._num_ranks)
+        ]
+        for fork in self._forks:
+            fork.start()
+        self._pids = {rank: fork.pid or 0 for rank, fork in enumerate(self._forks)}
+        self._processes = SimpleNamespace(close=lambda *_: [fork.kill() for fork in self._forks])
+
+    def _exit_code(self, rank: int) -> int | None:
+        return self._forks[rank].exitcode
+
+
+def trained_alone(folder: Path, checkpoint: Path, out: Path, **changed: Any) -> tuple[list[float], dict[str, Tensor]]:
+    """Return losses and weights of one process that trains on the batches of a run."""
+    train = {**changed.pop("train", {}), "num_processes": 1}
+    spec = spec_for(folder, checkpoint, **changed)
+    settings = spec.settings.model_copy(
+        update={"train": spec.settings.train.model_validate({**spec.settings.train.model_dump(), **train})}
+    )
+    trainer = make_trainer(prepare(RunSpec(settings, spec.folders)))
+    losses = []
+    with RunReader(out) as reader:
+        for step in reader.steps():
+            losses.append(trainer.train_step(reader.batch(step.step)).metrics["train/loss"])
+    return losses, {name: tensor.clone() for name, tensor in trainer.weights().items()}
+
+
+def losses_of(out: Path) -> list[float]:
+    return [json.loads(line)["train/loss"] for line in (out / TRAIN_LOG).read_text().splitlines()]
+
+
+def weights_of(out: Path) -> dict[str, Tensor]:
+    return load_file(out / MODEL / "model.safetensors")
+
+
+def check_equal(out: Path, alone: tuple[list[float], dict[str, Tensor]]) -> None:
+    losses, weights = alone
+    torch.testing.assert_close(losses_of(out), losses, rtol=0, atol=TOLERANCE)
+    ours = weights_of(out)
+    assert ours.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=TOLERANCE)
+
+
+def train(spec: RunSpec, out: Path) -> None:
+    asyncio.run(app.train(prepare(spec), out=out))
+
+
+def state_names(out: Path, step: int) -> list[str]:
+    return sorted(load_file(out / CHECKPOINTS / f"step-{step:06d}" / "trainer.safetensors"))
+
+
+@pytest.fixture
+def forked(fork_rollfeed: object, leaves_no_forks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainers, "RankGroup", ForkedRanks)
+
+
+@pytest.fixture
+def leaves_no_forks() -> Iterator[None]:
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_two_processes_train_as_one_does_and_one_goes_on(forked: None, tmp_path: Path, tiny_checkpoint: Path) -> None:
+    out, loss = tmp_path / "run", {"kl_coefficient": 0.1}
+    train(spec_for(tmp_path, tiny_checkpoint, train={"loss": loss, "num_minibatches": 2}), out)
+    alone = trained_alone(tmp_path, tiny_checkpoint, out, train={"loss": loss, "num_minibatches": 2})
+    check_equal(out, alone)
+    more = {"num_rollout": 4}
+    changed = {"loss": loss, "num_minibatches": 2, "num_processes": 1}
+    train(spec_for(tmp_path, tiny_checkpoint, train=changed, rollout=more), out)
+    assert state_names(out, 2) == state_names(out, 3)
+    changed.pop("num_processes")
+    check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out, train=changed, rollout=more))
+
+
+@pytest.mark.parametrize(
+    ("section", "changed", "message"),
+    [
+        ("train", {"kind": TrainKind.REWARD_MODEL}, "reward models are trained by one process"),
+        ("train", {"device": "cuda"}, "each process takes a GPU, from 0 on, and this process sees"),
+        ("cluster", {"kind": ClusterKind.RAY}, "cluster.trainer = 'driver'"),
+        (
+            "engine",
+            {"sglang": SGLangSettings(workers=("http://127.0.0.1:1",), weights_transport="nccl")},
+            "servers read them from files",
+        ),
+    ],
+)
+def test_what_several_processes_cannot_train_is_refused(
+    section: str, changed: dict[str, Any], message: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    settings = spec_for(tmp_path, tiny_checkpoint, train={"num_processes": 64}).settings
+    settings = settings.model_copy(update={section: getattr(settings, section).model_copy(update=changed)})
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(settings, tiny_checkpoint)
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    **{name: {"method": name} for name in ("grpo", "dr_grpo", "dapo", "gspo", "reinforce_pp", "rloo", "cispo")},
+    "masked": {"loss": {"correction": "mask", "correction_level": "sequence", "kl_coefficient": 0.1}},
+    "rollout": {"loss": {"old_logprobs": "rollout", "dual_clip": 3.0}},
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_that_of_one_process_over_twenty_partial_steps(
+    name: str, tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+) -> None:
+    changed: dict[str, Any] = {
+        "train": {"num_epochs": 2, "optimizer": {"learning_rate": 1e-4}, **LOSSES[name]},
+        "rollout": {"mode": "partial", "over_sampling_batch_size": 5, "num_rollout": 20},
+    }
+    train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+
+
+@pytest.mark.soak
+def test_supervised_training_is_that_of_one_process(
+    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+) -> None:
+    rows = [{"text": f"{number} and {number}: ", "answer": str(2 * number)} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changed: dict[str, Any] = {
+        "prompts": {
+            "environments": [],
+            "datasets": [
+                {"path": "rows.jsonl", "input_key": "text", "label_key": "answer", "apply_chat_template": False}
+            ],
+        },
+        "rollout": {"mode": "sft", "num_rollout": 20, "n_samples_per_prompt": 1},
+        "reward": {},
+        "plugins": {"reward": None},
+    }
+    train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+
+
+@pytest.mark.soak
+def test_checkpoints_are_taken_on_by_any_number_of_processes(
+    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+) -> None:
+    for count, num_rollout in ((2, 2), (3, 4), (1, 6), (3, 7)):
+        rollout = {"num_rollout": num_rollout}
+        train(spec_for(tmp_path, tiny_checkpoint, rollout=rollout, train={"num_processes": count}), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", rollout=rollout))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("rank", "fault", "timeout", "message"),
+    [
+        (1, "SIGKILL", 60, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL; the same command goes on at step 1"),
+        (0, "SIGKILL", 60, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL"),
+        (1, "memory", 60, r"rank 1 of 2: step 1: the GPU's memory is not enough .*; no answer from rank 0"),
+        (1, "SIGSTOP", 5, r"rank 0 of 2: .*; no answer from rank 1"),
+    ],
+)
+def test_what_stops_one_process_ends_the_run_with_its_cause(
+    rank: int,
+    fault: str,
+    timeout: float,
+    message: str,
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    leaves_no_process: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "faulty_ranks.py").write_text(FAULTS)
+    monkeypatch.setattr(trainers, "_RANK_FACTORY", f"{tmp_path / 'faulty_ranks.py'}:FaultyRank")
+    spec, out = spec_for(tmp_path, tiny_checkpoint, train={"process_timeout_seconds": timeout}), tmp_path / "run"
+    monkeypatch.setenv(f"TEST_FAULT_OF_RANK_{rank}", fault)
+    with pytest.raises(HostDiedError, match=message) as caught:
+        train(spec, out)
+    assert str(caught.value).count("step 1: ") <= 1
+    kept = {path.name for path in (out / CHECKPOINTS).iterdir()}
+    assert kept == {"step-000000"}
+    monkeypatch.delenv(f"TEST_FAULT_OF_RANK_{rank}")
+    train(spec, out)
+    check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out))
+
+
+@pytest.mark.soak
+def test_a_killed_run_leaves_no_process_and_no_memory(
+    start_rollfeed: Callable[..., Any], tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(
+        f'''
+[model]
+checkpoint = "{tiny_checkpoint}"
+[[prompts.environments]]
+id = "core/copy_text"
+apply_chat_template = false
+[rollout]
+num_rollout = 100000
+rollout_batch_size = 2
+[sampling]
+rollout_max_response_len = 4
+[engine]
+context_length = 256
+[train]
+device = "cpu"
+num_processes = 2
+'''
+    )
+    out = tmp_path / "run"
+    command = start_rollfeed("train", tmp_path / "run.toml", "--out", out)
+    wait_for(lambda: (out / TRAIN_LOG).exists() and len(losses_of(out)) > 1)
+    ranks = ranks_of(command.pid)
+    assert len(ranks) == 2
+    command.send_signal(signal.SIGKILL)
+    wait_for(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks))
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Return the ranks whose parent a process was to be."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"rollfeed.cluster.rank_process" in words and str(pid).encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
