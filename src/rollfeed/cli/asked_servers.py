@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +16,15 @@ from rollfeed.engine.client.flights import Flight, Worker
 from rollfeed.engine.client.replies import Found, Reply
 from rollfeed.engine.dialects import DIALECTS, SGLang
 from rollfeed.engine.http import Http, TryFailedError
+from rollfeed.engine.teachers import ServedTeacher
 from rollfeed.errors import ConfigError, EngineError
 from rollfeed.rewards.judging import Judges
 from rollfeed.types.text import counted
 
 _TEXT = "Add 12 and 34, and say why."
 _NUM_TOKENS = 8
+_SECONDS = 10.0
+"""For which a teacher is waited."""
 _ABSENT = (404, 501)
 """Statuses of routes that a server does not have; of one that wants a POST it is another."""
 _ROUTES = {
@@ -76,6 +80,27 @@ def ask_judges(spec: RunSpec) -> list[str]:
 
     asyncio.run(ask())
     return list(judges.by_rm_type)
+
+
+def ask_teacher(settings: Settings, model: Model) -> Sequence[str]:
+    """Return the servers of the teacher, each of which has scored a text; none where it is on none.
+
+    Raises:
+        ConfigError: If the variable that should hold the key does not.
+        EngineError: If one does not answer, makes other tokens than the policy's tokenizer, or does not score.
+    """
+    taught = settings.teacher
+    if taught is None or not taught.servers:
+        return ()
+    at_once = taught.model_copy(update={"startup_timeout_seconds": min(taught.startup_timeout_seconds, _SECONDS)})
+
+    async def ask() -> None:
+        length = settings.max_context_length
+        async with ServedTeacher(at_once, tokenizer=model.tokenizer, context_length=length) as teacher:
+            await teacher.check()
+
+    asyncio.run(ask())
+    return taught.servers
 
 
 async def _ask_all(dialect: Dialect, settings: Settings, model: Model) -> list[ServerAnswer]:

@@ -69,12 +69,14 @@ def _check(spec: RunSpec, arguments: argparse.Namespace) -> None:
     plan = check(spec, name=", ".join(map(str, arguments.files)), tells=not arguments.json)
     answers: list[ServerAnswer] = []
     if arguments.servers:
-        from rollfeed.cli.asked_servers import ask_judges, ask_servers
+        from rollfeed.cli.asked_servers import ask_judges, ask_servers, ask_teacher
 
         judges = ask_judges(spec)
-        if spec.settings.engine.servers or not judges:
-            answers = ask_servers(spec.settings, app.load_settings_model(spec.settings))
-        plan |= {"judges": judges} | {
+        model = app.load_settings_model(spec.settings)
+        teachers = list(ask_teacher(spec.settings, model))
+        if spec.settings.engine.servers or not (judges or teachers):
+            answers = ask_servers(spec.settings, model)
+        plan |= {"judges": judges, "teachers": teachers} | {
             "servers": [asdict(each) for each in answers],
             "ok": not any(each.problems for each in answers),
         }
@@ -82,6 +84,7 @@ def _check(spec: RunSpec, arguments: argparse.Namespace) -> None:
         print(json.dumps(plan))
     else:
         print("".join(f"judge    {each} answers\n" for each in plan.get("judges", ())), end="")
+        print("".join(f"teacher  {each} scores\n" for each in plan.get("teachers", ())), end="")
         print("".join(f"server   {each.address}: {', '.join(each.told)}\n" for each in answers if each.told), end="")
     if problems := [problem for each in answers for problem in each.problems]:
         raise EngineUnavailableError("\n".join(problems))

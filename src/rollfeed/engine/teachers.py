@@ -79,6 +79,14 @@ class ServedTeacher(Teacher):
     async def __aexit__(self, *exc_info: object) -> None:
         await self._entered.aclose()
 
+    async def check(self) -> None:
+        """Have every server score a text. Raises EngineError if one does not."""
+        ids = np.asarray(self._tokenizer.encode(_PROBE, add_special_tokens=False), np.int32)[: self._context_length]
+        for address in self._versions:
+            told = await self._scored(address, ids)
+            if len(told) != len(ids) - 1 or not np.isfinite(told).all():
+                raise EngineProtocolError(f"teacher.servers: {address}: it scores no text token by token")
+
     async def logprobs(self, sample: Sample) -> NDArray[np.float32]:
         """Return what a server says; see :class:`rollfeed.protocols.Teacher`.
 

@@ -22,6 +22,7 @@ from rollfeed.config import (
     RolloutSettings,
     SamplingSettings,
 )
+from rollfeed.config.teacher import TeacherSettings
 from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.protocols import RolloutRequest, Services
 from rollfeed.types import Prompt, Sample
@@ -247,6 +248,7 @@ def test_arguments_of_trl_that_cannot_be_had(make: Any, chats: Rows, changed: di
     ("config", "told"),
     [
         (RolloutConfig(seed=3), "seed: seed of TRL says it"),
+        (RolloutConfig(teacher=TeacherSettings(checkpoint="x")), "teacher: .* GKDTrainer distils: remove"),
         (RolloutConfig(rollout=RolloutSettings(n_samples_per_prompt=8)), "num_generations of TRL says it"),
         (RolloutConfig(sampling=SamplingSettings(rollout_top_k=5)), "rollout_top_k: top_k of TRL says it"),
         (RolloutConfig(plugins=PluginSettings(prompt_source=dict)), "train_dataset of TRL says it"),
