@@ -89,7 +89,7 @@ def test_x40_any_bit_of_a_step_file_is_missed_by_reader_and_resume(run: Path, pl
         with pytest.raises(RunDirectoryError) as caught:
             all_values(run, plain)
         assert f"{path}: is damaged: it is not what was written" in str(caught.value)
-        assert f"go back to before step 1: rollfeed run --resume {run} --step 0" in str(caught.value)
+        assert f"go back to before step 1: rollfeed verify {run} --restore 0" in str(caught.value)
         path.write_bytes(content)
     flip(path, 99)
     with pytest.raises(RunDirectoryError, match=f"{path}: is damaged"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -16,6 +17,8 @@ from rollfeed.errors import CheckpointError
 
 _ABANDONED_SECONDS = 3600.0
 _CHUNK_BYTES = 1 << 20
+DIGESTS = "digests.json"
+"""What a sealed folder has of its other files."""
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -87,6 +90,47 @@ class _Digesting:
 
     def digest(self) -> Digest:
         return Digest(self._size, self._found.hexdigest())
+
+
+def file_problem(path: Path, expected: Digest, *, is_whole: bool = True) -> str | None:
+    """Return why a file is not what its digest says, or does not begin so; None if it is."""
+    try:
+        size = path.stat().st_size
+        if size < expected.size or (is_whole and size > expected.size):
+            return f"is damaged: it has {size:,} bytes, not {expected.size:,}"
+        if digest_of(path, size=expected.size) != expected:
+            return "is damaged: it is not what was written (its digest is another)"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
+def seal_folder(folder: Path) -> None:
+    """Put a file into a folder that has the digests of all others in it."""
+    digests = {path.name: digest_of(path) for path in folder.iterdir()}
+    (folder / DIGESTS).write_text(_sealed(digests), encoding="utf-8")
+
+
+def sealed_problems(folder: Path) -> dict[str, str | None]:
+    """Return why each file of a sealed folder is not what it was, by name; None where it is.
+
+    Empty where there are no digests, as in what earlier versions wrote.
+    """
+    try:
+        text = (folder / DIGESTS).read_text(encoding="utf-8")
+        digests = {name: Digest(*digest) for name, digest in json.loads(text).items()}
+        own = None if _sealed(digests) == text else "is damaged"
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return {DIGESTS: f"cannot be read: {error}"}
+    return {DIGESTS: own, **{name: file_problem(folder / name, digest) for name, digest in digests.items()}}
+
+
+def _sealed(digests: Mapping[str, Digest]) -> str:
+    return json.dumps(digests, indent=1, sort_keys=True) + "\n"
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], object]) -> None:

@@ -28,6 +28,11 @@ def unsealed(content: bytes) -> Iterator[bytes]:
         start += _HEADER_BYTES + size
 
 
+def size_unsealed(content: bytes) -> int:
+    """Return how many bytes of a file are whole entries, from its beginning on."""
+    return sum(_HEADER_BYTES + len(entry) for entry in unsealed(content))
+
+
 def array_as_bytes(value: Any) -> bytes:
     """Return an array as msgpack stores it (``enc_hook``)."""
     if isinstance(value, np.ndarray):

@@ -32,6 +32,7 @@ _COMMANDS = {
     "view": "serve a page on runs, in a browser on this machine",
     "report": "write that page as one file",
     "lint": "check that what is trained was sampled: masks, turns, logprobs, versions",
+    "verify": "recount a run: bytes, ledger, versions, masks, numbers; go back to a step that is whole",
     "atif": "write samples as ATIF trajectories, or read them",
     "env": "list environments, show problems of one, check them, measure levels, or plot",
     "replay": "reward, filter and cut the answers of a run again, with other settings",

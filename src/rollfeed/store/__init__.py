@@ -1,9 +1,10 @@
 """The run directory: what a run keeps, and how it is read again."""
 
 from rollfeed.store.journal import RunRecord, RunStatus
-from rollfeed.store.reader import FoundGroup, GroupSummary, MemberSummary, RunReader, question_of
+from rollfeed.store.reader import FoundGroup, RunReader
 from rollfeed.store.run_directory import Rewind, RunDirectory
 from rollfeed.store.step_log import StepRecord
+from rollfeed.store.tables.summaries import GroupSummary, MemberSummary, question_of
 
 __all__ = [
     "FoundGroup",

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from rollfeed.errors import ConfigError, suggestion
 from rollfeed.store.layout import BATCHES, DROPPED
-from rollfeed.store.reader import FoundGroup, RunReader, question_of
+from rollfeed.store.reader import FoundGroup, RunReader
 from rollfeed.store.tables.parquet import least_value, read_columns
+from rollfeed.store.tables.summaries import question_of
 from rollfeed.types import Correct, SampleStatus
 
 _NUMBERS = {"reward": "reward", "length": "response_length", "group": "group_index", "step": "step"}

@@ -25,6 +25,7 @@
     servers/0.log                what servers have said that the run has started, if any
     turns.log                    what rollouts of several turns have done whose groups are not committed, if any
     trackers/                    what trackers keep here, and how far they were told, if there are any
+    set-aside/1/                 what was behind the step that the run was taken back to, as damaged
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ PRINTED = "rewards.log"
 _FILES_OF_BEFORE = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG, "curve.png", "curve.html", TURNS, PRINTED, *RUN_LOGS)
 SERVERS = "servers"
 TRACKERS = "trackers"
+SET_ASIDE = "set-aside"
 PICTURES = "pictures"
 _FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS, TRACKERS, PICTURES)
 METRICS = "metrics.jsonl"

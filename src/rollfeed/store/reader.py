@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
@@ -21,7 +21,14 @@ from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, STATES, STEPS, TIMINGS, TRAIN_LOG
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
-from rollfeed.store.step_log import StepRecord, is_evaluation_record, is_update_record, read_records_of, read_steps
+from rollfeed.store.step_log import (
+    StepRecord,
+    is_evaluation_record,
+    is_update_record,
+    read_records_of,
+    read_steps,
+    records_of,
+)
 from rollfeed.store.tables.parquet import (
     read_batch,
     read_columns,
@@ -30,50 +37,15 @@ from rollfeed.store.tables.parquet import (
     read_rows,
     read_timings,
 )
+from rollfeed.store.tables.summaries import SUMMARY_COLUMNS, GroupSummary, group_summary
 from rollfeed.store.vouching import CheckedFiles, Vouched
-from rollfeed.types import Correct, Dropped, Group, LedgerCounts, Message, RunState, SampleStatus, TrainBatch
-from rollfeed.types.fields import fields_of, from_dict
+from rollfeed.types import Dropped, Group, LedgerCounts, RunState, TrainBatch
 from rollfeed.types.text import step_range
 
 INTERRUPTED = "interrupted"
 """The status of a run that has not ended and that no process works on."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks; each is half as long again as the last
-_SUMMARY_COLUMNS = (
-    *("group_index", "prompt_id", "source", "prompt", "messages", "rollout_id", "index"),
-    *("reward", "correct", "status", "response_length", "error"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberSummary:
-    """One sample of a group, without its tokens and text."""
-
-    rollout_id: int
-    index: int | None
-    """None when the rollout failed without leaving a sample."""
-    reward: float | None
-    correct: Correct | None
-    """None when it was not graded."""
-    status: SampleStatus
-    response_length: int
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSummary:
-    """One group of a step, without its tokens and text."""
-
-    group_index: int
-    prompt_id: str
-    source: str
-    prompt: str
-    """What was tokenised."""
-    question: str
-    """What the user asked: the last user message, or the whole prompt when it is raw text."""
-    members: tuple[MemberSummary, ...]
-    drop_reason: str | None
-    """None when the group was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +167,14 @@ class RunReader:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunDirectoryError(f"{path}: cannot be read: {error}; without this file the rest is shown") from error
+
+    def records(self) -> Iterator[StepRecord]:
+        """Yield what :meth:`steps` returns, in memory that does not grow with their number."""
+        return records_of(self.path / STEPS, self._journal.steps())
+
+    def step_numbers(self) -> tuple[int, ...]:
+        """Return the numbers of the committed steps, in order."""
+        return tuple(entry.step for entry in self._journal.steps())
 
     def vouched(self) -> Vouched:
         """Return the digests that the journal has of files."""
@@ -339,10 +319,10 @@ class RunReader:
     def summaries(self, step: int) -> tuple[GroupSummary, ...]:
         """Return the kept and the dropped groups of a committed step, by group index; no tokens are read."""
         record = self.step(step)
-        rows = read_columns(self.file(BATCHES, step), _SUMMARY_COLUMNS)
+        rows = read_columns(self.file(BATCHES, step), SUMMARY_COLUMNS)
         if record.num_dropped:
-            rows += read_columns(self.file(DROPPED, step), (*_SUMMARY_COLUMNS, "drop_reason"))
-        groups = [_group_summary(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"])]
+            rows += read_columns(self.file(DROPPED, step), (*SUMMARY_COLUMNS, "drop_reason"))
+        groups = [group_summary(list(members)) for _, members in groupby(rows, key=lambda row: row["group_index"])]
         return tuple(sorted(groups, key=lambda group: group.group_index))
 
     def group(self, group_index: int, *, step: int | None = None) -> FoundGroup:
@@ -366,31 +346,3 @@ class RunReader:
             for group, reason in found:
                 return FoundGroup(step=step, group=group, drop_reason=reason)
         return None
-
-
-def question_of(prompt: str, messages: Sequence[Message]) -> str:
-    """Return the text of the last user message, or the prompt without one."""
-    for message in reversed(messages):
-        content = message.get("content")
-        if message.get("role") == "user" and content:
-            return content if isinstance(content, str) else "\n".join(_text_parts(content))
-    return prompt
-
-
-def _text_parts(content: Sequence[Any]) -> list[str]:
-    return [str(part.get("text", f"[{part.get('type')}]")) if isinstance(part, dict) else str(part) for part in content]
-
-
-def _group_summary(rows: Sequence[dict[str, Any]]) -> GroupSummary:
-    first = rows[0]
-    return GroupSummary(
-        **{name: first[name] for name in ("group_index", "prompt_id", "source", "prompt")},
-        question=question_of(first["prompt"], json.loads(first["messages"] or "[]")),
-        members=tuple(_member_summary(row) for row in rows if row["rollout_id"] is not None),
-        drop_reason=first.get("drop_reason"),
-    )
-
-
-def _member_summary(row: dict[str, Any]) -> MemberSummary:
-    values = {field.name: row[field.name] for field in fields_of(MemberSummary)}
-    return from_dict(MemberSummary, {**values, "response_length": row["response_length"] or 0})

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import Digest, replace_digested, replace_file, sync
+from rollfeed.base.atomic import Digest, digest_of, replace_digested, replace_file, sync
 from rollfeed.config import stored_identity
 from rollfeed.config.resuming import refusal_of_changes
 from rollfeed.errors import RunDirectoryError, RunFailedError
@@ -35,6 +35,7 @@ from rollfeed.store.layout import (
     ISOLATION,
     JOURNAL,
     METRICS,
+    MODEL,
     SETTINGS,
     SPILL,
     STATES,
@@ -149,7 +150,7 @@ class RunDirectory:
                 undo.callback(journal.close)
                 kept = _kept(journal.steps(), step)
                 # All is read before anything is changed.
-                _check_files(path, journal, kept)
+                check_kept(path, journal, kept)
                 records = read_steps(path, journal)[: len(kept)]
                 states = StateFiles(path)
                 state = states.read(kept[-1]) if kept else None
@@ -244,7 +245,9 @@ class RunDirectory:
     def finish(self, cause: str | None = None) -> None:
         """Say that the run has come to its end, and why if that is an early one; it will not be resumed."""
         with self._explained("the end of the run cannot be stored"):
-            self._journal.end(RunStatus.FINISHED, cause=cause, files=self._growing.digests())
+            model = sorted((self.path / MODEL).rglob("*"))
+            digests = {str(each.relative_to(self.path)): digest_of(each) for each in model if each.is_file()}
+            self._journal.end(RunStatus.FINISHED, cause=cause, files={**digests, **self._growing.digests()})
 
     def fail(self, cause: str) -> None:
         """Say why the run stopped; it can be resumed."""
@@ -295,8 +298,12 @@ def _start(
         logger.info("%s: %s", journal.path.parent, change)
 
 
-def _check_files(path: Path, journal: Journal, kept: Sequence[StepEntry]) -> None:
-    """Refuse to go on behind steps with files that are not as they were written."""
+def check_kept(path: Path, journal: Journal, kept: Sequence[StepEntry]) -> None:
+    """Refuse to go on behind steps with files that are not as they were written.
+
+    Raises:
+        RunDirectoryError: If one is missing or damaged; says which, and what to do.
+    """
     files, vouched = CheckedFiles(path, journal.vouched), journal.vouched()
     for entry in kept:
         for name in vouched.steps.get(entry.step, {}):

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,25 @@ class MetricsFile:
         self._file.close()
 
 
+def metrics_problem(path: Path, committed: Iterable[StepRecord], *, is_ended: bool) -> str | None:
+    """Return why metrics.jsonl is not what the accounts say; None if it is.
+
+    Where the run has not ended, the last line may be missing: a kill can come before it.
+    """
+    try:
+        with path.open("rb") as file:
+            steps = iter(committed)
+            for record in steps:
+                expected = _metrics_line(record.metrics, record.step)
+                if (line := file.readline()) != expected:
+                    is_cut_short = expected.startswith(line) and next(steps, None) is None
+                    return None if is_cut_short and not is_ended else f"has other figures of step {record.step}"
+            more = file.read(80)
+            return f"has lines of steps that the journal does not have: {more!r}" if more else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
 def is_update_record(record: Any) -> bool:
     """Whether a line of train.jsonl is what a trainer writes of a batch."""
     return _has_step(record) and all(_is_number(each) for name, each in record.items() if name.startswith("train/"))
@@ -149,22 +168,27 @@ def read_records_of(
     path: Path, entries: Sequence[StepEntry], is_asked: Callable[[int], bool] | None
 ) -> tuple[StepRecord, ...]:
     """Return the records of ``entries``, which are all committed steps; otherwise as :func:`read_steps`."""
+    return tuple(records_of(path, entries, is_asked))
+
+
+def records_of(
+    path: Path, entries: Sequence[StepEntry], is_asked: Callable[[int], bool] | None = None
+) -> Iterator[StepRecord]:
+    """Yield what :func:`read_records_of` returns, one after the other."""
     if not entries:
-        return ()
-    records = []
+        return
     start = 0
     try:
         with path.open("rb") as file:
             for entry in entries:
                 if is_asked is None or is_asked(entry.step):
                     file.seek(start)
-                    records.append(_record(_checked(file.read(entry.record_end - start), entry)))
+                    yield _record(_checked(file.read(entry.record_end - start), entry))
                 start = entry.record_end
     except FileNotFoundError:
         raise RunDirectoryError(f"{path}: is missing; restore the run directory from a copy") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunDirectoryError(f"{path}: is damaged: {error}; restore the run directory from a copy") from error
-    return tuple(records)
 
 
 def _checked(line: bytes, entry: StepEntry) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rollfeed.base.atomic import replace_folder
+from rollfeed.base.atomic import replace_folder, seal_folder, sealed_problems
 from rollfeed.errors import CheckpointError
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.ranks import ALONE, Ranks, fill, wholes
@@ -101,6 +101,7 @@ def write_state(state: TrainerState, folder: Path, *, ranks: Ranks = ALONE) -> N
         _write_tensors(tensors, buckets, made / TENSORS_FILE)
         text = json.dumps({"format": _FORMAT, **state.values}, indent=1, sort_keys=True)
         (made / VALUES_FILE).write_text(text + "\n", encoding="utf-8")
+        seal_folder(made)
 
     try:
         if folder.exists():
@@ -134,6 +135,11 @@ def read_state(folder: Path) -> TrainerState:
     Raises:
         CheckpointError: If it is not there, damaged, or of another format.
     """
+    for name, problem in sealed_problems(folder).items():
+        if problem is not None:
+            raise CheckpointError(
+                f"{folder / name}: {problem}; move {folder} away, and an earlier state is gone on from"
+            )
     try:
         values = json.loads((folder / VALUES_FILE).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS_FILE)

@@ -27,12 +27,13 @@ def lint(
     *,
     tokenizer: Path | None = None,
     model: str | None = None,
+    rescores: bool = True,
     on_progress: Callable[[Report], None] = lambda _: None,
 ) -> Report:
     """Check all samples at a path.
 
     ``tokenizer`` is a folder, where it is not the run's own; ``model`` a checkpoint with the weights that sampled, by
-    default the run's own, for what its version 0 sampled.
+    default the run's own, for what its version 0 sampled; where nothing ``rescores``, none is needed.
 
     Raises:
         ConfigError: If there are no samples, or they cannot be read.
@@ -49,7 +50,7 @@ def lint(
     linter, chosen = Linter(marks, expected), Chosen()
     for subject in _run_subjects(path, settings) if is_run else _file_subjects(path):
         turns = linter.check(subject)
-        if turns is not None and turns.has_logprobs:
+        if rescores and turns is not None and turns.has_logprobs:
             chosen.add(subject, turns)
         on_progress(linter.report)
     report = linter.finish()

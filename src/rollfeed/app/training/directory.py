@@ -37,6 +37,12 @@ def newest_checkpoint(out: Path) -> int | None:
     return max((int(match[1]) for match in found), default=None)
 
 
+def checkpoint_folders(out: Path) -> list[Path]:
+    """Return where the states of the trainer are, that after the warm-up among them."""
+    found = sorted((out / CHECKPOINTS).glob("*"))
+    return [path for path in found if path.name == WARM_UP or _CHECKPOINT_NAME.fullmatch(path.name)]
+
+
 def has_steps(out: Path) -> bool:
     """Whether a run is there that has made a batch."""
     if not (out / JOURNAL).exists():

@@ -1,6 +1,6 @@
 """Digests: the journal has one of every file that is read again, and one of each of its own rows."""
 
-from rollfeed.store.vouching.checked_files import CheckedFiles, file_problem, settings_problem, settings_text
+from rollfeed.store.vouching.checked_files import CheckedFiles, settings_problem, settings_text
 from rollfeed.store.vouching.growing import GrowingFiles
 from rollfeed.store.vouching.seals import OF_RUN, Rows, Vouched, vouched_by
 
@@ -10,7 +10,6 @@ __all__ = [
     "GrowingFiles",
     "Rows",
     "Vouched",
-    "file_problem",
     "settings_problem",
     "settings_text",
     "vouched_by",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import Digest, digest_of
+from rollfeed.base.atomic import Digest, file_problem
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.layout import SETTINGS, step_file
-from rollfeed.store.vouching.seals import Vouched
+from rollfeed.store.vouching.seals import OF_RUN, Vouched
 
 
 class CheckedFiles:
@@ -80,21 +80,6 @@ class CheckedFiles:
                 self._known[path] = state
 
 
-def file_problem(path: Path, expected: Digest, *, is_whole: bool = True) -> str | None:
-    """Return why a file is not what its digest says, or does not begin so; None if it is."""
-    try:
-        size = path.stat().st_size
-        if size < expected.size or (is_whole and size > expected.size):
-            return f"is damaged: it has {size:,} bytes, not {expected.size:,}"
-        if digest_of(path, size=expected.size) != expected:
-            return "is damaged: it is not what was written (its digest is another than the journal's)"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return None
-
-
 def settings_text(settings: Mapping[str, Any]) -> bytes:
     """Return what settings.json has, given the journal's settings."""
     return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
@@ -112,7 +97,7 @@ def settings_problem(directory: Path, settings: Mapping[str, Any]) -> str | None
 
 
 def _remedy(directory: Path, step: int | None) -> str:
-    remedy = "restore it from a copy"
-    if step is None or step <= 0:
-        return remedy
-    return f"{remedy}, or go back to before step {step}: rollfeed run --resume {directory} --step {step - 1}"
+    if step is None or step == OF_RUN:
+        return "restore it from a copy"
+    back = "start" if step == 0 else str(step - 1)
+    return f"restore it from a copy, or go back to before step {step}: rollfeed verify {directory} --restore {back}"

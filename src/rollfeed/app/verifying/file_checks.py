@@ -1,0 +1,161 @@
+"""Compares every file of a run with what the journal, or the file itself, says of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rollfeed.app.training.directory import checkpoint_folders
+from rollfeed.base.atomic import Digest, file_problem, sealed_problems
+from rollfeed.base.sealed import size_unsealed
+from rollfeed.errors import RunDirectoryError
+from rollfeed.store import RunReader, RunStatus
+from rollfeed.store.layout import (
+    GROWING_FILES,
+    ISOLATION,
+    JOURNAL,
+    METRICS,
+    PICTURES,
+    SETTINGS,
+    STEP_FOLDERS,
+    STEPS,
+    TURNS,
+    step_file,
+)
+from rollfeed.store.step_log import metrics_problem
+from rollfeed.store.vouching import OF_RUN, Vouched, settings_problem
+
+_PICTURE = re.compile(r"([0-9a-f]{64})\.\w+")
+
+
+class FileCheck(NamedTuple):
+    """A file, and how it is compared."""
+
+    name: str
+    """Below the directory."""
+    problem: Callable[[], str | None]
+    """Returns why it is not as it was written; None if it is."""
+    step: int | None = None
+    is_vouched: bool = True
+
+
+def file_checks(reader: RunReader) -> Iterator[FileCheck]:
+    """Yield how each file is compared that is read again."""
+    path, vouched = reader.path, reader.vouched()
+    yield FileCheck(SETTINGS, partial(settings_problem, path, reader.run().settings))
+    yield FileCheck(STEPS, partial(_accounts_problem, reader))
+    yield FileCheck(METRICS, partial(_metrics_problem, reader))
+    for step in reader.step_numbers():
+        yield from _of_step(path, step, vouched)
+    yield from _later_files(path, reader.step_numbers())
+    for name in (ISOLATION, *GROWING_FILES):
+        if name in GROWING_FILES and (known := vouched.of_growing(name)):
+            yield FileCheck(name, partial(_growing_problem, path / name, known))
+        elif name in vouched.run or (path / name).exists():
+            yield _of_run(path, name, vouched)
+    for name in sorted(vouched.run.keys() - {ISOLATION, *GROWING_FILES}):
+        yield _of_run(path, name, vouched)
+    for picture in sorted((path / PICTURES).glob("*")):
+        if match := _PICTURE.fullmatch(picture.name):
+            yield FileCheck(f"{PICTURES}/{picture.name}", partial(_picture_problem, picture, match[1]))
+    for folder in checkpoint_folders(path):
+        yield from _of_checkpoint(path, folder)
+    if (path / TURNS).exists():
+        yield FileCheck(TURNS, partial(_turns_problem, path / TURNS))
+
+
+def uncovered_files(path: Path, checked: set[str]) -> list[str]:
+    """Return the files of a run that are not among those that are compared."""
+    found = (str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
+    return sorted(name for name in found if name not in checked and not name.startswith(JOURNAL))
+
+
+def _of_step(path: Path, step: int, vouched: Vouched) -> Iterator[FileCheck]:
+    digests = vouched.steps.get(step, {})
+    for folder in STEP_FOLDERS:
+        file = step_file(path, folder, step)
+        name, digest = f"{folder}/{file.name}", digests.get(folder)
+        if digest is not None:
+            yield FileCheck(name, partial(file_problem, file, digest), step)
+        elif file.exists() and digests:
+            yield FileCheck(name, lambda: "was not there when the step was made", step)
+        elif file.exists():
+            yield FileCheck(name, lambda: None, step, is_vouched=False)
+
+
+def _later_files(path: Path, steps: tuple[int, ...]) -> Iterator[FileCheck]:
+    """Yield files of steps that the journal does not have, but for the step that may have been under way."""
+    under_way = steps[-1] + 1 if steps else 0
+    for folder in STEP_FOLDERS:
+        for file in sorted((path / folder).glob("step-*")):
+            number = file.stem.removeprefix("step-")
+            if number.isdigit() and int(number) not in steps and int(number) != under_way:
+                yield FileCheck(f"{folder}/{file.name}", lambda: "belongs to a step that the journal does not have")
+
+
+def _of_run(path: Path, name: str, vouched: Vouched) -> FileCheck:
+    if (digest := vouched.run.get(name)) is None:
+        return FileCheck(name, lambda: None, is_vouched=False)
+    return FileCheck(name, partial(file_problem, path / name, digest))
+
+
+def _of_checkpoint(path: Path, folder: Path) -> Iterator[FileCheck]:
+    found = sealed_problems(folder)
+    for file in sorted(folder.iterdir()):
+        name, problem = str(file.relative_to(path)), found.get(file.name)
+        yield FileCheck(name, partial(_same, problem), is_vouched=file.name in found)
+    for name in sorted(found.keys() - {file.name for file in folder.iterdir()}):
+        yield FileCheck(str((folder / name).relative_to(path)), partial(_same, found[name]))
+
+
+def _same(problem: str | None) -> str | None:
+    return problem
+
+
+def _accounts_problem(reader: RunReader) -> str | None:
+    try:
+        reader.steps(lambda step: False)
+        for _ in reader.records():
+            pass
+    except RunDirectoryError as error:
+        return str(error).removeprefix(f"{reader.path / STEPS}: ")
+    return None
+
+
+def _metrics_problem(reader: RunReader) -> str | None:
+    try:
+        return metrics_problem(
+            reader.path / METRICS, reader.records(), is_ended=reader.run().status is not RunStatus.RUNNING
+        )
+    except RunDirectoryError:  # the accounts, which are told on their own
+        return None
+
+
+def _growing_problem(path: Path, known: dict[int, Digest]) -> str | None:
+    for step, digest in known.items():
+        if problem := file_problem(path, digest, is_whole=False):
+            before = "at the end of the run" if step == OF_RUN else f"before step {step}"
+            return f"{problem}, in what was written {before}"
+    return None
+
+
+def _picture_problem(path: Path, expected: str) -> str | None:
+    try:
+        with path.open("rb") as file:
+            is_same = hashlib.file_digest(file, "sha256").hexdigest() == expected
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None if is_same else "is damaged: its name is the hash of other bytes"
+
+
+def _turns_problem(path: Path) -> str | None:
+    content = path.read_bytes()
+    whole = size_unsealed(content)
+    if whole == len(content):
+        return None
+    lost = f"{len(content) - whole:,} bytes are not gone on with"
+    return f"is damaged at byte {whole:,}, or was cut short by a kill: {lost}"
