@@ -242,6 +242,10 @@ class OptimizerSettings(Section, resume=Resume.ON_PURPOSE):
     """Of matrices and embeddings; norms and biases are left alone."""
     max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e9, strict=False)
     """Gradients with a larger norm are scaled down to it."""
+    offload: Free[bool] = False
+    """Keep the moments, 8 bytes a parameter, in the CPU's memory, and bring them to the GPU some parameters at a time:
+    an update takes longer by moving them there and back.
+    """
 
 
 class WarmUpSettings(Section, resume=Resume.WARM_UP):
@@ -313,8 +317,16 @@ class TrainSettings(Section):
     """Compute the layers again on the way back instead of keeping what is between them: less memory, a third more
     time.
     """
+    activation_offload: Free[bool] = False
+    """Keep in the CPU's memory what `activation_checkpointing` keeps of each layer: for responses that are too long for
+    the GPU's otherwise.
+    """
+    compile: Free[bool] = False
+    """Compile the decoder's layers with torch.compile when they are first computed."""
     precision: OnPurpose[TrainPrecision] = Field(default=TrainPrecision.AUTO, strict=False)
-    """`auto` is `bf16` on a GPU and `fp32` on a CPU. Weights and moments are fp32 always."""
+    """`auto` is `bf16` on a GPU and `fp32` on a CPU. Weights and moments are fp32 always, but the reference's linear
+    layers are held as they are computed.
+    """
     head_precision: OnPurpose[TrainPrecision] = Field(default=TrainPrecision.AUTO, strict=False)
     """The head's product, from hidden states to logits: `auto` is as `precision`; `fp32` beside `bf16` brings
     log-probabilities nearer to those of an exact engine, and takes the time of a product in fp32.
@@ -352,6 +364,16 @@ class TrainSettings(Section):
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return value
+
+    @model_validator(mode="after")
+    def _offloads_what_is_kept(self) -> TrainSettings:
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError("activation_offload = true has no effect without activation_checkpointing = true: set it")
+        if self.optimizer.offload and self.num_processes > 1:
+            raise ValueError(
+                "optimizer.offload = true is for num_processes = 1: several have a part of the moments each"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.seeing import looking
 from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
-from rollfeed.training.packing import MicroBatch, TrainSequence
+from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
 from rollfeed.training.placed_pictures import pixels_of_rows
 from rollfeed.training.scoring import score_tokens, to_device
 
@@ -95,6 +95,53 @@ def enable_activation_checkpointing(model: Any) -> None:
             module.training = True
 
 
+def prepare_passes(policy: Policy, settings: TrainSettings) -> None:
+    """Have passes with a gradient keep what the settings say, and compute what is compiled.
+
+    Raises:
+        ConfigError: If the model knows no activation checkpointing.
+    """
+    if settings.activation_checkpointing:
+        enable_activation_checkpointing(policy.model)
+        policy.offloads = settings.activation_offload
+    if settings.compile:
+        lists = [each for each in policy.model.modules() if isinstance(each, torch.nn.ModuleList)]
+        for layer in max(lists, key=lambda each: sum(parameter.numel() for parameter in each.parameters()), default=()):
+            layer.compile(dynamic=True)  # once for all lengths
+
+
+def hold_linear_layers_as_computed(policy: Policy) -> None:
+    """Hold the linear layers of a policy that learns nothing in the type that its passes compute them in.
+
+    These would round them each time; half the memory then, and the same values to the bit. Where a few tokens say
+    otherwise, the layers stay as they are.
+    """
+    dtype, model = policy.autocast, policy.model
+    if dtype is None or policy.pictures is not None:  # the tokens would not go through what sees
+        return
+    spared = {id(model.get_input_embeddings().weight)}
+    if policy.head_dtype is not None:
+        spared.add(id(getattr(model.get_output_embeddings(), "weight", None)))
+    layers = [each for each in model.modules() if type(each) is torch.nn.Linear and id(each.weight) not in spared]
+    parameters = [each for layer in layers for each in layer.parameters()]
+    sequence = TrainSequence.of_tokens(np.arange(24, dtype=np.int32) % policy.vocab_size, prompt_length=1, number=0)
+
+    def logprobs() -> Tensor:
+        passes = pack_sequences([sequence], [sequence.mask_T], micro_batch_tokens=24, share_prompts=False)
+        return policy.score_each(passes)[0].logprobs_T
+
+    before, kept = logprobs(), [each.data for each in parameters]
+    for parameter in parameters:
+        parameter.data = parameter.data.to(dtype)
+    try:
+        is_same = torch.equal(logprobs(), before)
+    except RuntimeError:  # a layer that is computed outside of autocast has inputs of another type
+        is_same = False
+    if not is_same:
+        for parameter, data in zip(parameters, kept, strict=True):
+            parameter.data = data
+
+
 def freeze(model: Any, patterns: Sequence[str]) -> None:
     """Keep parameters from being trained whose names have a match of some pattern.
 
@@ -130,6 +177,7 @@ class Policy:
             where there are sampling masks; without them, rollout log-probabilities are larger than these.
         autocast: What the passes compute in; None leaves it to the weights.
         head_dtype: What the head's product is computed in; None leaves it to the passes.
+        head_shape: How the head goes on behind it, as another policy of the model found; by default it is tried.
         threads: Of the CPU; None leaves it to PyTorch.
         pictures: The model's processor of pictures; None where there are none.
     """
@@ -141,6 +189,7 @@ class Policy:
         temperature: float,
         autocast: torch.dtype | None = None,
         head_dtype: torch.dtype | None = None,
+        head_shape: HeadShape | None = None,
         threads: int | None = None,
         pictures: PictureProcessor | None = None,
     ) -> None:
@@ -149,11 +198,13 @@ class Policy:
         self.device: torch.device = next(model.parameters()).device
         self.vocab_size = vocab_size_of(model)
         self._temperature = temperature
-        self._autocast = autocast
-        self._head_dtype = head_dtype
+        self.autocast = autocast
+        self.head_dtype = head_dtype
         self._threads = threads
-        self._head_shape = self._find_head()
+        self.head_shape = head_shape or self._find_head()
         """How the head goes on behind its product; None where it cannot be computed by itself."""
+        self.offloads = False
+        """Whether what passes keep for the way back waits in the CPU's memory."""
 
     def score(self, micro_batch: MicroBatch, *, temperature: float | None = None, exact: bool = False) -> Scored:
         """Return log-probabilities and entropies of the trained tokens, ``(T,)`` each.
@@ -161,7 +212,7 @@ class Policy:
         ``temperature`` is another one than the policy's; ``exact`` computes in the type of the weights, whatever the
         passes of training compute in.
         """
-        autocast = None if exact else self._autocast
+        autocast = None if exact else self.autocast
         with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             rows_TX, head = self._pass(micro_batch)
         return Scored(
@@ -170,7 +221,7 @@ class Policy:
                 target_T=self._tensor(micro_batch.targets_T),
                 temperature=temperature or self._temperature,
                 head=head,
-                dtype=(None if exact else self._head_dtype or autocast) if head else None,
+                dtype=(None if exact else self.head_dtype or autocast) if head else None,
                 drawn_from=micro_batch.sampling_mask,
             )
         )
@@ -225,10 +276,10 @@ class Policy:
 
     def _pass(self, micro_batch: MicroBatch) -> tuple[Tensor, Head | None]:
         """Return what predicts the trained tokens, ``(T, D)``, and its head; or their logits ``(T, V)`` and None."""
-        shape, columns_T = self._head_shape, micro_batch.columns_T
+        shape, columns_T = self.head_shape, micro_batch.columns_T
         rows_T = self._tensor(micro_batch.rows_T)
         if shape is not None:
-            with hidden_states(self.model) as found:
+            with hidden_states(self.model) as found, self._keeping():
                 self._forward(micro_batch)
             place_T = rows_T * micro_batch.token_ids_BL.shape[1] + self._tensor(columns_T)
             rows_TD = found.hidden_BLD.flatten(0, 1).index_select(0, place_T)
@@ -238,6 +289,11 @@ class Policy:
         columns_K, kept_T = np.unique(columns_T, return_inverse=True)
         logits_BKV = self._forward(micro_batch, logits_to_keep=self._tensor(columns_K)).logits
         return logits_BKV[rows_T, self._tensor(kept_T)], None
+
+    def _keeping(self) -> AbstractContextManager[Any]:
+        if not self.offloads:
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=self.device.type == "cuda")  # type: ignore[no-untyped-call]
 
     def _forward(self, micro_batch: MicroBatch, **inputs: Any) -> Any:
         inputs |= {"input_ids": self._tensor(micro_batch.token_ids_BL), "use_cache": False}

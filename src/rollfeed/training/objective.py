@@ -31,11 +31,8 @@ from rollfeed.training.losses import (
 )
 from rollfeed.training.model import Scored
 from rollfeed.training.packing import MicroBatch
-<<<<<<< HEAD
-from rollfeed.training.scoring import to_device
-=======
 from rollfeed.training.ranks import Ranks
->>>>>>> 2365bf4 (Several processes of a host train one model together: FSDP2, with the losses, weights and checkpoints of one)
+from rollfeed.training.scoring import to_device
 
 _JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "count": torch.add,

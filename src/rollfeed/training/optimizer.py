@@ -14,6 +14,8 @@ from rollfeed.errors import CheckpointError
 from rollfeed.training.ranks import fill, total_norm
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_PART_ELEMENTS = 1 << 28
+"""Parameters whose moments are on the GPU at a time, where they are kept by the CPU."""
 
 
 class Optimizer:
@@ -69,8 +71,38 @@ class Optimizer:
                 torch._foreach_mul_(gradients, scale)
             for group in self._adamw.param_groups:
                 group["lr"] = self.learning_rate
-            self._adamw.step()
+            if self._settings.offload:
+                self._step_in_parts()
+            else:
+                self._adamw.step()
         return norm
+
+    def _step_in_parts(self) -> None:
+        """Update some parameters at a time, with their moments beside them for that time only."""
+        gradients = {each: each.grad for each in self._ordered if each.grad is not None}
+        self.forget_gradients()
+        parts: list[list[torch.nn.Parameter]] = [[]]
+        for parameter in gradients:
+            if sum(each.numel() for each in (*parts[-1], parameter)) > _PART_ELEMENTS:
+                parts.append([])
+            parts[-1].append(parameter)
+        for part in parts:
+            kept = {each: dict(self._adamw.state[each]) for each in part}
+            for parameter in part:
+                parameter.grad = gradients.pop(parameter)
+                for name in _MOMENTS if kept[parameter] else ():
+                    self._adamw.state[parameter][name] = kept[parameter][name].to(parameter.device, non_blocking=True)
+            self._adamw.step()  # parameters without a gradient are left alone
+            for parameter in part:
+                parameter.grad = None
+                for name in _MOMENTS:
+                    moment = self._adamw.state[parameter][name]
+                    own = kept[parameter].get(name)
+                    if own is None or own.device.type != "cpu":
+                        own = torch.empty_like(moment, device="cpu", pin_memory=moment.is_cuda)
+                    self._adamw.state[parameter][name] = own.copy_(moment, non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what the CPU has is whole when somebody reads it
 
     def forget_gradients(self) -> None:
         """Let the memory of the gradients go."""

@@ -32,9 +32,10 @@ from rollfeed.training.model import (
     Policy,
     choose_device,
     computing_options,
-    enable_activation_checkpointing,
     freeze,
+    hold_linear_layers_as_computed,
     load_policy_model,
+    prepare_passes,
 )
 from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, TrainReport, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
@@ -116,12 +117,13 @@ class Trainer:
         self._reference = load(reference or checkpoint) if settings.loss.kl_coefficient > 0 else None
         if self._reference is not None:
             self._reference.model.requires_grad_(False)
-        if settings.activation_checkpointing:
-            enable_activation_checkpointing(self._policy.model)
+            if ranks.size == 1:
+                hold_linear_layers_as_computed(self._reference)
+        prepare_passes(self._policy, settings)
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, checkpoint=checkpoint, settings=settings)
         self._shares_pictures: bool | None = None  # not tried
-        self.exact_policy = self._policy if ranks.size == 1 else self._spread(computes_in=autocast, **options)
+        self.exact_policy = self._policy if ranks.size == 1 else self._spread(**options)
         """The same model for passes in the type of its weights."""
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
@@ -132,13 +134,13 @@ class Trainer:
         device = self.device if self._ranks.size == 1 else torch.device("cpu")
         return Policy(load_policy_model(folder, device=device, trust_remote_code=trust_remote_code), **options)
 
-    def _spread(self, *, computes_in: torch.dtype | None, **options: Any) -> Policy:
+    def _spread(self, **options: Any) -> Policy:
         """Leave to each rank its part of the models; return a policy that computes with the trained one's weights."""
-        exact = Policy(empty_copy(self._policy.model), **options)
+        exact = Policy(empty_copy(self._policy.model), head_shape=self._policy.head_shape, **options)
         for buffer in exact.model.buffers():
             buffer.data = buffer.to(self.device)
         for policy in filter(None, (self._policy, self._reference)):
-            shard(policy.model, device=self.device, num_ranks=self._ranks.size, computes_in=computes_in)
+            shard(policy.model, device=self.device, num_ranks=self._ranks.size, computes_in=options["autocast"])
             policy.device = self.device
         exact.device = self.device
         return exact

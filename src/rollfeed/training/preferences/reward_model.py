@@ -35,7 +35,7 @@ class ScoringModel(Policy):
 
     def scores(self, micro_batch: MicroBatch) -> Tensor:
         """Return the scores of a micro-batch's texts, ``(T,)``."""
-        with torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             arrays = (micro_batch.token_ids_BL, micro_batch.rows_T, micro_batch.columns_T)
             return logits_at(self.model, *map(self._tensor, arrays))[:, 0].float()
 

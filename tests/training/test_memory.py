@@ -1,0 +1,96 @@
+"""What saves memory changes no number: moments and activations that wait elsewhere, a reference in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from rollfeed.config.train import TrainSettings
+from rollfeed.training import optimizer as optimizing
+from rollfeed.training.model import Policy, hold_linear_layers_as_computed, load_policy_model
+from rollfeed.training.packing import TrainSequence, pack_sequences
+from rollfeed.training.trainer import Trainer
+
+MakeTrainer = Callable[..., Trainer]
+CPU = torch.device("cpu")
+
+
+def weights_after(trainer: Trainer, batches: list[Any]) -> dict[str, torch.Tensor]:
+    for batch in batches:
+        trainer.train_step(batch)
+    return {name: tensor.clone() for name, tensor in trainer.state_dict().tensors.items()}
+
+
+def test_moments_that_the_cpu_keeps_make_the_same_updates(
+    make_trainer: MakeTrainer, batch_by_seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [batch_by_seed(seed) for seed in range(3)]
+    expected = weights_after(make_trainer(), batches)
+    monkeypatch.setattr(optimizing, "_PART_ELEMENTS", 10_000)  # several parts
+    trainer = make_trainer(optimizer={"learning_rate": 1e-2, "offload": True})
+    found = weights_after(trainer, batches[:2])
+    again = make_trainer(optimizer={"learning_rate": 1e-2, "offload": True})
+    again.load_state_dict(trainer.state_dict())
+    for each in (trainer, again):
+        found = weights_after(each, batches[2:])
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_activations_that_the_cpu_keeps_bring_the_same_gradient(make_trainer: MakeTrainer, batch_by_seed) -> None:
+    batches = [batch_by_seed(seed) for seed in range(2)]
+    plain = weights_after(make_trainer(activation_checkpointing=True), batches)
+    offloading = make_trainer(activation_checkpointing=True, activation_offload=True)
+    assert offloading.policy.offloads
+    found = weights_after(offloading, batches)
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+    with pytest.raises(ValidationError, match="no effect without activation_checkpointing"):
+        TrainSettings(activation_offload=True)
+
+
+def test_a_reference_in_bf16_passes_is_held_in_bf16_and_says_the_same(tiny_checkpoint: Path) -> None:
+    policy = Policy(load_policy_model(tiny_checkpoint, device=CPU), temperature=1.0, autocast=torch.bfloat16)
+    ids = np.arange(40, dtype=np.int32)
+    sequence = TrainSequence.of_tokens(ids, prompt_length=1, number=0)
+    passes = pack_sequences([sequence], [sequence.mask_T], micro_batch_tokens=64, share_prompts=False)
+    before = policy.score_each(passes)[0]
+    hold_linear_layers_as_computed(policy)
+    types = {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
+    assert {name for name, dtype in types.items() if dtype is torch.bfloat16} == {
+        name for name in types if "_proj." in name  # not the embedding, which the head is tied to, nor norms
+    }
+    assert all(torch.equal(*each) for each in zip(policy.score_each(passes)[0], before, strict=True))
+
+
+class Sensitive(torch.nn.Module):
+    """A layer that is computed in the type of its weights, as routers are."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.linear(hidden.to(self.linear.weight.dtype))
+
+
+def test_a_reference_that_would_say_something_else_stays_as_it_is(tiny_checkpoint: Path) -> None:
+    policy = Policy(load_policy_model(tiny_checkpoint, device=CPU), temperature=1.0, autocast=torch.bfloat16)
+    mlp = policy.model.model.layers[0].mlp
+    mlp.up_proj = Sensitive(mlp.up_proj)
+    hold_linear_layers_as_computed(policy)
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+
+
+def test_compiled_layers_are_those_of_the_decoder(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[torch.nn.Module, Any]] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
+    trainer = make_trainer(compile=True)
+    assert [module for module, _ in compiled] == list(trainer.policy.model.model.layers)
+    assert all(options == {"dynamic": True} for _, options in compiled)
