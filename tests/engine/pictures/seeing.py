@@ -35,7 +35,7 @@ def uri(content: bytes) -> str:
 
 
 class Tampering:
-    """Stands in front of a server, changes bodies of ``/generate`` and replies, and keeps what it was sent."""
+    """Stands in front of a server, changes bodies of ``.../generate`` and replies, and keeps what it was sent."""
 
     def __init__(self, address: str) -> None:
         self.server = address
@@ -48,7 +48,7 @@ class Tampering:
 
     async def handle(self, request: web.Request) -> web.Response:
         content = await request.read()
-        is_generate = request.path == "/generate"
+        is_generate = request.path.endswith("/generate")
         if is_generate:
             body = json.loads(content)
             self.bodies.append(json.loads(content))
@@ -62,7 +62,7 @@ class Tampering:
             session.request(request.method, self.server + request.path_qs, data=content, headers=headers) as reply,
         ):
             told = await reply.read()
-            if is_generate and reply.status == 200:
+            if is_generate and reply.status == 200 and reply.content_type == "application/json":
                 changed = json.loads(told)
                 self.change_reply(changed)
                 told = json.dumps(changed).encode()

@@ -1,17 +1,22 @@
 """Lets SGLang start where packages are missing that it imports and, as the tests start it, never uses.
 
 Python imports this module by itself when its folder is on ``PYTHONPATH``. Modules that are installed are left alone.
+``STAND_INS`` names others instead, for vLLM: these can be imported, and transformers, which would use them, is told
+that they are not there.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+ASKED_FOR = os.environ.get("STAND_INS", "").split()
 NOT_NEEDED = frozenset(
-    (
+    ASKED_FOR
+    or (
         *("IPython", "flashinfer", "jsonschema", "loguru", "modelscope", "opentelemetry", "soundfile"),
         *("torchaudio", "torchvision", "xgrammar"),
     )
@@ -21,6 +26,15 @@ TRULY_ABSENT = frozenset({"flashinfer.norm"})  # is asked for to choose between 
 
 def _is_python_own(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
+
+
+def _is_transformers_looking() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_is_package_available":
+            return True
+    return False
 
 
 class Anything:
@@ -77,6 +91,8 @@ class EmptyModules:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         del path, target
         if name in TRULY_ABSENT or name.partition(".")[0] not in NOT_NEEDED:
+            return None
+        if ASKED_FOR and _is_transformers_looking():
             return None
         return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ from rollfeed.types import Picture, PlaceholderRange
 _T = TypeVar("_T")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _NOT_PIXELS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_VIDEOS = "video_processor"
 _CACHED_BYTES = 256 << 20
 _MARKS = ("boi_token", "image_token")
 """Attributes that hold what stands for a picture in a text, first of models that have another in their tokens."""
@@ -186,14 +187,28 @@ def _load(folder: Path, *, trust_remote_code: bool) -> Any:
     try:
         from transformers import AutoProcessor
 
-        processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
-            folder, local_files_only=True, trust_remote_code=trust_remote_code, backend="pil"
-        )
+        given = {"local_files_only": True, "trust_remote_code": trust_remote_code, "backend": "pil"}
+        try:
+            processor = AutoProcessor.from_pretrained(folder, **given)  # type: ignore[no-untyped-call]
+        except ImportError:  # of what takes videos, of which there is none for Pillow: frames are pictures here
+            processor = _without_videos(folder).from_pretrained(folder, **given)
     except Exception as error:  # a processor is a program of somebody else's
         raise CheckpointError(f"{folder}: its processor of pictures cannot be loaded: {in_one_line(error)}") from error
     if getattr(processor, "image_processor", None) is None:
         raise CheckpointError(f"{folder}: its processor takes no pictures")
     return processor
+
+
+def _without_videos(folder: Path) -> Any:
+    """Return the class of a model's processor, without the part that takes videos."""
+    from transformers import AutoConfig
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    kind: Any = PROCESSOR_MAPPING[type(AutoConfig.from_pretrained(folder, local_files_only=True))]
+    *parts, last = kind.get_attributes()
+    if last != _VIDEOS:
+        raise ValueError(f"{kind.__name__} needs torchvision")
+    return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: parts)})
 
 
 def _mark(processor: Any, folder: Path) -> tuple[str, int]:
