@@ -38,7 +38,8 @@ async def serve_gateway(
 ) -> AsyncIterator[str]:
     """Serve a gateway while the block runs; give its address.
 
-    Sessions are kept in ``folder``, in memory without it. ``token`` is what operators need; empty where they need none.
+    Sessions and their pictures are kept in ``folder``; without it sessions in memory, and of pictures the last.
+    ``token`` is what operators need; empty where they need none.
 
     Raises:
         ConfigError: If they cannot be kept there, or the address cannot be listened on.
@@ -50,6 +51,7 @@ async def serve_gateway(
     from rollfeed.gateway.sessions import Sessions
 
     journal = SessionJournal() if folder is None else FolderJournal(folder)
+    endpoint.keep_pictures(None if folder is None else folder / "pictures")
     try:
         sessions = Sessions(policy, endpoint, caps=caps, max_sessions=max_sessions, journal=journal)
         application = GatewayServer(sessions, token=token).application()

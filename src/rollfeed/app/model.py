@@ -29,7 +29,7 @@ from rollfeed.model_files import find_config
 from rollfeed.plugins import load_factory
 from rollfeed.prompts import load_tokenizer
 from rollfeed.prompts.pictures import ModelPictures, PictureLoader, takes_pictures
-from rollfeed.prompts.pictures.picture_folder import PictureFolder
+from rollfeed.prompts.pictures.picture_folder import SERVED_BYTES, PictureFolder
 from rollfeed.protocols import (
     Engine,
     PictureInput,
@@ -296,6 +296,18 @@ class Endpoint:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._model.tokenizer
+
+    @property
+    def picture_input(self) -> PictureInput | None:
+        """The way of pictures into prompts; None where the model takes none."""
+        return self._model.picture_input if self._model.pictures is not None else None
+
+    def keep_pictures(self, folder: Path | None) -> None:
+        """Keep pictures that clients show from now on in a folder, without one the last of them."""
+        if folder is None:
+            self._model.store.max_temporary_bytes = SERVED_BYTES
+        else:
+            self._model.store.open(folder)
 
     @property
     def policy_version(self) -> int:

@@ -11,6 +11,9 @@ from rollfeed.chat_apis.asked import Asked, ToolChoice
 from rollfeed.chat_apis.chat_api import ReplyEvents, event, pieces
 from rollfeed.chat_apis.reading import (
     Fields,
+    content_of,
+    content_of_parts,
+    part_or_picture,
     part_text,
     read_sampling,
     read_tool_choice,
@@ -20,6 +23,7 @@ from rollfeed.chat_apis.reading import (
     tool_definition,
 )
 from rollfeed.chat_apis.said import Finish, Said, TokenLogprob
+from rollfeed.types.text import text_of
 
 _HARMLESS = frozenset(
     {
@@ -253,20 +257,30 @@ def _messages(given: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 def _asked(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
+    pieces: list[str | dict[str, Any]] = []
+    """Of the user's message that is under way."""
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
         if block.get("type") == "tool_result":
-            text = text_of_parts(block.get("content"), f"{at}.content", between="\n")
-            if block.get("is_error") is True and not text.lower().startswith(("error", "<tool_use_error")):
-                text = f"Error: {text}"
-            messages.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id") or "")})
-            continue
-        text = part_text(block, at)
-        if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += f"\n{text}"
+            messages += _as_users(pieces)
+            messages.append(_tool_result(block, at))
+            pieces = []
         else:
-            messages.append({"role": "user", "content": text})
+            pieces.append(part_or_picture(block, at))
+    messages += _as_users(pieces)
     return messages or [{"role": "user", "content": ""}]
+
+
+def _as_users(pieces: Sequence[str | dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content_of(pieces, between="\n")}] if pieces else []
+
+
+def _tool_result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    content = content_of_parts(block.get("content"), f"{where}.content", between="\n")
+    text = text_of(content)
+    if block.get("is_error") is True and not text.lower().startswith(("error", "<tool_use_error")):
+        content = f"Error: {text}" if isinstance(content, str) else [{"type": "text", "text": "Error: "}, *content]
+    return {"role": "tool", "content": content, "tool_call_id": str(block.get("tool_use_id") or "")}
 
 
 def _said(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:

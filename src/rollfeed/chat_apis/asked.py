@@ -10,6 +10,7 @@ from typing import Any
 from rollfeed.base.sglang_wire import CHARACTERS_OF_A_TOKEN
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.types import Message, SamplingParams
+from rollfeed.types.text import text_of
 
 _LONGEST_HEADER = 1_000
 
@@ -29,7 +30,8 @@ class Asked:
     model: str
     """Empty where the body names none."""
     messages: tuple[Message, ...]
-    """As chat templates take them: role (system, user, assistant, tool), content as one text, and where there are any
+    """As chat templates take them: role (system, user, assistant, tool), content as one text, or where it has pictures
+    as parts (``{"type": "image", "image": URL or data URI}`` until they are loaded), and where there are any
     ``tool_calls`` (``{"id", "type": "function", "function": {"name", "arguments"}}``, arguments as an object, or as a
     text that is none), ``tool_call_id``, ``name``, ``reasoning_content``. Nothing else."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -78,7 +80,7 @@ class Asked:
 
     def check_length(self, context_length: int) -> None:
         """Refuse texts that no context has room for, before they are tokenised. Raises ApiError for such."""
-        size = sum(len(content) for each in self.messages if isinstance(content := each.get("content"), str))
+        size = sum(len(text_of(each.get("content"))) for each in self.messages)
         if size > CHARACTERS_OF_A_TOKEN * context_length:
             raise ApiError.too_long(size // CHARACTERS_OF_A_TOKEN, context_length)
 

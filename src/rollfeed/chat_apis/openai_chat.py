@@ -11,6 +11,7 @@ from rollfeed.chat_apis.asked import Asked
 from rollfeed.chat_apis.chat_api import COMMENT, ReplyEvents, event, pieces
 from rollfeed.chat_apis.reading import (
     Fields,
+    content_of_parts,
     read_sampling,
     read_tool_choice,
     text_of_parts,
@@ -207,7 +208,8 @@ def _message(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ApiError(f"{where} has no content", param=f"{where}.content")
     content = given.get("content")
     if not isinstance(content, str):
-        content = text_of_parts(content, f"{where}.content")
+        read = content_of_parts if role in ("user", "tool") else text_of_parts
+        content = read(content, f"{where}.content")
     message: dict[str, Any] = {"role": role, "content": content}
     for name, ours in _KEPT:
         if value := given.get(name):

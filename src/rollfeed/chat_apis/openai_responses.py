@@ -13,6 +13,7 @@ from rollfeed.chat_apis.chat_api import ReplyEvents
 from rollfeed.chat_apis.openai_chat import HARMLESS, ROLES, not_done, num_tops, openai_error
 from rollfeed.chat_apis.reading import (
     Fields,
+    content_of_parts,
     read_sampling,
     read_tool_choice,
     system_first,
@@ -155,8 +156,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             turn.setdefault("tool_calls", []).append(call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             turn = None
-            text = text_of_parts(item.get("output"), f"{where}.output", between="\n")
-            messages.append({"role": "tool", "content": text, "tool_call_id": str(item.get("call_id") or "")})
+            content = content_of_parts(item.get("output"), f"{where}.output", between="\n")
+            messages.append({"role": "tool", "content": content, "tool_call_id": str(item.get("call_id") or "")})
         else:
             raise ApiError(f"{where} is of type {kind!s:.80}, which is not supported here", param=where)
     return [message for message in messages if message != {"role": "assistant", "content": ""}]
@@ -166,7 +167,8 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = ROLES.get(item["role"]) if isinstance(item.get("role"), str) else None
     if role in (None, "tool"):
         raise ApiError(f"{where}.role must be user, assistant, system or developer", param=f"{where}.role")
-    return {"role": role, "content": text_of_parts(item.get("content"), f"{where}.content", between="\n")}
+    read = content_of_parts if role == "user" else text_of_parts
+    return {"role": role, "content": read(item.get("content"), f"{where}.content", between="\n")}
 
 
 def _thought(item: Mapping[str, Any], where: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.chat_apis.asked import ToolChoice
 from rollfeed.conversations import read_json
+from rollfeed.conversations.picture_places import IMAGE_TYPES
 from rollfeed.types.text import well_formed_json
 
 LARGEST_INT32 = 2**31 - 1
@@ -15,6 +16,7 @@ MOST_MESSAGES = 100_000
 _MOST_STOPS, _LONGEST_STOP = 64, 1_000
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _MEDIA = ("image", "audio", "file", "video", "document")
+_FETCHED = ("data:", "http://", "https://")
 
 _FURTHER: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
@@ -125,9 +127,62 @@ def text_of_parts(content: Any, where: str, *, between: str = "") -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
+    return between.join(part_text(part, at) for at, part in _parts(content, where))
+
+
+def content_of_parts(content: Any, where: str, *, between: str = "") -> str | list[dict[str, Any]]:
+    """Return a content as :func:`text_of_parts`, or where it has pictures as :func:`content_of`.
+
+    Raises:
+        ApiError: If a part is neither text nor a picture.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return content_of([part_or_picture(part, at) for at, part in _parts(content, where)], between=between)
+
+
+def content_of(pieces: Sequence[str | dict[str, Any]], *, between: str) -> str | list[dict[str, Any]]:
+    """Return texts and pictures as one text, or as parts for a chat template where there are pictures."""
+    parts: list[dict[str, Any]] = []
+    for piece in pieces:
+        if not isinstance(piece, str):
+            parts.append(piece)
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += between + piece
+        else:
+            parts.append({"type": "text", "text": piece})
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return parts[0]["text"] if parts else ""
+
+
+def part_or_picture(part: Any, where: str) -> str | dict[str, Any]:
+    """Return the text of a part of a content, or ``{"type": "image", "image": URL or data URI}``.
+
+    Raises:
+        ApiError: If it is neither.
+    """
+    if not isinstance(part, dict) or part.get("type") not in IMAGE_TYPES:
+        return part_text(part, where)
+    held = next((part[name] for name in ("image_url", "source", "image") if part.get(name) is not None), None)
+    if isinstance(held, dict) and held.get("type") == "base64":
+        held = f"data:{held.get('media_type')};base64,{held.get('data')}"
+    elif isinstance(held, dict):
+        held = held.get("url")
+    if not isinstance(held, str) or not held.startswith(_FETCHED):
+        raise ApiError(
+            f"{where} is a picture without a URL (http, https) or its bytes (a data URI, or base64); files are not "
+            "kept here",
+            param=where,
+        )
+    return {"type": "image", "image": held}
+
+
+def _parts(content: Any, where: str) -> list[tuple[str, Any]]:
+    """Return the parts of a content, each with its place."""
     if not isinstance(content, list):
         raise ApiError(f"{where} must be a text or a list of parts", param=where)
-    return between.join(part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return [(f"{where}[{index}]", part) for index, part in enumerate(content)]
 
 
 def part_text(part: Any, where: str) -> str:
@@ -142,7 +197,9 @@ def part_text(part: Any, where: str) -> str:
         return text or ""
     if any(name in str(kind) for name in _MEDIA):
         raise ApiError(
-            f"{where} is of type {kind!s:.80}: images and audio are not supported, the model reads text", param=where
+            f"{where} is of type {kind!s:.80}, which is not supported: pictures may be in messages of users and "
+            "results of tools, audio, videos and documents nowhere",
+            param=where,
         )
     raise ApiError(f"{where} is of type {kind!s:.80}, which is not supported: parts may hold text", param=where)
 

@@ -72,7 +72,8 @@ def register(actions: Parsers) -> None:
         "engine",
         run,
         help="serve the embedded engine, to clients of SGLang, OpenAI and Anthropic",
-        description="Serve the embedded engine with SGLang's endpoints, OpenAI's and Anthropic's.",
+        description="Serve the embedded engine with SGLang's endpoints, OpenAI's and Anthropic's. Pictures of requests "
+        "stay in a temporary folder, 1 GiB at most: what was not wanted for longest leaves.",
         epilog="example: rollfeed serve engine --model smollm2-135m-instruct --port 30000",
     )
     engine.add_argument(
@@ -207,9 +208,11 @@ def _prepare(
             f"the embedded engine needs {error.name}, which is not installed: pip install 'rollfeed[local]'"
         ) from None
     from rollfeed.model_files import read_config
+    from rollfeed.prompts.pictures.picture_folder import SERVED_BYTES
     from rollfeed.weights.transports.delta import DeltaReceiver
 
     model = load_model(options.model)
+    model.store.max_temporary_bytes = SERVED_BYTES
     config = read_config(model.checkpoint)
     engine = create_local_engine(
         checkpoint=model.checkpoint,

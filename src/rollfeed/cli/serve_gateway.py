@@ -107,6 +107,7 @@ async def _serve(arguments: argparse.Namespace, token: str) -> int:
         models=names,
         matching=Matching(arguments.matching),
         rewritten=RewrittenTurns(arguments.rewritten_turns),
+        picture_input=endpoint.picture_input,
     )
     caps = Caps(
         max_turns=arguments.max_turns,

@@ -17,7 +17,8 @@ class AgentSettings(Section, resume=Resume.ANSWERS):
     command: tuple[str, ...] = Field(default=(), strict=False)
     """A program that does one, with its arguments; those that name a file beside the settings file are replaced by its
     path. It runs in an empty folder, finds the gateway in `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`,
-    `ANTHROPIC_API_KEY` and `ROLLFEED_MODEL`, and the question as JSON in `ROLLFEED_QUESTION` and on standard input.
+    `ANTHROPIC_API_KEY` and `ROLLFEED_MODEL`, and the question as JSON on standard input and, unless it is longer than
+    100 kB, as with pictures, in `ROLLFEED_QUESTION`.
     """
     metadata_keys: tuple[str, ...] = Field(default=(), strict=False)
     """What the agent is told of the prompt's metadata; labels and answers are not for it."""

@@ -38,6 +38,29 @@ def with_marks(content: Any, mark: str) -> str:
     return "".join(mark if part == _PART else text_of([part]) for part in content)
 
 
+def showing(messages: Sequence[Message], uris: Sequence[str]) -> tuple[Message, ...]:
+    """Return messages whose parts that are pictures have these, in the form of OpenAI's chat completions."""
+    waiting = iter(uris)
+
+    def shown(part: Any) -> Any:
+        return {"type": "image_url", "image_url": {"url": next(waiting)}} if part == _PART else part
+
+    return tuple(
+        {**message, "content": [shown(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list | tuple)
+        else message
+        for message in messages
+    )
+
+
+def joined_contents(*contents: Any) -> Any:
+    """Return contents one behind the other: a text where all of them are, else their parts."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(contents)
+    parts = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents)
+    return [part for each in parts for part in each if part.get("text") != ""]
+
+
 class Placing:
     """Hands out the pictures of a question, in order, wherever its content has a place for one.
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
 
+from rollfeed.conversations.picture_places import joined_contents
 from rollfeed.conversations.written_calls import Call, SaidTurn, call_id, read_turn
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import CallFormat, Tokenizer
 from rollfeed.types import Message
+from rollfeed.types.text import text_of
 
 _MARK, _ANSWER = "rollfeedmark", "rollfeedanswer"
 _DEFINITION = {
@@ -97,9 +99,11 @@ class CallSyntax:
                 others = {name: value for name, value in message.items() if name != "tool_calls"}
                 told.append({**others, "content": "\n".join([text for text in (message["content"],) if text] + calls)})
             elif message["role"] == "tool" and not takes_results:
-                shown = f"<tool_response>\n{message['content']}\n</tool_response>"
-                if told and told[-1]["role"] == "user" and told[-1]["content"].endswith("</tool_response>"):
-                    shown = f"{told.pop()['content']}\n{shown}"
+                before = ""
+                if told and told[-1]["role"] == "user" and text_of(told[-1]["content"]).endswith("</tool_response>"):
+                    before = told.pop()["content"]
+                opening = "\n<tool_response>\n" if before else "<tool_response>\n"
+                shown = joined_contents(before, opening, message["content"], "\n</tool_response>")
                 told.append({"role": "user", "content": shown})
             else:
                 told.append(message)

@@ -112,7 +112,7 @@ class GatewayServer:
     async def _count_tokens(self, request: web.Request) -> web.Response:
         session = self._sessions.of_key(_key_of(request))
         asked = _ANTHROPIC.read_count(await _decoded(await self._read(request, session)))
-        return _json(_ANTHROPIC.count(session.num_prompt_tokens(asked)))
+        return _json(_ANTHROPIC.count(await session.num_prompt_tokens(asked)))
 
     async def _stream(
         self, api: ChatApi, request: web.Request, session: Session, wanted: AgentRequest, headers: Mapping[str, str]

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rollfeed.chat_apis.shown_pictures import text_with_hashes
 from rollfeed.protocols import Matching
 from rollfeed.types import Message
 from rollfeed.types.text import text_of
@@ -87,7 +88,7 @@ def _alike(message: Message, matching: Matching) -> bytes:
         return _encoder.encode({key: value for key, value in message.items() if value is not None})
     role, content = message["role"], text_of(message.get("content"))
     if role != "assistant":
-        return _encoder.encode((role, content.strip()))
+        return _encoder.encode((role, text_with_hashes(message).strip()))
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     return _encoder.encode((role, _apart(content)[1].strip(), calls))
 

@@ -25,13 +25,14 @@ from rollfeed.base.importing import is_async
 from rollfeed.base.serving import serve_application
 from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.config.agent import AgentSettings
+from rollfeed.conversations.picture_places import showing
 from rollfeed.errors import AgentError
 from rollfeed.faults import describe
 from rollfeed.gateway.gateway_server import GatewayServer, addresses
 from rollfeed.gateway.policy import Caps, ServedPolicy
 from rollfeed.gateway.session import MAX_SECONDS, Session
 from rollfeed.gateway.sessions import Sessions
-from rollfeed.protocols import AgentFn, AgentTask, RolloutRequest, Services
+from rollfeed.protocols import AgentFn, AgentTask, PictureProcessor, RolloutRequest, Services
 from rollfeed.sample_builder import SampleBuilder
 from rollfeed.types import Sample, SampleStatus
 from rollfeed.types.text import text_of
@@ -39,6 +40,8 @@ from rollfeed.types.text import text_of
 ENDED_BY = "ended_by"
 """Key of a sample's metadata: the bound at which a call of the agent was refused."""
 _TAIL_LINES = 20
+_LONGEST_VARIABLE = 100_000
+"""Bytes, nearly what Linux takes; a question with pictures is longer, and comes by stdin alone."""
 _DYING_SECONDS = 5.0
 
 
@@ -76,11 +79,14 @@ class AgentPlayer:
             samples: list[Sample] = []
             try:
                 async with self._running or nullcontext():
-                    await self._play(self._task(request, opened.key), session)
+                    seeing = services.picture_input
+                    await self._play(self._task(request, opened.key, seeing and seeing.pictures), session)
             except AgentError as error:
                 failure = error
             finally:
                 samples = await sessions.end_for(opened, request)
+            if session.mismatch is not None:
+                raise session.mismatch
             if session.was_aborted.is_set():
                 return _aborted(samples, request)
             if failure is not None and (session.ended_by in (None, MAX_SECONDS) or not samples):
@@ -116,12 +122,13 @@ class AgentPlayer:
     async def _run(self, task: AgentTask) -> None:
         """Run the command to its end; whatever it has started ends with it."""
         question = msgspec.json.encode(_question(task)).decode()
+        question_by_name = {"ROLLFEED_QUESTION": question} if len(question) < _LONGEST_VARIABLE else {}
         with tempfile.TemporaryDirectory(prefix="rollfeed-agent-", ignore_cleanup_errors=True) as folder:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *_ends_with_us(self._settings.command),
                     cwd=folder,
-                    env={**os.environ, **_environment(task), "ROLLFEED_QUESTION": question},
+                    env={**os.environ, **_environment(task), **question_by_name},
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -141,9 +148,11 @@ class AgentPlayer:
         if code:
             raise AgentError(f"the agent ended with code {code}: {' '.join(said)[-500:] or 'it said nothing'}")
 
-    def _task(self, request: RolloutRequest, key: str) -> AgentTask:
+    def _task(self, request: RolloutRequest, key: str, processor: PictureProcessor | None) -> AgentTask:
         prompt = request.prompt
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        if prompt.images and processor is not None:
+            messages = showing(messages, [processor.data_uri(picture) for picture in prompt.images])
         told = addresses(self._address, key)
         return AgentTask(
             text=text_of(messages[-1].get("content")),
@@ -165,6 +174,7 @@ class AgentPlayer:
             takes_sampling=False,
             matching=settings.matching,
             rewritten=services.rewritten_turns,
+            picture_input=services.picture_input,
         )
         caps = Caps(
             max_turns=settings.max_turns,

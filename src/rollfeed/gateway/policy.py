@@ -12,7 +12,7 @@ import numpy as np
 from rollfeed.chat_apis import ApiError, Asked, ErrorKind
 from rollfeed.conversations import CallSyntax, Dialogue, TextPieces, call_syntax
 from rollfeed.gateway.histories import digest_of
-from rollfeed.protocols import CallFormat, Matching, RewrittenTurns, Tokenizer
+from rollfeed.protocols import CallFormat, Matching, PictureInput, RewrittenTurns, Tokenizer
 from rollfeed.types import Completion, SamplingMask, SamplingParams, joined_spans
 
 _MOST_DIALOGUES = 256
@@ -46,6 +46,8 @@ class ServedPolicy:
     """Whether requests choose how they are sampled; otherwise they choose where turns end, and no more."""
     matching: Matching = Matching.LENIENT
     rewritten: RewrittenTurns = RewrittenTurns.FORK
+    picture_input: PictureInput | None = None
+    """The way of pictures into its prompts; None where it takes none."""
 
     def params_for(self, asked: Asked, *, most: int) -> SamplingParams:
         """Return how a request is sampled, in at most so many tokens.

@@ -15,7 +15,7 @@ import numpy as np
 from rollfeed.gateway.turn_tree import Turn
 from rollfeed.protocols import STOPPED_AT, RolloutRequest
 from rollfeed.sample_builder import STATUS_OF, SampleBuilder
-from rollfeed.types import Sample
+from rollfeed.types import Picture, Sample
 
 
 class Sifted(NamedTuple):
@@ -65,12 +65,15 @@ def samples_of(turns: Sequence[Turn], request: RolloutRequest, metadata: Mapping
 
 def _sample(path: Sequence[Turn], request: RolloutRequest, metadata: Mapping[str, Any]) -> Sample:
     context_ids = path[0].context_ids()
-    is_prompt = np.array_equal(context_ids, request.prompt.token_ids)
-    builder = SampleBuilder(replace(request, partial=None), context_ids=None if is_prompt else context_ids)
+    images, asked = path[0].context_images(), request.prompt
+    is_prompt = np.array_equal(context_ids, asked.token_ids) and _hashes(images) == _hashes(asked.images)
+    builder = SampleBuilder(
+        replace(request, partial=None), context_ids=None if is_prompt else context_ids, context_images=images
+    )
     version = 0
     for place, turn in enumerate(path):
         if place:
-            builder.append_inserted(turn.context, policy_version=version)
+            builder.append_inserted(turn.context, policy_version=version, images=turn.images)
         builder.append_completion(turn.completion)
         if turn.completion.version_spans:
             version = turn.completion.version_spans[-1].policy_version
@@ -79,6 +82,10 @@ def _sample(path: Sequence[Turn], request: RolloutRequest, metadata: Mapping[str
     stop = last.finish_reason.matched
     stopped = {STOPPED_AT: stop} if isinstance(stop, str) else {}
     return replace(sample, metadata={**sample.metadata, **metadata, **stopped})
+
+
+def _hashes(images: Iterable[Picture]) -> list[str]:
+    return [picture.content_hash for picture in images]
 
 
 def _number(turn: Turn) -> int:

@@ -14,8 +14,9 @@ import numpy as np
 
 from rollfeed.base.waiting import all_at_once
 from rollfeed.chat_apis import ApiError, Asked, ErrorKind, Said, opens_thought, said_of
+from rollfeed.chat_apis.shown_pictures import load_pictures
 from rollfeed.conversations import Dialogue
-from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
+from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError, PictureMismatchError
 from rollfeed.gateway.histories import History, read_history
 from rollfeed.gateway.policy import Caps, Dialogues, ServedPolicy, joined, refused
 from rollfeed.gateway.replies import AgentReply, AgentRequest, Replies
@@ -58,12 +59,15 @@ class Session:
         self.session_id = session_id
         self.caps = caps
         self.opened = opened
-        self.tree = TurnTree(matching=policy.matching, rewritten=policy.rewritten)
+        processor = None if policy.picture_input is None else policy.picture_input.pictures
+        self.tree = TurnTree(matching=policy.matching, rewritten=policy.rewritten, processor=processor)
         self.ended_by: str | None = None
         """The bound at which a request was refused."""
         self.num_tokens = 0
         """Sampled so far."""
         self.was_aborted = asyncio.Event()
+        self.mismatch: PictureMismatchError | None = None
+        """What ends the run: a picture that the engine has not seen as it was sent."""
         self._policy = policy
         self._endpoint = endpoint
         self._dialogues = dialogues
@@ -181,7 +185,7 @@ class Session:
         return dialogue.check(turn.place)
 
     async def _answer(self, request: AgentRequest) -> AgentReply:
-        asked = self._whole(request.asked)
+        asked = self._whole(await self._loaded(request.asked))
         history, dialogue = self._read(asked)
         if (again := self._recorded_answer(history.digest.hex(), asked.num_choices)) is not None:
             self._totals.counts["replayed_requests"] += 1
@@ -213,9 +217,16 @@ class Session:
             completions = await all_at_once(sample(choice=choice) for choice in range(asked.num_choices))
         return self._record(asked, opening, completions, about)
 
-    def num_prompt_tokens(self, asked: Asked) -> int:
+    async def num_prompt_tokens(self, asked: Asked) -> int:
         """Return how many tokens the policy would be sent. Raises ApiError if it cannot be asked."""
+        asked = await self._loaded(asked)
         return len(self._open(asked, *self._read(asked)).token_ids)
+
+    async def _loaded(self, asked: Asked) -> Asked:
+        """Return a request whose pictures are kept, and known by their hashes."""
+        messages, pictures = await load_pictures(asked.messages, self._policy.picture_input)
+        self.tree.pictures.update((picture.content_hash, picture) for picture in pictures)
+        return replace(asked, messages=messages)
 
     def _read(self, asked: Asked) -> tuple[History, Dialogue]:
         if asked.model and self._policy.models and asked.model not in self._policy.models:
@@ -285,7 +296,13 @@ class Session:
         request_id = f"turn{number}-choice{choice}-{self._name}"
         try:
             with belonging(session=f"session{self.session_id}"):
-                completion = await self._endpoint.generate(token_ids, params, request_id=request_id)
+                completion = await self._endpoint.generate(
+                    token_ids, params, request_id=request_id, images=opening.all_images()
+                )
+        except PictureMismatchError as error:
+            self.mismatch = error
+            self.was_aborted.set()
+            raise ApiError(f"the engine has seen other pictures: {error}", kind=ErrorKind.API_ERROR) from error
         except EngineUnavailableError as error:
             raise ApiError(f"the engine cannot answer: {error}", kind=ErrorKind.OVERLOADED) from error
         except EngineProtocolError as error:

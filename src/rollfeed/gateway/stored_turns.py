@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from rollfeed.conversations import TurnPlace
 from rollfeed.gateway.turn_tree import Turn
-from rollfeed.types import Replied
+from rollfeed.types import Picture, Replied
 
 _PLAIN = ("goes_on", "told", "follows", "num_messages", "message", "about")
 _DIGESTS = ("history", "digest", "alone")
@@ -29,6 +31,7 @@ def record_of(turn: Turn) -> Replied:
             "follows": place.before is not None,
         },
         **{name: getattr(turn, name).hex() for name in _DIGESTS},
+        **({"images": msgspec.to_builtins(turn.images)} if turn.images else {}),
     }
     parent = None if turn.parent is None else turn.parent.number
     return Replied(turn.number, parent, turn.context, turn.completion, about)
@@ -45,5 +48,11 @@ def turn_of(record: Replied, turns: Mapping[int, Turn]) -> Turn | None:
     place = TurnPlace(before, **{**kept, "messages": tuple(kept["messages"]), "kinds": frozenset(kept["kinds"])})
     fields = {name: about[name] for name in _PLAIN} | {name: bytes.fromhex(about[name]) for name in _DIGESTS}
     return Turn(
-        number=record.number, parent=parent, context=record.context, place=place, completion=record.completion, **fields
+        number=record.number,
+        parent=parent,
+        context=record.context,
+        place=place,
+        completion=record.completion,
+        images=msgspec.convert(about.get("images", ()), tuple[Picture, ...]),
+        **fields,
     )

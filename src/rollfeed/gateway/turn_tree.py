@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollfeed.chat_apis.shown_pictures import hashes_in
 from rollfeed.conversations import Dialogue, TurnPlace
+from rollfeed.errors import ConfigError
 from rollfeed.gateway.histories import History, thoughts_fit
-from rollfeed.protocols import Matching, RewrittenTurns
-from rollfeed.types import Completion, Message
+from rollfeed.protocols import Matching, PictureProcessor, RewrittenTurns
+from rollfeed.types import Completion, Message, Picture
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class Turn:
     message: Message
     """As it was returned."""
     completion: Completion
+    images: tuple[Picture, ...] = ()
+    """Those that have their places in the context."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What it takes to answer the same request again; JSON values."""
     num_followers: int = 0
@@ -66,6 +70,11 @@ class Turn:
             turn = turn.parent
         pieces += [[turn.message], turn.told]
         return [message for piece in reversed(pieces) for message in piece]
+
+    def context_images(self) -> tuple[Picture, ...]:
+        """Return the pictures that have their places in all that was sent for it."""
+        before = self.token_parent
+        return self.images if before is None else (*before.context_images(), *self.images)
 
     def context_ids(self) -> NDArray[np.int32]:
         """Return all tokens that were sent for it, ``(P,)``."""
@@ -102,21 +111,34 @@ class Opening:
     """As :attr:`Turn.follows`."""
     token_ids: NDArray[np.int32]
     """All of them. ``(P,)``."""
+    images: tuple[Picture, ...]
+    """As :attr:`Turn.images`."""
     is_fork: bool
     """Whether turns were rendered anew in a context of its own."""
     num_lost_tokens: int
     """Sampled tokens that the context shows as the tokenizer makes them of their text."""
 
+    def all_images(self) -> tuple[Picture, ...]:
+        """Return the pictures that have their places in all tokens."""
+        before = self.parent.context_images() if self.goes_on and self.parent is not None else ()
+        return (*before, *self.images)
+
 
 class TurnTree:
     """The turns of a session.
 
-    ``rewritten`` says what is done where the template shows earlier turns otherwise than they were said.
+    ``rewritten`` says what is done where the template shows earlier turns otherwise than they were said; ``processor``
+    gives pictures their places.
     """
 
-    def __init__(self, *, matching: Matching, rewritten: RewrittenTurns) -> None:
+    def __init__(
+        self, *, matching: Matching, rewritten: RewrittenTurns, processor: PictureProcessor | None = None
+    ) -> None:
         self._matching = matching
         self._rewritten = rewritten
+        self._processor = processor
+        self.pictures: dict[str, Picture] = {}
+        """Those that messages show, by their hashes."""
         self.turns: list[Turn] = []
         self._by_digest: dict[bytes, list[Turn]] = {}
         self._sizes: dict[bytes, int] = {}
@@ -126,8 +148,8 @@ class TurnTree:
         """Return what the policy is sent for a history.
 
         Raises:
-            ConfigError: If the chat template refuses the messages, or shows earlier turns otherwise than they were said
-                and that is refused.
+            ConfigError: If the chat template refuses the messages or shows no places for their pictures, or shows
+                earlier turns otherwise than they were said and that is refused.
         """
         parent, num_known = self._longest(history)
         num_turns = len(history.beginnings)
@@ -137,15 +159,17 @@ class TurnTree:
             said, forms = parent.completion.token_ids, [parent.message] if parent.message.get("tool_calls") else []
             follow_up, place = dialogue.go_on(parent.place, said, told, forms=forms, rewritten=self._rewritten)
             if not follow_up.is_context:
+                context, images = self._with_pictures(follow_up.token_ids, told)
                 return Opening(
                     history=history,
                     parent=parent,
-                    context=follow_up.token_ids,
+                    context=context,
                     goes_on=True,
                     place=place,
                     told=told,
                     follows=True,
-                    token_ids=parent.context_and_turn(follow_up.token_ids),
+                    token_ids=parent.context_and_turn(context),
+                    images=images,
                     is_fork=False,
                     num_lost_tokens=0,
                 )
@@ -153,6 +177,7 @@ class TurnTree:
         else:
             place = dialogue.begin(history.messages)
             token_ids = dialogue.encode(place.text)
+        token_ids, images = self._with_pictures(token_ids, history.messages)
         return Opening(
             history=history,
             parent=parent,
@@ -162,6 +187,7 @@ class TurnTree:
             told=told,
             follows=follows,
             token_ids=token_ids,
+            images=images,
             is_fork=bool(self.turns) and num_turns > 0,
             num_lost_tokens=sum(self._sizes.get(each.turn, 0) for each in history.beginnings),
         )
@@ -185,6 +211,7 @@ class TurnTree:
             alone=beginning.turn,
             message=message,
             completion=completion,
+            images=opening.images,
             about=about,
         )
         self.put(turn)
@@ -195,8 +222,21 @@ class TurnTree:
         self.turns.append(turn)
         self._by_digest.setdefault(turn.digest, []).append(turn)
         self._sizes[turn.alone] = len(turn.completion.token_ids)
+        self.pictures.update((picture.content_hash, picture) for picture in turn.images)
         if turn.parent is not None:
             turn.parent.num_followers += 1
+
+    def _with_pictures(
+        self, token_ids: NDArray[np.int32], messages: Sequence[Message]
+    ) -> tuple[NDArray[np.int32], tuple[Picture, ...]]:
+        """Return the tokens of messages with those of their pictures. Raises ConfigError if they do not fit."""
+        images = tuple(self.pictures[shown] for message in messages for shown in hashes_in(message))
+        if not images or self._processor is None:
+            return token_ids, ()
+        try:
+            return self._processor.expand(token_ids, images), images
+        except ValueError as error:
+            raise ConfigError(f"what the chat template shows of the messages: {error}") from error
 
     def _longest(self, history: History) -> tuple[Turn | None, int]:
         """Return the turn that ends the longest known beginning of a history, and how many turns that has."""

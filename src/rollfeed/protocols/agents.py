@@ -27,7 +27,7 @@ class AgentTask:
     text: str
     """The question, as the prompt has it; of messages, the last one."""
     messages: tuple[Message, ...]
-    """The question as messages."""
+    """The question as messages; pictures are parts ``image_url`` with data URIs."""
     openai_base_url: str
     """For clients of OpenAI's APIs."""
     anthropic_base_url: str

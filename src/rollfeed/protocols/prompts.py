@@ -130,6 +130,9 @@ class PictureStore(Protocol):
         With ``origin``, a file that has just these bytes, they may be read from there.
         """
 
+    def has(self, picture: Picture) -> bool:
+        """Whether the bytes of a picture can be read."""
+
     def read(self, picture: Picture) -> bytes:
         """Return the bytes of a picture.
 

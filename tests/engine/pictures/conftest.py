@@ -40,17 +40,17 @@ def ask(vision_model: Model) -> Callable[..., Rendered]:
 
 
 @pytest.fixture
-def serving(vision_model: Model) -> Callable[[], AbstractAsyncContextManager[Tampering]]:
+def serving(vision_model: Model) -> Callable[..., AbstractAsyncContextManager[Tampering]]:
     """Serve the tiny model by the embedded server, behind something that can tamper."""
 
     @asynccontextmanager
-    async def start() -> AsyncIterator[Tampering]:
+    async def start(context_length: int = 128) -> AsyncIterator[Tampering]:
         engine = create_local_engine(
             checkpoint=vision_model.checkpoint,
             tokenizer=vision_model.tokenizer,
             threads=1,
             num_slots=4,
-            context_length=128,
+            context_length=context_length,
             deterministic=False,
             pictures=vision_model.pictures,
         )

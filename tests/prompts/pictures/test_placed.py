@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.engine.pictures.qwen import write_qwen
+from tests.engine.pictures.seeing import png
 
 from rollfeed.errors import RunFailedError
 from rollfeed.prompts import ChatRenderer, ColumnKeys, load_prompts, load_tokenizer
 from rollfeed.prompts.pictures import ModelPictures, PictureLoader
+from rollfeed.prompts.pictures.picture_folder import PictureFolder
 from rollfeed.types import PictureKind
 
 Draw = Callable[..., Path]
@@ -115,6 +118,32 @@ def test_pixels_are_made_once_for_pictures_that_come_again(asked, pictures: Mode
     assert len(made["pixel_values"]) == 2
     assert pictures.pixels(list(images)) is made
     assert not np.array_equal(made["pixel_values"], pictures.pixels(images[::-1])["pixel_values"])
+
+
+def test_a_processor_of_which_only_the_videos_need_torchvision_prepares_pictures(store, loader, tmp_path: Path) -> None:
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    write_qwen(folder, with_weights=False)
+    pictures = ModelPictures(folder, store)
+    small, large = loader.load(png(1, (28, 28))), loader.load(png(2, (112, 56)))
+    (mark,) = load_tokenizer(folder).encode(pictures.mark, add_special_tokens=False)
+    ids = pictures.expand(np.array([7, mark, 8, mark], np.int32), [small, large])
+    np.testing.assert_array_equal(ids, [7, mark, 8, *[mark] * 8])
+    pixels = pictures.pixels([small, large])
+    assert pixels["image_grid_thw"].tolist() == [[1, 2, 2], [1, 4, 8]]
+    assert pixels["pixel_values"].shape == (4 + 32, 3 * 2 * 14 * 14)
+
+
+def test_of_more_pictures_than_a_server_keeps_those_stay_that_were_wanted_last() -> None:
+    kept = PictureFolder()
+    loader = PictureLoader(kept)
+    kept.max_temporary_bytes = len(png(1)) + len(png(2)) + 1
+    first, second = loader.load(png(1)), loader.load(png(2))
+    kept.read(first)
+    third = loader.load(png(3))
+    assert [kept.has(each) for each in (first, second, third)] == [True, False, True]
+    assert kept.read(loader.load(png(2))) == png(2)
+    assert not kept.has(first)
 
 
 def test_bytes_that_have_changed_are_not_taken(asked, pictures: ModelPictures, store) -> None:

@@ -31,6 +31,7 @@ from rollfeed.chat_apis import (
     said_so_far,
     token_logprobs,
 )
+from rollfeed.chat_apis.shown_pictures import load_pictures
 from rollfeed.conversations import call_syntax
 from rollfeed.engine.http.json_answers import EventStream, json_reply, read_json
 from rollfeed.engine.server.parsing import make_jobs, parse_sampling
@@ -38,6 +39,7 @@ from rollfeed.engine.server.replies import settled_text
 from rollfeed.engine.server.service import RunningJob, ServerJob, Service
 from rollfeed.errors import EngineError
 from rollfeed.protocols import CallFormat, Tokenizer
+from rollfeed.types import Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,13 @@ class ChatHandlers:
     async def count(self, request: web.Request) -> web.Response:
         """Count the tokens of messages."""
         body, api = await read_json(request), AnthropicMessages()
-        asked = api.read_count(body)
-        _, prompt_ids = await asyncio.to_thread(self._prompt, asked)
+        asked, pictures = await self._seen(api.read_count(body))
+        _, prompt_ids = await asyncio.to_thread(self._prompt, asked, pictures)
         return await json_reply(api.count(len(prompt_ids)))
 
     async def answer(self, api: ChatApi, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        call = await asyncio.to_thread(self._call, api, await read_json(request))
+        call = await self._call(api, await read_json(request))
         if call.asked.stream:
             return await self._stream(request, call)
         answers = self._service.start(call.jobs)
@@ -117,16 +119,28 @@ class ChatHandlers:
                 await stream.write(events.failure(ApiError(str(error), kind=ErrorKind.API_ERROR)))
             return await stream.end()
 
-    def _call(self, api: ChatApi, body: dict[str, Any]) -> _ChatCall:
+    async def _call(self, api: ChatApi, body: dict[str, Any]) -> _ChatCall:
         """Return the call that a body is."""
-        asked = api.read(body)
+        asked, pictures = await self._seen(await asyncio.to_thread(api.read, body))
+        call = await asyncio.to_thread(self._read, api, body, asked, pictures)
+        if not pictures:
+            return call
+        looked = await self._service.engine.look(call.prompt_ids, pictures)
+        return replace(call, jobs=[replace(job, pictures=looked) for job in call.jobs])
+
+    async def _seen(self, asked: Asked) -> tuple[Asked, tuple[Picture, ...]]:
+        """Return a request with its pictures."""
+        messages, pictures = await load_pictures(asked.messages, self._service.picture_input)
+        return replace(asked, messages=messages), pictures
+
+    def _read(self, api: ChatApi, body: dict[str, Any], asked: Asked, pictures: tuple[Picture, ...]) -> _ChatCall:
         if asked.previous_response_id is not None:
             raise ApiError(
                 "responses are not kept here: send the whole conversation as input", param="previous_response_id"
             )
         asked = replace(asked, model=asked.model or self._service.model.name)
         context_length = self._service.engine.context_length
-        call_format, prompt_ids = self._prompt(asked)
+        call_format, prompt_ids = self._prompt(asked, pictures)
         room = context_length - len(prompt_ids)
         if room < 1:
             raise ApiError.too_long(len(prompt_ids), context_length)
@@ -159,14 +173,23 @@ class ChatHandlers:
             created=int(time.time()),
         )
 
-    def _prompt(self, asked: Asked) -> tuple[CallFormat, NDArray[np.int32]]:
+    def _prompt(self, asked: Asked, pictures: tuple[Picture, ...]) -> tuple[CallFormat, NDArray[np.int32]]:
         """Return how calls are written, and the tokens of a conversation, ``(P,)``."""
         asked.check_length(self._service.engine.context_length)
         tokenizer = self._service.tokenizer
         syntax = call_syntax(tokenizer, CallFormat.AUTO)
         messages = syntax.introduced(syntax.adapted(asked.messages), asked.tools)
-        text = tokenizer.render_chat(messages, tools=asked.tools or None, template_kwargs=asked.template_kwargs)
-        return syntax.call_format, tokenizer.encode(text, add_special_tokens=False)
+        text = tokenizer.render_chat(
+            messages, tools=asked.tools or None, template_kwargs=asked.template_kwargs, num_images=len(pictures)
+        )
+        prompt_ids = tokenizer.encode(text, add_special_tokens=False)
+        seeing = self._service.picture_input
+        if pictures and seeing is not None and seeing.pictures is not None:
+            try:
+                prompt_ids = seeing.pictures.expand(prompt_ids, pictures)
+            except ValueError as error:
+                raise ApiError(f"the chat template and the pictures do not fit: {error}", param="messages") from error
+        return syntax.call_format, prompt_ids
 
 
 class _Told:

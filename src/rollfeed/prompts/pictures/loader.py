@@ -115,7 +115,7 @@ class PictureLoader:
             key = (str(path), status.st_size, status.st_mtime_ns)
         with self._lock:
             known = self._known.get(key)
-        if known is not None:
+        if known is not None and self._store.has(known):
             return replace(known, source=_shown(given))
         content = self._content(given, path)
         picture, sent = decoded(content, limits=self._limits, source=_shown(given))

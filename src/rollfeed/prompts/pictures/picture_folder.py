@@ -7,11 +7,13 @@ came from a file of the user's is read from there until a prompt that shows it i
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,10 @@ from rollfeed.errors import RunFailedError
 from rollfeed.types import Picture
 
 _ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "image/gif": "gif", "image/bmp": "bmp"}
+
+
+SERVED_BYTES = 1 << 30
+"""Most of those that servers keep for their clients without a folder."""
 
 
 def file_name(picture: Picture) -> str:
@@ -35,8 +41,13 @@ class PictureFolder:
         folder: Where; by default a temporary one, until :meth:`open` names another.
     """
 
+    max_temporary_bytes = math.inf
+    """In the temporary folder; beyond it, what was not wanted for longest leaves."""
+
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self._sizes = OrderedDict[Path, int]()
+        """Bytes of temporary files, what was wanted last at the end."""
         self._temporary: Path | None = None
         self._origins: dict[str, Path] = {}
         self._lock = threading.Lock()
@@ -54,6 +65,10 @@ class PictureFolder:
         elif self._found(picture) is None:
             self._write(self._home(), picture, content)
         return picture
+
+    def has(self, picture: Picture) -> bool:
+        """Whether the bytes of a picture can be read."""
+        return self._found(picture) is not None or picture.content_hash in self._origins
 
     def read(self, picture: Picture) -> bytes:
         """Return the bytes of a picture.
@@ -103,7 +118,17 @@ class PictureFolder:
     def _found(self, picture: Picture) -> Path | None:
         homes = (self._folder, self._temporary)
         paths = (self._path(home, picture) for home in homes if home is not None)
-        return next((path for path in paths if path.exists()), None)
+        found = next((path for path in paths if path.exists()), None)
+        with self._lock:
+            if found is not None and found in self._sizes:
+                self._sizes.move_to_end(found)
+        return found
+
+    def _make_room(self, written: Path, num_bytes: int) -> None:
+        with self._lock:
+            self._sizes[written] = num_bytes
+            while len(self._sizes) > 1 and sum(self._sizes.values()) > self.max_temporary_bytes:
+                self._sizes.popitem(last=False)[0].unlink(missing_ok=True)
 
     def _path(self, home: Path, picture: Picture) -> Path:
         return home / file_name(picture)
@@ -118,6 +143,7 @@ class PictureFolder:
                 own = home / f"{os.getpid()}-{threading.get_ident()}"
                 own.write_bytes(content)
                 own.replace(self._path(home, picture))
+                self._make_room(self._path(home, picture), len(content))
         except OSError as error:
             with suppress(OSError):
                 home.rmdir()
