@@ -1,6 +1,6 @@
 """Writes pairs of answers: words reversed rightly, and with one letter wrong; and the same words as prompts.
 
-python examples/reward_model/write_pairs.py examples/reward_model
+python examples/reward_model/write_pairs.py examples/reward_model [SEED]
 """
 
 import json
@@ -12,7 +12,7 @@ LETTERS = "abcdefghij"
 
 
 def main() -> None:
-    folder, choice = Path(sys.argv[1]), random.Random(0)
+    folder, choice = Path(sys.argv[1]), random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     words = sorted({"".join(choice.choices(LETTERS, k=3)) for _ in range(1_000)})
     choice.shuffle(words)
     rows = []
