@@ -28,6 +28,7 @@ from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
 from rollfeed.training.placed_pictures import pixels_of_rows
+from rollfeed.training.ranks import let_go
 from rollfeed.training.scoring import score_tokens, to_device
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class Policy:
         autocast = None if exact else self.autocast
         with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             rows_TX, head = self._pass(micro_batch)
-        return Scored(
+        scored = Scored(
             *score_tokens(
                 rows_TX,
                 target_T=self._tensor(micro_batch.targets_T),
@@ -225,6 +226,9 @@ class Policy:
                 drawn_from=micro_batch.sampling_mask,
             )
         )
+        if not torch.is_grad_enabled():
+            let_go(self.model)
+        return scored
 
     def score_each(
         self, micro_batches: Iterable[MicroBatch], *, temperature: float | None = None, exact: bool = False

@@ -2,7 +2,7 @@
 
 from rollfeed.training.ranks.dealing import deal, pack_evenly, pass_figures
 from rollfeed.training.ranks.process_ranks import ALONE, Ranks
-from rollfeed.training.ranks.sharding import empty_copy, fill, shard, total_norm, wholes
+from rollfeed.training.ranks.sharding import empty_copy, fill, let_go, shard, total_norm, wholes
 from rollfeed.training.ranks.weight_files import read_weights, write_weights
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "deal",
     "empty_copy",
     "fill",
+    "let_go",
     "pack_evenly",
     "pass_figures",
     "read_weights",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 BUCKET_BYTES = 1 << 28
@@ -43,6 +44,12 @@ def _layers(model: Any) -> list[torch.nn.Module]:
     """Return the decoder's layers: the longest list of modules by their parameters."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return list(max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=()))
+
+
+def let_go(model: Any) -> None:
+    """Give up what passes without gradient have gathered, which would be there, as it was, after an update."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def wholes(tensors: Mapping[str, Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
