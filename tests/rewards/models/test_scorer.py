@@ -272,3 +272,55 @@ def test_models_and_settings_that_do_not_fit_are_refused(classifier: Classifier,
             make(folder, **settings)
     with pytest.raises(ConfigError, match="its ids mean other texts"):
         check_tokens(RewardModelSettings(checkpoint="x", input="token_ids"), has_policys_ids=False)
+
+
+async def test_servers_are_asked_in_turns_and_the_next_one_where_one_fails(
+    classifier: Classifier, policy_tokenizer: LocalTokenizer, serve_script: Serve
+) -> None:
+    asked = answers(policy_tokenizer, *"cdef")
+    fine, broken = {"json": {"data": [{"probs": [0.5]}]}}, {"status": 500, "text": "broken"}
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(serve_script([{**fine, "repeat": True}]))
+        second = await stack.enter_async_context(serve_script([fine, broken]))
+        urls = tuple(server.url.removesuffix("/") for server in (first, second))
+        about = {"servers": urls, "kind": "vllm", "served_name": "rm"}
+        scorer = await stack.enter_async_context(scorer_of(classifier(), **about))
+        verdicts = [await scorer(*each) for each in asked]
+    assert [verdict.reward for verdict in verdicts] == [0.5] * 4
+    assert (len(first.bodies), len(second.bodies)) == (3, 2)
+    assert {body["model"] for body in (*first.bodies, *second.bodies)} == {"rm"}
+
+
+async def test_a_text_may_be_as_long_as_the_model_takes_and_no_longer(
+    classifier: Classifier, policy_tokenizer: LocalTokenizer
+) -> None:
+    fits, longer = answers(policy_tokenizer, "cdefg", "cdefgh")
+    async with scorer_of(classifier(max_position_embeddings=len(fits[0].token_ids))) as scorer:
+        verdicts = [await scorer(*fits), await scorer(*longer)]
+    assert [each.outcome for each in verdicts] == [Outcome.OK, Outcome.ERROR]
+    assert "have 9 tokens, and the reward model takes 8" in verdicts[1].detail
+
+
+async def test_a_model_that_pools_by_itself_scores_whole_texts_as_transformers_does_and_no_parts(
+    policy_tokenizer: LocalTokenizer, tiny_policy: Path, tmp_path: Path
+) -> None:
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(vocab_size=64, num_labels=1, **sizes)).eval()
+    model.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_policy / name).read_bytes())
+    asked = answers(policy_tokenizer, "c", "cdefgh")
+    async with scorer_of(tmp_path) as scorer:
+        verdicts = await asyncio.gather(*(scorer(*each) for each in asked))
+    for (sample, _), verdict in zip(asked, verdicts, strict=True):
+        with torch.no_grad():
+            alone = model(input_ids=torch.tensor(sample.token_ids[None].astype(np.int64))).logits
+        assert verdict.reward == pytest.approx(float(alone[0, 0]), abs=1e-5)
+    async with scorer_of(tmp_path, unit=ScoredUnit.TOKEN) as scorer:
+        verdict = await scorer(*asked[1])
+    assert verdict.outcome is Outcome.ERROR
+    assert "scores whole texts only" in verdict.detail
