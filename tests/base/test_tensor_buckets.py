@@ -46,7 +46,7 @@ def test_tensors_of_all_types_come_through_buckets_of_every_size(most_bytes: int
 
 def test_a_received_bucket_has_the_places_of_the_one_that_was_sent() -> None:
     (sent,) = make_buckets(TENSORS.items(), most_bytes=1 << 20)
-    room = bucket_of(list(sent.names), sent.dtype_names, [list(shape) for shape in sent.shapes])
+    room = bucket_of(list(sent.names), sent.dtype_names, [list(shape) for shape in sent.shapes], most_bytes=1 << 30)
     room.bytes_B.copy_(sent.bytes_B)
     assert {name: bits(tensor) for name, tensor in room.tensors().items()} == {n: bits(t) for n, t in TENSORS.items()}
 
@@ -117,4 +117,4 @@ def test_what_is_no_pickle_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("dtypes", "shapes"), [(["float32"], [[1], [2]]), (["Tensor"], [[1]]), (["x"], [[1]])])
 def test_a_bucket_that_is_not_described_well_is_refused(dtypes: list[str], shapes: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="names, dtypes and shapes must be as many"):
-        bucket_of(["a"], dtypes, shapes)
+        bucket_of(["a"], dtypes, shapes, most_bytes=1 << 20)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 from tests.conftest import ForkedCommand
 
+import rollfeed
 from rollfeed.cli.main import main
 
 Start = Callable[..., ForkedCommand]
@@ -52,6 +57,34 @@ def test_a_gateway_over_the_embedded_engine_knows_its_sessions_after_a_kill(
     second.send_signal(signal.SIGTERM)
     assert second.wait(timeout=20) == 0
     assert len((tmp_path / "sessions" / "samples.jsonl").read_text().splitlines()) == len(samples)
+
+
+BROKEN_DEVICE = """
+import sys
+from rollfeed.cli.main import main
+from rollfeed.engine.backends.batching import ContinuousBatcher
+def step(self, between_tokens): raise RuntimeError("the device is broken")
+ContinuousBatcher.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_x01_a_gateway_whose_engines_thread_is_dead_ends_with_the_reason(tiny_checkpoint: Path) -> None:
+    arguments = ("serve", "gateway", "--model", str(tiny_checkpoint), "--port", "0", "--context-length", "128")
+    source = {**os.environ, "PYTHONPATH": str(Path(rollfeed.__file__).parents[1])}
+    command = [sys.executable, "-c", BROKEN_DEVICE, *arguments]
+    with subprocess.Popen(command, env=source, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = ""
+        while "to agents at" not in line:
+            line = process.stderr.readline()
+            assert line, "it ended before it served"
+        opened = post(f"{line.rpartition(' ')[2].strip()}/sessions", {})
+        with pytest.raises(urllib.error.HTTPError):
+            post(f"{opened['openai_base_url']}/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+        assert process.wait(timeout=60) == 1
+        *_, last = process.stderr.read().splitlines()
+        assert last == "rollfeed: the engine's thread failed: RuntimeError: the device is broken"
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,48 @@ async def test_a_version_that_is_not_newer_is_never_published(tick_engine, tmp_p
     await weights.before_step(0)
     assert taken == [2, 5]
     assert engine.policy_version == 7
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+async def test_x07_weights_that_the_engine_refuses_are_named_and_skipped_for_the_next_good_ones(
+    make_rollouts, tick_engine, tmp_path, caplog, max_lag
+) -> None:
+    class Engine(tick_engine):
+        async def apply(self, update) -> None:
+            if isinstance(update, FolderUpdate) and update.policy_version in (2, 3, 5):
+                raise EngineProtocolError("weight 'weight': some of its values are not finite as torch.float32")
+            await super().apply(update)
+
+    engine = Engine(lambda rollout_id: 3)
+    weights = follower(tmp_path, Publisher(engine), max_lag=max_lag)
+    async with make_rollouts(engine, source=prompts(), weights=weights, **SETTINGS) as rollouts:
+        assert (await rollouts.generate_batch()).policy_version == 0
+        for version in (1, 2, 3):
+            publish(tmp_path, version)
+        assert (await rollouts.generate_batch()).policy_version == 1
+        waiting = asyncio.create_task(rollouts.generate_batch())  # which needs version 2 where no lag is allowed
+        publish(tmp_path, 4)
+        assert (await waiting).policy_version in ((4,) if max_lag == 0 else (1, 4))
+        assert (await rollouts.generate_batch()).policy_version == 4
+    told = [message for message in caplog.messages if "not taken as weights" in message]
+    assert len(told) == 2
+    for version in (2, 3):
+        assert any(
+            f"version-00000{version}: not taken" in each and "not finite as torch.float32" in each for each in told
+        )
+
+
+async def test_x07_a_run_whose_weights_are_all_refused_ends_with_their_names(
+    make_rollouts, tick_engine, tmp_path
+) -> None:
+    class Engine(tick_engine):
+        async def apply(self, update) -> None:
+            raise EngineProtocolError("weight 'weight': some of its values are not finite as torch.float32")
+
+    engine = Engine(lambda rollout_id: 3)
+    weights = follower(tmp_path, Publisher(engine), max_lag=0, timeout_seconds=0.05)
+    publish(tmp_path, 1)
+    with pytest.raises(RunFailedError, match=r"version-000001: the engine does not take version 1: .* not finite"):
+        await weights.before_step(1)
+    (tmp_path / "version-000001" / "more.txt").write_text("")  # the folder has changed, and is looked at again
+    assert weights._source.newest() == (1, tmp_path / "version-000001")

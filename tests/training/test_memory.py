@@ -63,7 +63,9 @@ def test_a_reference_in_bf16_passes_is_held_in_bf16_and_says_the_same(tiny_check
     hold_linear_layers_as_computed(policy)
     types = {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
     assert {name for name, dtype in types.items() if dtype is torch.bfloat16} == {
-        name for name in types if "_proj." in name  # not the embedding, which the head is tied to, nor norms
+        name
+        for name in types
+        if "_proj." in name  # not the embedding, which the head is tied to, nor norms
     }
     assert all(torch.equal(*each) for each in zip(policy.score_each(passes)[0], before, strict=True))
 

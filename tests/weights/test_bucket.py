@@ -104,3 +104,11 @@ def test_a_url_of_files_is_one_too(tmp_path: Path, make_checkpoint: CheckpointMa
 def test_a_protocol_that_nothing_speaks_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match=r"weights.directory = 'nonesuch://a': Protocol not known"):
         WeightBucket("nonesuch://a", poll_seconds=1.0)
+
+
+def test_x07_a_jump_of_versions_is_not_fetched(store: Store, make_checkpoint: CheckpointMaker) -> None:
+    bucket = WeightBucket("memory://run", poll_seconds=0.01)
+    made = make_checkpoint("version-7")
+    for name in ("version-999999999999999999", "version-7"):
+        put(store, made, name)
+    assert bucket.newest() == (7, bucket.path / "version-7")

@@ -172,3 +172,23 @@ def test_only_whole_versions_are_seen_while_a_trainer_writes_and_prunes(
     trainer.join()
     assert seen == sorted(seen)
     assert directory.newest() == (59, directory.path / "59")
+
+
+@pytest.mark.parametrize("name", ["version-999999999999999999", "version-1100000", "step-2147483648", "20261130"])
+def test_x07_a_jump_of_versions_does_not_hide_those_that_come(
+    directory: WeightDirectory, make_checkpoint: CheckpointMaker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_checkpoint(name)
+    assert directory.newest() is None
+    for version in (1, 2):
+        folder = make_checkpoint(f"version-{version}")
+        assert directory.newest() == (version, folder)
+    (told,) = caplog.messages
+    assert f"{name}: not taken as weights: version " in told
+    assert "is more than 1000000 above version 0: number folders by the batches" in told
+
+
+def test_x07_a_long_run_reaches_any_version(directory: WeightDirectory, make_checkpoint: CheckpointMaker) -> None:
+    for version in (1_000_000, 1_999_999, 2_900_000):
+        folder = make_checkpoint(str(version))
+        assert directory.newest() == (version, folder)

@@ -319,6 +319,11 @@ class Endpoint:
     ) -> Completion:
         return await self._engine.generate(token_ids, params, request_id=request_id, images=images)
 
+    async def failed(self) -> None:
+        """Raise EngineError when an engine of this process has failed, after which it answers nothing any more."""
+        failing = getattr(self._engine, "failed", None)
+        await (asyncio.Event().wait() if failing is None else failing())
+
     async def __aenter__(self) -> Endpoint:
         async with self._opening:
             if not self._num_users:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +21,31 @@ _ABANDONED_SECONDS = 3600.0
 _CHUNK_BYTES = 1 << 20
 DIGESTS = "digests.json"
 """What a sealed folder has of its other files."""
+_NOT_REGULAR = "no regular file, but a pipe, a device or a socket"
+
+
+class NotRegularError(OSError):
+    """A pipe, a device or a socket stands where a file should."""
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to be read; a pipe that nobody writes to would never be open.
+
+    Raises:
+        OSError: If it cannot be opened; :class:`NotRegularError` if it is neither a file nor a folder.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # of sockets
+            raise NotRegularError(_NOT_REGULAR) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        is_folder = stat.S_ISDIR(mode)
+        raise IsADirectoryError(errno.EISDIR, "a folder") if is_folder else NotRegularError(_NOT_REGULAR)
+    return open(descriptor, "rb")
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:

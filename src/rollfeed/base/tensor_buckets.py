@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -158,15 +159,20 @@ def _part(bytes_B: Tensor, entry: Any) -> Tensor:
     return bytes_B[entry.start_idx : entry.end_idx].view(entry.dtype).reshape(entry.shape)
 
 
-def bucket_of(names: list[str], dtypes: list[str], shapes: list[list[int]]) -> TensorBucket:
+def bucket_of(names: list[str], dtypes: list[str], shapes: list[list[int]], *, most_bytes: int) -> TensorBucket:
     """Return a bucket with room for tensors that are received, in the memory of this process.
 
     Raises:
-        ValueError: If they are not described alike, or one is of an unknown type.
+        ValueError: If they are not described alike, one is of an unknown type, or they are larger than ``most_bytes``.
     """
     known: Mapping[str, Any] = vars(torch)
-    found = [known.get(dtype) for dtype in dtypes]
-    if not (len(names) == len(dtypes) == len(shapes)) or not all(isinstance(each, torch.dtype) for each in found):
+    found = [each for dtype in dtypes if isinstance(each := known.get(dtype), torch.dtype)]
+    if not (len(names) == len(dtypes) == len(shapes) == len(found)):
         raise ValueError("names, dtypes and shapes must be as many, and types be PyTorch's")
-    empty = TensorBucket(torch.empty(0), tuple(names), tuple(map(tuple, shapes)), tuple(found))  # type: ignore[arg-type]
+    if not all(type(size) is int and size >= 0 for shape in shapes for size in shape):
+        raise ValueError("shapes must be of whole numbers that are not negative")
+    num_bytes = sum(math.prod(shape) * each.itemsize for shape, each in zip(shapes, found, strict=True))
+    if num_bytes > most_bytes:
+        raise ValueError(f"{num_bytes} bytes are more than the model has, {most_bytes}")
+    empty = TensorBucket(torch.empty(0), tuple(names), tuple(map(tuple, shapes)), tuple(found))
     return TensorBucket(torch.empty(sum(empty.sizes), dtype=torch.uint8), empty.names, empty.shapes, empty.dtypes)

@@ -61,6 +61,17 @@ class ToldToEnd:
         """With which a server ends that was told so: Ctrl-C counts as interrupted."""
         return code_after(self._first)
 
+    async def beside(self, failing: Coroutine[Any, Any, None]) -> None:
+        """Return when the server is told to end; raise what ends it before."""
+        tasks = [asyncio.ensure_future(self.event.wait()), asyncio.ensure_future(failing)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[1].done():
+                await tasks[1]
+        finally:
+            for task in tasks:
+                task.cancel()
+
     def _note(self, number: signal.Signals) -> None:
         self._first = self._first or number
         self.event.set()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from multiprocessing import connection
@@ -29,7 +29,7 @@ from rollfeed.cli.arguments import Parsers, add_address, add_command, add_number
 from rollfeed.config import EngineSettings, Kernels, Precision, is_device
 from rollfeed.config.api_key import ApiKey
 from rollfeed.engine import DEFAULT_MODEL, resolve_checkpoint
-from rollfeed.errors import ConfigError, RollfeedError
+from rollfeed.errors import ConfigError, EngineError, RollfeedError
 
 if TYPE_CHECKING:
     from rollfeed.engine.local import EmbeddedEngine
@@ -163,22 +163,13 @@ async def _serve_engine(engine: EmbeddedEngine, serving: AbstractAsyncContextMan
     told = exit_codes.ToldToEnd()
     async with engine, serving as address:
         logger.info("serving %s at %s", name, address)
-        await _until_told(told, engine.failed())
+        try:
+            await told.beside(engine.failed())
+        except EngineError:
+            _exit_later(exit_codes.FAILED)
+            raise
         _exit_later(told.exit_code)
     return told.exit_code
-
-
-async def _until_told(told: exit_codes.ToldToEnd, failing: Coroutine[Any, Any, None]) -> None:
-    """Return when the server is told to end; raise what ends the engine before."""
-    tasks = [asyncio.ensure_future(told.event.wait()), asyncio.ensure_future(failing)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[1].done():
-            _exit_later(exit_codes.FAILED)
-            await tasks[1]
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 @contextmanager

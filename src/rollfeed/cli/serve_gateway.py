@@ -127,5 +127,5 @@ async def _serve(arguments: argparse.Namespace, token: str) -> int:
     )
     async with serving as address:
         logger.info("serving %s to agents at %s", names[0], address)
-        await told.event.wait()
+        await told.beside(endpoint.failed())
     return told.exit_code

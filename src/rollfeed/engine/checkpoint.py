@@ -17,7 +17,15 @@ from rollfeed.base.atomic import make_once, replace_file, user_cache
 from rollfeed.config.paths import expand_path
 from rollfeed.engine.gguf import check_architecture, convert_gguf, read_architecture
 from rollfeed.errors import CheckpointError
-from rollfeed.model_files import BESIDE_WEIGHTS, check_content, find_config, read_config, read_headers, read_object
+from rollfeed.model_files import (
+    BESIDE_WEIGHTS,
+    check_content,
+    check_regular,
+    find_config,
+    read_config,
+    read_headers,
+    read_object,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +104,7 @@ def check_checkpoint(model: str, *, with_weights: bool = True) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError unless ``folder`` holds a causal language model in whole safetensors files."""
+    check_regular(folder, BESIDE_WEIGHTS)
     read_config(folder)
     read_headers(folder)
 

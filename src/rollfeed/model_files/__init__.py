@@ -7,6 +7,7 @@ imports torch.
 from rollfeed.model_files.content import (
     CONFIG_FILE,
     check_content,
+    check_regular,
     classified_unit,
     find_config,
     label_names,
@@ -35,6 +36,7 @@ __all__ = [
     "WEIGHTS_FILE",
     "TensorHeader",
     "check_content",
+    "check_regular",
     "check_tensors",
     "classified_unit",
     "find_config",

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rollfeed.base.atomic import NotRegularError, open_regular
 from rollfeed.errors import CheckpointError
 
 _WEB_PAGE = "is a web page, not {what}: fetch the file again"
@@ -27,8 +32,29 @@ _NUM_BYTES = 64
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
+def check_regular(folder: Path, patterns: Iterable[str]) -> None:
+    """Refuse a folder in which a pipe, a device or a socket has the name of a file: whoever opened it would wait.
+
+    Links to what is not there, and names that cannot be looked at, are left to who reads them.
+
+    Raises:
+        CheckpointError: If there is one of a name that fits ``patterns``.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        named = [entry for entry in entries if any(fnmatch(entry.name, pattern) for pattern in patterns)]
+        if wrong := next((entry for entry in named if not entry.is_dir() and not _is_file_or_gone(entry)), None):
+            raise refusal(Path(wrong.path), "is no regular file, but a pipe, a device or a socket")
+
+
+def _is_file_or_gone(entry: os.DirEntry[str]) -> bool:
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return True
+
+
 def check_content(path: Path) -> None:
-    """Refuse what stands in a file's place without being it: a pointer, a web page, a folder, a broken link.
+    """Refuse what stands in a file's place without being it: a pointer, a web page, a folder, a pipe, a broken link.
 
     Raises:
         CheckpointError: If it cannot be read, or is something else.
@@ -42,7 +68,7 @@ def check_content(path: Path) -> None:
 
 def _read_start(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_NUM_BYTES)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -85,6 +111,8 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
         return refusal(path, "is missing")
     if isinstance(error, IsADirectoryError):
         return refusal(path, "is a folder, not a file")
+    if isinstance(error, NotRegularError):
+        return refusal(path, f"is {error}")
     return refusal(path, f"cannot be read ({error.strerror or error}): make it readable for this process")
 
 

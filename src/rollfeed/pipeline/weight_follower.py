@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from rollfeed.base.waiting import telling_of_waiting
-from rollfeed.errors import EngineError
+from rollfeed.errors import EngineError, EngineProtocolError
 from rollfeed.pipeline.groups.step_clock import Activity, StepClock
 from rollfeed.protocols import CheckpointSource, WeightPublisher
 from rollfeed.types import FolderUpdate
@@ -16,6 +16,10 @@ from rollfeed.types import FolderUpdate
 _log = logging.getLogger(__name__)
 
 _TOLD_AFTER_SECONDS = 10.0
+
+
+class _RefusedError(Exception):
+    """Weights that the engine does not take; others may come."""
 
 
 class WeightFollower:
@@ -54,14 +58,16 @@ class WeightFollower:
             EngineError: If the engine does not take it, or has other weights afterwards.
         """
         needed = step - self._max_lag
-        if needed > self._publisher.policy_version:
-            async with self._telling_of_waiting(step, needed):
-                await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
-        try:
-            await self._publish_newest()
-        except EngineError:
-            # A trainer may have removed the folder while it was being loaded, for a newer one.
-            await self._publish_newest()
+        is_taken = False
+        while not is_taken:
+            if needed > self._publisher.policy_version:
+                async with self._telling_of_waiting(step, needed):
+                    await self._source.wait_for(needed, timeout_seconds=self._timeout_seconds)
+            try:
+                is_taken = await self._publish_newest()
+            except EngineError:
+                # A trainer may have removed the folder while it was being loaded, for a newer one.
+                is_taken = await self._publish_newest()
         if self._unproved is not None:
             raise self._unproved
 
@@ -87,15 +93,23 @@ class WeightFollower:
         while True:
             await asyncio.sleep(self._poll_seconds)
             try:
-                await self._publish_newest()
+                while not await self._publish_newest():
+                    pass
             except EngineError as error:
                 # The next step needs a version, and says so if it does not come.
                 _log.warning("new weights could not be loaded: %s", error)
 
-    async def _publish_newest(self) -> None:
+    async def _publish_newest(self) -> bool:
+        """Return whether the newest version is in the engine; a version that it refuses is taken no more."""
         newest = await asyncio.to_thread(self._source.newest)
-        if newest is not None:
+        if newest is None:
+            return True
+        try:
             await self._publish(*newest)
+        except _RefusedError as refusal:
+            self._source.refuse(newest[1], f"the engine does not take version {newest[0]}: {refusal}")
+            return False
+        return True
 
     async def _publish(self, version: int, folder: Path) -> None:
         async with self._publishing:
@@ -103,7 +117,10 @@ class WeightFollower:
                 is_proving = self._publisher.is_proving
                 probe = await asyncio.to_thread(self._source.probe, folder) if is_proving else None
                 with self.clock.doing(Activity.PUBLISH):
-                    await self._publisher.publish(FolderUpdate(folder, policy_version=version))
+                    try:
+                        await self._publisher.publish(FolderUpdate(folder, policy_version=version))
+                    except EngineProtocolError as error:
+                        raise _RefusedError(str(error).removeprefix(f"{folder}: ")) from error
                     # It has been loaded: trying again would find nothing to do.
                     self._unproved = None
                     try:

@@ -26,6 +26,9 @@ class CheckpointSource(Protocol):
             RunFailedError: If it does not come in time.
         """
 
+    def refuse(self, folder: Path, why: str) -> None:
+        """Take a version no more, as the engine has not, until its folder has changed."""
+
     def probe(self, folder: Path) -> WeightProbe | None:
         """Return what the publisher says of a few texts with the weights of a folder; None where it does not.
 

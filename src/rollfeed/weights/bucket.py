@@ -17,7 +17,7 @@ from typing import Any
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import BESIDE_WEIGHTS, CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from rollfeed.weights.checkpoints import check_complete, version_of
-from rollfeed.weights.directory import WeightDirectory
+from rollfeed.weights.directory import MOST_JUMP, WeightDirectory
 from rollfeed.weights.home import VersionsHome
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,9 @@ class WeightBucket(WeightDirectory):
         found = [
             (version, folder)
             for folder, name in names.items()
-            if not name.startswith(".") and (version := version_of(name)) is not None and version > last
+            if not name.startswith(".")
+            and (version := version_of(name)) is not None
+            and last < version <= max(last, 0) + MOST_JUMP
         ]
         return sorted(found, reverse=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rollfeed.errors import CheckpointError
-from rollfeed.model_files import CONFIG_FILE, read_headers, read_object
+from rollfeed.model_files import BESIDE_WEIGHTS, CONFIG_FILE, check_regular, read_headers, read_object
 from rollfeed.types import PUBLISHED, WeightProbe
 
 PROBE_FILE = "probe.json"
@@ -34,6 +34,7 @@ def check_complete(folder: Path) -> None:
             there and no probe; says which, and not where the folder is.
     """
     try:
+        check_regular(folder, BESIDE_WEIGHTS)
         read_object(folder / CONFIG_FILE)
         read_headers(folder)
         read_probe(folder)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import threading
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from rollfeed.weights.checkpoints import check_complete, read_probe, version_of
 
 _log = logging.getLogger(__name__)
 
+MOST_JUMP = 1_000_000
+"""From one version to the next that is there: versions count batches."""
 _TOLD_NAMES = 3
 """In an error: the trainer's user knows the others by then."""
 
@@ -36,6 +39,10 @@ class Ignored(StrEnum):
     """Named like a version, but not a whole checkpoint."""
     DUPLICATE = "duplicate"
     """Of a version that another folder has, too."""
+    IMPLAUSIBLE = "implausible"
+    """So far above the last version that no later one would ever count."""
+    REFUSED = "refused"
+    """The engine has not taken it."""
 
 
 class _Look(NamedTuple):
@@ -69,6 +76,8 @@ class WeightDirectory:
         self._lock = threading.Lock()
         self._ignored: dict[str, tuple[Ignored, str]] = {}
         self._last: _Look | None = None
+        self._refused: dict[_Look, str] = {}
+        self._newest_version = 0
 
     def newest(self) -> tuple[int, Path] | None:
         """Return the highest version that is complete, and its folder; None where there is none.
@@ -88,6 +97,7 @@ class WeightDirectory:
                     continue
                 if self._is_complete(name, ignored):
                     found = version, self.path / name
+                    self._newest_version = version
             self._tell(ignored)
             return found
 
@@ -111,6 +121,11 @@ class WeightDirectory:
                 )
             await asyncio.sleep(min(self._poll_seconds, remaining_seconds))
 
+    def refuse(self, folder: Path, why: str) -> None:
+        """Take a version no more, and say why, until its folder has changed."""
+        with self._lock, suppress(FileNotFoundError):
+            self._refused[_look(folder)] = why
+
     def probe(self, folder: Path) -> WeightProbe | None:
         """Return what the publisher says of a few texts with the weights of a folder; None where it does not."""
         try:
@@ -129,6 +144,9 @@ class WeightDirectory:
                 ignored[name] = (Ignored.FOREIGN, "not a folder")
             elif version is None:
                 ignored[name] = (Ignored.FOREIGN, "no version number at the end of its name")
+            elif version > self._newest_version + MOST_JUMP:
+                told = f"version {version} is more than {MOST_JUMP} above version {self._newest_version}"
+                ignored[name] = (Ignored.IMPLAUSIBLE, f"{told}: number folders by the batches that were trained")
             else:
                 found.append((version, name))
         return sorted(found, key=lambda candidate: (-candidate[0], candidate[1]))
@@ -148,8 +166,10 @@ class WeightDirectory:
     def _is_complete(self, name: str, ignored: dict[str, tuple[Ignored, str]]) -> bool:
         folder = self.path / name
         try:
-            stat = folder.stat()
-            look = _Look(name, stat.st_ino, stat.st_mtime_ns)
+            look = _look(folder)
+            if (why := self._refused.get(look)) is not None:
+                ignored[name] = (Ignored.REFUSED, why)
+                return False
             if look != self._last:
                 check_complete(folder)
                 self._last = look
@@ -180,6 +200,11 @@ class WeightDirectory:
         more = [f"{len(told) - _TOLD_NAMES} more"] if len(told) > _TOLD_NAMES else []
         others = "; ".join([*told[:_TOLD_NAMES], *more])
         return f"{self.path} has {has}" + (f", and ignored are {others}" if others else "")
+
+
+def _look(folder: Path) -> _Look:
+    stat = folder.stat()
+    return _Look(folder.name, stat.st_ino, stat.st_mtime_ns)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -122,22 +122,25 @@ BROKEN_DEVICE = """
 import sys
 from rollfeed.cli.main import main
 from rollfeed.engine.backends.batching import ContinuousBatcher
-def step(self, between_tokens): raise RuntimeError("the device is broken")
+def step(self, between_tokens): raise {error}("the device is broken")
 ContinuousBatcher.step = step
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_server_whose_engine_fails_answers_and_ends(tiny_checkpoint: Path, free_ports: int) -> None:
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+def test_x01_a_server_whose_engines_thread_is_dead_answers_and_ends_with_the_reason(
+    tiny_checkpoint: Path, free_ports: int, error: str
+) -> None:
     arguments = ("serve", "engine", "--threads", "1", "--model", str(tiny_checkpoint), "--port", str(free_ports))
-    with running("-c", BROKEN_DEVICE, *arguments) as process:
+    with running("-c", BROKEN_DEVICE.format(error=error), *arguments) as process:
         until_healthy(process, free_ports)
         with pytest.raises(urllib.error.HTTPError, match="500"):
             ask(free_ports, "/generate", {"input_ids": [72]})
         assert process.wait(timeout=30) == 1
         assert process.stderr is not None
         assert process.stderr.read().splitlines()[-1] == (
-            "rollfeed: the engine's thread failed: RuntimeError: the device is broken"
+            f"rollfeed: the engine's thread failed: {error}: the device is broken"
         )
 
 

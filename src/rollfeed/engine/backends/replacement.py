@@ -117,7 +117,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
     Raises:
         EngineProtocolError: If it is neither.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta:
         return value.detach()
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
         # torch warns of read-only arrays, and takes no foreign byte order.

@@ -28,6 +28,10 @@ _BLOCK_WIDTH = 256
 _CANDIDATES = (256, 4096)
 """How many of the likeliest tokens are sorted to find where top-p ends, before all of them are."""
 
+_COLDEST, _HOTTEST = 1e-6, 1e30
+"""Temperatures: below the first one samples greedily, above the second nothing changes any more."""
+_MOST_PENALTY = 1e20
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -121,10 +125,11 @@ class Sampler:
 
         ``stop_ids`` are held back before ``min_new_tokens``; ``num_tops`` of the likeliest tokens are told.
         """
-        self._temperature[row] = params.temperature
+        # Beyond these nothing changes but that float32 has no number for what is computed with them.
+        self._temperature[row] = min(params.temperature, _HOTTEST) if params.temperature >= _COLDEST else 0.0
         self._top_k[row] = self._vocab_size if params.top_k == -1 else min(params.top_k, self._vocab_size)
         self._top_p[row] = params.top_p
-        self._penalty[row] = params.repetition_penalty
+        self._penalty[row] = min(max(params.repetition_penalty, 1 / _MOST_PENALTY), _MOST_PENALTY)
         self._min_new_tokens[row] = params.min_new_tokens
         self._returns_mask[row] = params.return_sampling_mask
         self._num_tops[row] = num_tops

@@ -276,6 +276,11 @@ class EmbeddedEngine(Engine):
         return values
 
     @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the model's weights, by the checkpoint's names."""
+        return self._backend.shapes
+
+    @property
     def threads(self) -> int:
         """CPU threads it computes with."""
         return self._backend.threads

@@ -24,6 +24,7 @@ from rollfeed.types import Completion, FolderUpdate, SamplingParams, TensorUpdat
 
 _FIRST_NAMED = 1 << 48
 """Versions that are not numbers count up from here, where no number of training steps reaches."""
+_LONGEST_NAME, _MOST_NAMES = 512, 10_000
 _MAX_DIGITS = len(str(_FIRST_NAMED)) - 1
 
 
@@ -103,7 +104,12 @@ class WeightVersions:
     def number(self, name: str) -> int:
         """Return the integer of a version's name, which :meth:`name` will give back."""
         number = self._number_of.get(name)
+        if len(name) > _LONGEST_NAME:
+            raise RequestError(f"a version's name has at most {_LONGEST_NAME} characters")
         if number is None:
+            while len(self._number_of) >= _MOST_NAMES:  # the oldest are of weights that nothing speaks of any more
+                oldest = next(iter(self._number_of))
+                self._name_of.pop(self._number_of.pop(oldest), None)
             number = int(name) if name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS else self._new_number()
             self._number_of[name] = number
         self._name_of[number] = name

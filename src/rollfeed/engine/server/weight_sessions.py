@@ -7,6 +7,7 @@ together, if one of them came with the name of a version. A publisher that dies 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ from rollfeed.errors import EngineProtocolError
 if TYPE_CHECKING:
     from rollfeed.base.update_group import UpdateGroup
 
-_MOST_BODY_BYTES = 1 << 34
+_OTHER_BYTES = 1 << 22
 """Of a request with tensors in it."""
+_LARGEST_TYPE_BYTES = 8
+_MOST_RANKS, _MOST_PORTS = 1 << 16, 1 << 16
 _GROUP_SECONDS = 300.0
 _BUCKET = "flattened_bucket"
 
@@ -35,6 +38,11 @@ class WeightHandlers:
         """Tensors of the session; None without one."""
         self._version: str | None = None
         self._groups: dict[str, UpdateGroup] = {}
+
+    @property
+    def _most_bytes(self) -> int:
+        """Of all weights of the model, in the largest type."""
+        return _LARGEST_TYPE_BYTES * sum(map(math.prod, self._service.engine.shapes.values()))
 
     def routes(self) -> list[web.RouteDef]:
         """Return the endpoints."""
@@ -73,7 +81,10 @@ class WeightHandlers:
         """Take a bucket, with its bytes in the request."""
         from rollfeed.base.tensor_buckets import read_bucket
 
-        body = await read_json(request.clone(client_max_size=_MOST_BODY_BYTES))
+        if self._held is None:  # before all of it is read
+            return await _outside("update_weights_from_tensor")
+        # In base64, and beside it what the form needs.
+        body = await read_json(request.clone(client_max_size=2 * self._most_bytes + _OTHER_BYTES))
         texts = body.get("serialized_named_tensors")
         if not (isinstance(texts, list) and len(texts) == 1 and isinstance(texts[0], str)):
             raise RequestError("serialized_named_tensors must be a list of one text, since the model is not spread")
@@ -98,6 +109,11 @@ class WeightHandlers:
             _given(body, "master_port", int),
         )
         rank, world_size = _given(body, "rank_offset", int), _given(body, "world_size", int)
+        for field, value, most in (("master_port", port, _MOST_PORTS), ("world_size", world_size, _MOST_RANKS + 1)):
+            if not 1 <= value < most:
+                raise RequestError(f"{field} must be at least 1 and below {most}, got {value}")
+        if not 0 <= rank < world_size:
+            raise RequestError(f"rank_offset must be at least 0 and below world_size, got {rank}")
         if body.get("backend") != "gloo":
             return await _refused("Failed to initialize custom process group: this server takes the backend gloo only")
         if name in self._groups:
@@ -136,15 +152,22 @@ class WeightHandlers:
             reason = f"load_format must be {_BUCKET!r}" if group else f"Group {name} not in {list(self._groups)}."
             return await _refused(f"Failed to receive weights: {reason}")
         try:
-            bucket = bucket_of(body.get("names", []), body.get("dtypes", []), body.get("shapes", []))
+            described = (body.get(name, []) for name in ("names", "dtypes", "shapes"))
+            bucket = bucket_of(*described, most_bytes=self._most_bytes)
             await asyncio.to_thread(group.broadcast, bucket.bytes_B)
+            tensors = bucket.tensors()
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to receive weights: {error}")
-        return await self._hold(held, bucket.tensors(), body)
+        return await self._hold(held, tensors, body)
 
     async def _hold(self, held: dict[str, Any], tensors: Mapping[str, Any], body: Mapping[str, Any]) -> web.Response:
         if self._held is not held:  # its session has ended while they came, and another one may have begun
             return await _outside("an update")
+        shapes = self._service.engine.shapes
+        if wrong := [name for name, tensor in tensors.items() if tuple(tensor.shape) != shapes.get(name)]:
+            # At once, so that no more is held than the model has.
+            told = f"weight {wrong[0]!r}: the model has no weight of this name and shape"
+            return await _refused(f"Failed to update weights: {told}")
         held |= tensors
         if body.get("weight_version") is not None:
             self._version = _given(body, "weight_version", str)

@@ -22,7 +22,7 @@ from typing import IO, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from rollfeed.base.atomic import temporary_path
+from rollfeed.base.atomic import open_regular, temporary_path
 from rollfeed.base.cores import num_physical_cores
 from rollfeed.weights.transports.delta.encoding import (
     Bytes,
@@ -166,9 +166,9 @@ def read_delta(path: Path) -> DeltaTable:
 
     Raises:
         DamagedError: If it is cut short, or not what was written.
-        OSError: If it cannot be read.
+        OSError: If it cannot be read, or is no regular file.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.path.getsize(path)
         if size < len(_MARK) + _END_BYTES or file.read(len(_MARK)) != _MARK:
             raise DamagedError("it is cut short or no delta")
