@@ -87,3 +87,60 @@ def test_ctrl_c_while_commands_are_still_imported_is_one_line(tmp_path: Path) ->
         check=False,
     )
     assert (done.returncode, done.stderr) == (130, "rollfeed: interrupted\n")
+
+
+def test_x44_a_terminal_that_closes_ends_a_run_quietly_and_the_log_says_so(
+    settings_file: Callable[..., Path], start_rollfeed: Callable[..., Any], tmp_path: Path
+) -> None:
+    process = start_rollfeed("run", settings_file(num_rollout=10_000), "--out", tmp_path / "out")
+    while "step 0: 3 groups" not in (line := process.stdout.readline()):
+        assert line
+    os.kill(process.pid, signal.SIGHUP)
+    rest = process.read().splitlines()
+    assert process.wait() == 130
+    assert rest[-1] == f"rollfeed: stopped; rollfeed run --resume {tmp_path / 'out'} goes on"
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert " INFO rollfeed.progress: told to stop by SIGHUP\n" in log
+    assert " INFO rollfeed.progress: stopped\n" in log
+
+
+def test_x44_a_run_that_is_to_outlive_its_terminal_does(settings_file: Callable[..., Path], tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from rollfeed.cli import exit_codes\n"
+        "import asyncio\n"
+        "async def work():\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    await asyncio.sleep(0)\n"
+        "    return 7\n"
+        "sys.exit(asyncio.run(exit_codes.until_signal(work())))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 7
+
+
+@pytest.mark.parametrize("stream", ["closed", "reader_gone"])
+def test_x44_a_run_whose_output_nobody_takes_is_made_whole(
+    settings_file: Callable[..., Path], tmp_path: Path, stream: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [
+        sys.executable,
+        "-m",
+        "rollfeed",
+        "run",
+        str(settings_file(num_rollout=2)),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        command,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=(lambda: os.close(1)) if stream == "closed" else None,
+    )
+    os.close(writer)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert " INFO rollfeed.progress: finished\n" in (tmp_path / "out" / "run.log").read_text()

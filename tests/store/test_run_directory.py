@@ -122,6 +122,38 @@ def test_overwrite_replaces_the_run_and_leaves_other_files_alone(two_steps) -> N
     assert (two_steps / "metrics.jsonl").read_bytes() == b""
 
 
+def test_x45_overwrite_removes_what_a_run_has_put_into_its_folders_and_nothing_else(two_steps) -> None:
+    picture = f"{'0a' * 32}.png"
+    ours = {
+        *("checkpoints/step-000001/trainer.safetensors", "checkpoints/step-000001/digests.json"),
+        *("checkpoints/warm-up/trainer.json", "checkpoints/.step-000002.tmp/trainer.json", "model/config.json"),
+        *("model/model-00001-of-00002.safetensors", "model/additional_chat_templates/tool.jinja", ".model.tmp/a.json"),
+        *(f"pictures/{picture}", "servers/0.log", "trackers/wandb.json", "trackers/wandb/run/file", "turns.log"),
+    }
+    theirs = {
+        *("notes.txt", "checkpoints/best/trainer.safetensors", "checkpoints/step-000001/notes.txt", "checkpoints/list"),
+        *(
+            "model/notes/paper.json",
+            "model/README.md",
+            "pictures/holiday.png",
+            "servers/config.log",
+            "trackers/mine/log",
+        ),
+        *(
+            "trackers/mine/log",
+            "batches/step-000001.parquet.bak",
+            "states/old/step-000001.state",
+            "set-aside/1/settings.json",
+        ),
+    }
+    for name in ours | theirs:
+        (two_steps / name).parent.mkdir(parents=True, exist_ok=True)
+        (two_steps / name).write_text(name)
+    start(two_steps, overwrite=True).close()
+    assert files_of(two_steps) == BASE_FILES | theirs
+    assert not (two_steps / ".model.tmp").exists()
+
+
 def test_differing_settings_are_named_with_both_values(two_steps) -> None:
     with pytest.raises(RunDirectoryError) as caught:
         start(two_steps, identity={"seed": 2, "model": {"checkpoint": "other"}, "rollout.rollout_batch_size": 2})

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rollfeed.logs import progress
+
 DONE = 0
 FAILED = 1
 USAGE = 2
@@ -18,7 +20,7 @@ T = TypeVar("T")
 
 
 async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
-    """Await what a command does; the first SIGINT or SIGTERM cancels it, and what it started ends with it.
+    """Await what a command does; the first SIGINT, SIGTERM or SIGHUP cancels it, and what it started ends with it.
 
     Signals after the first change nothing: the work is ending.
 
@@ -32,28 +34,36 @@ async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
         if not task.cancelling():
+            progress.info("told to stop by %s", number.name)
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    numbers = _ending_signals()
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
     try:
         return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt(said) from None
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 
+def _ending_signals() -> list[signal.Signals]:
+    """Return what ends a command: a terminal that closes, too, unless it was started with ``nohup``."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
 class ToldToEnd:
-    """SIGTERM and SIGINT of a server, noted from when this is made; it needs a running event loop."""
+    """SIGTERM, SIGINT and SIGHUP of a server, noted from when this is made; it needs a running event loop."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
         self._first: signal.Signals | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ending_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._note, number)
 
     @property

@@ -5,11 +5,13 @@ Invariant: nothing outside of the folder is read, written or deleted, and nothin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from rollfeed.errors import SandboxError
@@ -17,6 +19,11 @@ from rollfeed.errors import SandboxError
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELETE_ATTEMPTS = 20
 _DELETE_PAUSE_SECONDS = 0.05
+_HELD = "rollfeed-sandbox-held-"
+_LOCKS: dict[Path, int] = {}
+"""Of the folders that this process holds."""
+_SWEPT: set[Path] = set()
+"""Where it has looked for folders left behind."""
 
 
 def parts_within(path: str) -> tuple[str, ...]:
@@ -61,8 +68,47 @@ def write_within(folder: Path, path: str, content: bytes, *, owner: int | None) 
         raise SandboxError(f"{path!r:.200} cannot be written: {error.strerror}") from error
 
 
+def make_held_folder(place: Path | None) -> Path:
+    """Make a folder of this process's own in a place, the temporary one by default, until :func:`delete_folder`.
+
+    Those of processes that were killed are deleted first, once a process: nobody holds their lock any more.
+    """
+    where = Path(tempfile.gettempdir() if place is None else place)
+    if where not in _SWEPT:
+        _SWEPT.add(where)
+        _delete_abandoned(where)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_HELD, dir=where))
+        lock = os.open(folder, _FOLDER_FLAGS)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # another process may have taken it for one that is left behind
+            _LOCKS[folder] = lock
+            return folder
+        os.close(lock)
+
+
+def _delete_abandoned(place: Path) -> None:
+    for folder in place.glob(f"{_HELD}*"):
+        with suppress(OSError):  # it is in use, somebody else's, or just gone
+            lock = os.open(folder, _FOLDER_FLAGS)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    delete_folder(folder)
+            finally:
+                os.close(lock)
+
+
 def delete_folder(folder: Path) -> None:
     """Delete a folder, whatever its permissions and depth; links are deleted, not followed."""
+    try:
+        _delete(folder)
+    finally:
+        if (lock := _LOCKS.pop(folder, None)) is not None:
+            os.close(lock)
+
+
+def _delete(folder: Path) -> None:
     for attempt in range(_DELETE_ATTEMPTS):
         try:
             top = _open_up(str(folder), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecResult, Isolation, IsolationLevel
-from rollfeed.sandbox.files import delete_folder, read_within, write_within
+from rollfeed.sandbox.files import delete_folder, make_held_folder, read_within, write_within
 from rollfeed.sandbox.running import run
 from rollfeed.sandbox.wrapping import pick_user, wrap
 
@@ -140,7 +139,7 @@ class LocalSandboxes:
 
 def _make_folder(scratch: Path | None, user: int | None, places: Sequence[str]) -> Path:
     try:
-        parent = Path(tempfile.mkdtemp(prefix="rollfeed-sandbox-", dir=scratch))
+        parent = make_held_folder(scratch)
         folder = parent / "box"
         folder.mkdir(mode=0o700)
         (parent / "root").mkdir(mode=0o755)

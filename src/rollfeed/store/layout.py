@@ -32,9 +32,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+from rollfeed.base.atomic import DIGESTS
 from rollfeed.logs import RUN_LOGS
+from rollfeed.model_files import BESIDE_WEIGHTS
 
 LOCK = "run.lock"
 JOURNAL = "journal.sqlite"
@@ -51,7 +54,19 @@ SERVERS = "servers"
 TRACKERS = "trackers"
 SET_ASIDE = "set-aside"
 PICTURES = "pictures"
-_FOLDERS_OF_BEFORE = (CHECKPOINTS, MODEL, f".{MODEL}.tmp", SERVERS, TRACKERS, PICTURES)
+_STATE_NAMES = rf"trainer\.safetensors|trainer\.json|{re.escape(DIGESTS)}"
+_MODEL_NAMES = re.compile(
+    "|".join(f"[^/]*{re.escape(each[1:])}" for each in (*BESIDE_WEIGHTS, "*.safetensors"))
+    + "|additional_chat_templates/[^/]*"
+)
+_OWN_NAMES = {
+    CHECKPOINTS: re.compile(rf"\.?(?:step-\d{{6,}}|{WARM_UP})(?:\.tmp)?/(?:{_STATE_NAMES})"),
+    MODEL: _MODEL_NAMES,
+    f".{MODEL}.tmp": _MODEL_NAMES,
+    SERVERS: re.compile(r"\d+\.log"),
+    PICTURES: re.compile(r"\.?[0-9a-f]{64}\.\w+(?:\.tmp)?"),
+}
+"""What a run puts into a folder, by their paths in it."""
 METRICS = "metrics.jsonl"
 RESULT_FILE, ANSWERS_FILE = "eval.json", "answers.parquet"
 """What `rollfeed eval` leaves in its folder."""
@@ -84,11 +99,22 @@ def holds_training(directory: Path) -> bool:
 
 
 def remove_training_files(directory: Path) -> None:
-    """Remove what a trainer and turns left, for a run that replaces its own."""
+    """Remove what a trainer, turns, pictures and trackers left, for a run that replaces its own; nothing else."""
     for name in _FILES_OF_BEFORE:
         (directory / name).unlink(missing_ok=True)
-    for name in _FOLDERS_OF_BEFORE:
-        shutil.rmtree(directory / name, ignore_errors=True)
+    for memory in (directory / TRACKERS).glob("*.json"):
+        shutil.rmtree(memory.with_suffix(""), ignore_errors=True)
+        memory.unlink()
+    for folder, name in _OWN_NAMES.items():
+        for path in sorted((directory / folder).rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # others have put something there
+                    path.rmdir()
+            elif name.fullmatch(str(path.relative_to(directory / folder))):
+                path.unlink()
+    for folder in (*_OWN_NAMES, TRACKERS):
+        with suppress(OSError):
+            (directory / folder).rmdir()
 
 
 def remove_uncommitted(directory: Path, committed: frozenset[int]) -> None:

@@ -1,16 +1,19 @@
 """Compiles the C sources once a machine, and declares what they offer.
 
 The shared library is kept in the user's cache directory under a name made of the sources, the
-compiler, its flags and the processor, so a new version of any of them is compiled anew.
+compiler, its flags and the processor, so a new version of any of them is compiled anew. Before it is
+loaded it is compared with its digest, and must be a file that nobody else can have written.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,7 +21,7 @@ from ctypes import POINTER, c_bool, c_double, c_float, c_int, c_int32, c_int64, 
 from functools import cache
 from pathlib import Path
 
-from rollfeed.base.atomic import user_cache
+from rollfeed.base.atomic import digest_of, replace_file, sync, user_cache
 
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = (
@@ -124,23 +127,59 @@ def _compiled(compiler: str) -> Path:
     """Return the shared library, made if need be; several processes may do so at once."""
     tuned = "-mcpu=native" if platform.machine().lower() in ("aarch64", "arm64") else "-march=native"
     command = [compiler, *_FLAGS, tuned, str(_SOURCES / "rollfeed.c"), "-lm"]
-    library = user_cache("kernels") / f"kernels-{_key(command)}.so"
-    if library.is_file():
-        return library
+    name, folder = f"kernels-{_key(command)}.so", user_cache("kernels")
+    if _is_trusted(folder / name):
+        return folder / name
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library = _own(folder) / name
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             made = Path(scratch) / library.name
             subprocess.run(
                 [*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS
             )
+            made.chmod(0o755)
+            sync(made)
+            replace_file(_digest_file(library), lambda file: file.write(digest_of(made).sha256.encode()))
             made.replace(library)
+            sync(library.parent)
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
         raise NativeUnavailableError(f"{compiler} does not compile the kernels ({lines[0]})") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailableError(f"the kernels cannot be compiled ({error})") from error
     return library
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _is_trusted(library: Path) -> bool:
+    """Whether a library is whole and our own: one that is cut short ends the process when it is loaded."""
+    digest = _digest_file(library)
+    try:
+        is_ours = not any(map(_is_foreign, (library.parent, library, digest)))
+        return is_ours and digest.read_bytes() == digest_of(library).sha256.encode()
+    except OSError:
+        return False
+
+
+def _own(folder: Path) -> Path:
+    """Return the cache's folder, for us alone; where it is somebody else's, one that goes with this process."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink():
+        folder.chmod(0o700)
+        return folder
+    temporary = Path(tempfile.mkdtemp(prefix="rollfeed-kernels-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether somebody else can have written a file or folder. Raises OSError."""
+    found = path.lstat()
+    is_plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    return not is_plain or found.st_uid != os.geteuid() or bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _key(command: list[str]) -> str:
