@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.engines.faults import broken, busy_once, cut, faulty, hang, nonsense
 from tests.engines.servers import RealServer, vllm_server
 
 from rollfeed.config import JudgeSettings
@@ -32,12 +33,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield running
 
 
-def judged(server: RealServer, **settings: Any) -> tuple[list[Verdict], dict[str, float]]:
+def judged(server: RealServer, *, fault: Any = None, **settings: Any) -> tuple[list[Verdict], dict[str, float]]:
+    """Return the verdicts on all texts, with a fault on the way to the server of those about Anna, and the metrics."""
     counts = JudgeCounts()
 
     async def main() -> list[Verdict]:
+        async with faulty(server.address, fault, injures=lambda body: b"Anna" in body and fault) as (_, address):
+            return await ask(address)
+
+    async def ask(address: str) -> list[Verdict]:
         given = {
-            "servers": [f"{server.address}/v1"],
+            "servers": [f"{address}/v1"],
             "model": "policy",
             "rubric": "Text: {response}\n\nDoes the text contain a number?",
             "choices": {"yes": 1.0, "no": 0.0},
@@ -94,3 +100,25 @@ def test_a_call_has_a_score_of_its_schema_or_none(server: RealServer) -> None:
 def test_a_model_that_is_not_served_is_refused_at_the_start(server: RealServer) -> None:
     with pytest.raises(ConfigError, match=r"reward\.judge: the judge does not answer: .*HTTP 404"):
         judged(server, reply="letter", model="another")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(hang, "timeout"), (cut, "connection"), (nonsense, "unreadable"), (broken, "http"), (busy_once, None)],
+)
+def test_faults_on_the_way_are_counted_and_cost_other_texts_nothing(
+    server: RealServer, fault: Any, kind: str | None
+) -> None:
+    about: dict[str, Any] = {"reply": "letter", "extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}}
+    whole, _ = judged(server, **about)
+    tries = {"max_tries": 1, "timeout_seconds": 20.0} if kind else {}
+    found, metrics = judged(server, fault=fault, **about, **tries)
+    for text, before, after in zip(TEXTS, whole, found, strict=True):
+        if kind and text.startswith("Anna"):
+            assert after.reward is None
+            assert after.outcome is (Outcome.TIMEOUT if fault is hang else Outcome.ERROR)
+        else:
+            assert after.reward == before.reward
+    failures = {name: value for name, value in metrics.items() if name.startswith("judge/error_") and value}
+    assert failures == ({f"judge/error_{kind}": 8.0} if kind else {})
+    assert (metrics["judge/retries"] > 0) is (kind is None)
