@@ -24,6 +24,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.model_files.heads import Head, HeadShape, find_head_shape, hidden_states
 from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.seeing import looking
+from rollfeed.model_files.trees import block_arguments, tree_mask, tree_rows
 from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
@@ -204,6 +205,8 @@ class Policy:
         self._threads = threads
         self.head_shape = head_shape or self._find_head()
         """How the head goes on behind its product; None where it cannot be computed by itself."""
+        self.attends_in_blocks = False
+        """Whether rows with branches are attended to block by block; the model has been asked to."""
         self.offloads = False
         """Whether what passes keep for the way back waits in the CPU's memory."""
 
@@ -297,14 +300,17 @@ class Policy:
     def _keeping(self) -> AbstractContextManager[Any]:
         if not self.offloads:
             return nullcontext()
-        return torch.autograd.graph.save_on_cpu(pin_memory=self.device.type == "cuda")  # type: ignore[no-untyped-call]
+        return torch.autograd.graph.save_on_cpu(pin_memory=self.device.type == "cuda")
 
     def _forward(self, micro_batch: MicroBatch, **inputs: Any) -> Any:
         inputs |= {"input_ids": self._tensor(micro_batch.token_ids_BL), "use_cache": False}
         is_picture_BL = micro_batch.is_picture_BL
         if micro_batch.branches_BL is not None:
             inputs["position_ids"] = self._tensor(micro_batch.position_ids_BL)
-            inputs["attention_mask"] = tree_attention(self._tensor(micro_batch.branches_BL))
+            if self.attends_in_blocks:
+                inputs |= block_arguments(tree_rows(micro_batch.branches_BL), self.device)
+            else:
+                inputs["attention_mask"] = tree_mask(self._tensor(micro_batch.branches_BL))
         if is_picture_BL is None or self.pictures is None:
             return self.model(**inputs)
         pixels = pixels_of_rows(micro_batch.pictures_B, self.pictures)
@@ -314,17 +320,6 @@ class Policy:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self.device)
-
-
-def tree_attention(branches_BL: Tensor) -> Tensor:
-    """Return the additive mask of rows with branches, ``(B, 1, L, L)``: a place sees the prompt and its own branch."""
-    length = branches_BL.shape[1]
-    seen_from = branches_BL[:, :, None]
-    seen = branches_BL[:, None, :]
-    causal = torch.ones(length, length, dtype=torch.bool, device=branches_BL.device).tril()
-    allowed = causal & ((seen == 0) | (seen == seen_from))
-    blocked = torch.finfo(torch.float32).min
-    return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, blocked)[:, None]
 
 
 def switch_dropout_off(config: Any) -> None:

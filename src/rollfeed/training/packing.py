@@ -26,7 +26,7 @@ from rollfeed.training.placed_pictures import NO_PICTURES, PlacedPictures, pictu
 from rollfeed.types import Picture, Sample, SamplingMask, TrainBatch
 
 LONGEST_TREE = 1024
-"""Places in a row with branches. Attention over such a row is computed in full, so it must not become what counts."""
+"""Places in a row with branches whose attention is computed in full, so that it does not become what counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,9 @@ _CPU_SIZES = ChunkSizes(product=1 << 24, exponents=1 << 20, kept=1 << 26)
 _GPU_SIZES = ChunkSizes(product=1 << 28, exponents=1 << 28, kept=1 << 28)
 """A GPU wants large pieces, a CPU those that stay in its cache."""
 
+_SUMS_STAY_WIDE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+"""Whether a GPU's products of bf16 can be in fp32."""
+
 
 def score_tokens(
     rows_TX: Tensor,
@@ -243,12 +246,17 @@ def _normalisers(scaled_M: Tensor, row_M: Tensor, otherwise_R: Tensor) -> Tensor
 
 
 def _product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a product in another type than its factors', which is rounded to theirs where there is no other way."""
+    if first.is_cuda and first.dtype != dtype and _SUMS_STAY_WIDE:
+        return torch.mm(first, second, out_dtype=dtype)
     return (first @ second).to(dtype)
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
     if total.dtype == first.dtype:
         total.addmm_(first, second)
+    elif total.is_cuda and _SUMS_STAY_WIDE:
+        torch.addmm(total, first, second, out_dtype=total.dtype, out=total)
     else:
         total += first @ second
 

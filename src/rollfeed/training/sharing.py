@@ -20,6 +20,7 @@ import torch
 
 from rollfeed.config.train import TrainKind, TrainSettings
 from rollfeed.errors import CheckpointError
+from rollfeed.model_files.trees import attend_in_blocks
 from rollfeed.model_files.trial import longest_text, refusal_of_model
 from rollfeed.training.model import Policy
 from rollfeed.training.packing import LONGEST_TREE, TrainSequence, pack_sequences
@@ -38,8 +39,11 @@ _NO_WINDOW = re.compile(r"layers|pattern|dropout")
 _FULL = "full_attention"
 
 
-def longest_tree(policy: Policy, *, checkpoint: Path, settings: TrainSettings) -> int:
+def longest_tree(policy: Policy, reference: Policy | None = None, *, checkpoint: Path, settings: TrainSettings) -> int:
     """Return the most places of a row with branches; 0 where prompts are not shared, which is said.
+
+    On a GPU, models that can be asked to attend in blocks are, and so is the reference: such rows are then as long as a
+    micro-batch.
 
     Raises:
         CheckpointError: If the model cannot be trained on sampled tokens at all.
@@ -51,7 +55,17 @@ def longest_tree(policy: Policy, *, checkpoint: Path, settings: TrainSettings) -
         raise CheckpointError(f"{checkpoint}: not a model to train on what was sampled: {refusal}")
     if not settings.share_prompts:
         return 0
-    longest = min(LONGEST_TREE, settings.micro_batch_tokens, longest_text(policy.model) or LONGEST_TREE)
+    longest = min(settings.micro_batch_tokens, longest_text(policy.model) or settings.micro_batch_tokens)
+    # Compiled layers would be compiled again for each layout of branches.
+    if longest > LONGEST_TREE and policy.device.type == "cuda" and policy.pictures is None and not settings.compile:
+        policies = [each for each in (policy, reference) if each is not None]
+        for each in policies:
+            each.attends_in_blocks = attend_in_blocks(each.model)
+        if all(each.attends_in_blocks for each in policies) and refusal_to_share(policy, longest=longest) is None:
+            return longest
+        for each in policies:
+            each.attends_in_blocks = False
+    longest = min(LONGEST_TREE, longest)
     reason = refusal_to_share(policy, longest=longest)
     if reason is not None:
         logger.info("%s: prompts are computed once for each response (train.share_prompts): %s", checkpoint, reason)

@@ -121,7 +121,7 @@ class Trainer:
                 hold_linear_layers_as_computed(self._reference)
         prepare_passes(self._policy, settings)
         with self._policy.computing():
-            self._longest_tree = longest_tree(self._policy, checkpoint=checkpoint, settings=settings)
+            self._longest_tree = longest_tree(self._policy, self._reference, checkpoint=checkpoint, settings=settings)
         self._shares_pictures: bool | None = None  # not tried
         self.exact_policy = self._policy if ranks.size == 1 else self._spread(**options)
         """The same model for passes in the type of its weights."""
