@@ -206,8 +206,12 @@ def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits) -> 
 
 def freeze(sample: Sample) -> Sample:
     """Return a sample whose arrays nobody can write to any more."""
-    for array in (sample.token_ids, sample.loss_mask, sample.logprobs):
-        array.setflags(write=False)
+    for array in (sample.token_ids, sample.loss_mask, sample.logprobs, sample.teacher_logprobs):
+        if array is not None:
+            array.setflags(write=False)
+    if sample.sampling_mask is not None:
+        for array in (sample.sampling_mask.lengths, sample.sampling_mask.token_ids):
+            array.setflags(write=False)
     return sample
 
 

@@ -9,14 +9,15 @@ import inspect
 import os
 import sysconfig
 import traceback
-from asyncio import CancelledError, current_task
+from asyncio import CancelledError, current_task, events
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from rollfeed.errors import ConfigError, EngineError, RollfeedError, RunFailedError
+from rollfeed.errors import AgentError, ConfigError, EngineError, RollfeedError, RunFailedError
 
 _OWN = f"{Path(__file__).resolve().parent}{os.sep}"
 _LIBRARIES = tuple(
@@ -50,9 +51,9 @@ class _Blame(AbstractContextManager[None]):
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception | SystemExit | CancelledError):
+        if not isinstance(error, Exception | SystemExit | KeyboardInterrupt | CancelledError):
             return
-        if isinstance(error, RunFailedError | EngineError) or _is_cancelled(error):
+        if isinstance(error, RunFailedError | EngineError | AgentError) or _is_cancelled(error):
             return
         if is_own(self._function) and not isinstance(error, RollfeedError):
             return
@@ -101,6 +102,21 @@ def describe(error: BaseException, function: object = None) -> str:
         return text
     place = _innermost(error, function) or _definition(function)
     return f"{text} ({place})" if place else text
+
+
+def innermost_line(frame: FrameType | None) -> str:
+    """Return where a running call of the event loop is, as ``file.py:3, in f``: in the user's own code, if it is there.
+
+    Args:
+        frame: The innermost of the thread that the loop runs in; None where that has ended.
+    """
+    stack = traceback.extract_stack(frame) if frame is not None else []
+    first = max((place for place, each in enumerate(stack) if each.filename == events.__file__), default=-1) + 1
+    called = stack[first:]
+    if not called:
+        return "something"
+    found = next((each for each in reversed(called) if _is_users(each.filename)), called[-1])
+    return f"{_shown(found.filename)}:{found.lineno}, in {found.name}"
 
 
 def name_of(function: object) -> str:

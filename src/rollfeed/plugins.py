@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from rollfeed.base.importing import import_object, is_async
 from rollfeed.errors import PluginError
+from rollfeed.faults import describe
 
 T = TypeVar("T")
 
@@ -59,8 +61,8 @@ def load_factory(
         pass  # built-ins without a signature show what they take only when they are called
     try:
         made = factory(*arguments)
-    except Exception as error:
-        raise PluginError(f"{where}: calling it failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit, CancelledError) as error:
+        raise PluginError(f"{where}: calling it failed: {describe(error, factory)}") from error
     check_methods(made, protocol, key=where)
     return made  # type: ignore[no-any-return]
 

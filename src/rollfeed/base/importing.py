@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rollfeed.errors import PluginError
+from rollfeed.faults import describe
 
 
 def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:
@@ -86,8 +88,8 @@ def _import(place: str, folders: Sequence[Path]) -> ModuleType:
             where = ", ".join(str(folder) for folder in folders) or "the installed packages"
             raise PluginError(f"no module {place!r} in {where}, nor installed") from None
         raise PluginError(f"importing it failed: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"importing it failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit, CancelledError) as error:
+        raise PluginError(f"importing it failed: {describe(error)}") from error
     finally:
         sys.path[:] = [entry for entry in sys.path if entry not in added]
 

@@ -131,6 +131,7 @@ def _of_function(
 ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
     """Return what a user's function says of a group: ``(S,)``, or ``(R,)`` for each sample."""
     rewards_G, samples = group.reward_values(reward_key), group.samples
+    rewards_G.setflags(write=False)
     with blaming(_SETTING, function):
         returned = list(function(rewards_G, group=group))
         has_tokens = bool(returned) and all(np.ndim(row) == 1 for row in returned)

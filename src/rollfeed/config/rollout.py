@@ -187,7 +187,9 @@ class RolloutSettings(Section, resume=Resume.BATCHES):
     abort_grace_seconds: Free[float] = Field(default=10.0, gt=0.0, le=3600.0, strict=False)
     """How long the end of a step waits for aborted work, slow rewards included, before it is cancelled."""
     watchdog_seconds: Free[float] = Field(default=30.0, gt=0.0, le=86_400.0, strict=False)
-    """After this long without a finished rollout, say what the step is waiting for."""
+    """After this long without a finished rollout, say what the step is waiting for; and where the event loop is held up
+    for as long, which line does that.
+    """
 
     @field_validator("failure_budget", mode="before")
     @classmethod

@@ -26,8 +26,8 @@ from rollfeed.base.serving import serve_application
 from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.config.agent import AgentSettings
 from rollfeed.conversations.picture_places import showing
-from rollfeed.errors import AgentError
-from rollfeed.faults import describe
+from rollfeed.errors import AgentError, EngineError, RunFailedError
+from rollfeed.faults import attributed, blaming
 from rollfeed.gateway.gateway_server import GatewayServer, addresses
 from rollfeed.gateway.policy import Caps, ServedPolicy
 from rollfeed.gateway.session import MAX_SECONDS, Session
@@ -39,6 +39,7 @@ from rollfeed.types.text import text_of
 
 ENDED_BY = "ended_by"
 """Key of a sample's metadata: the bound at which a call of the agent was refused."""
+_FUNCTION = "agent.function"
 _TAIL_LINES = 20
 _LONGEST_VARIABLE = 100_000
 """Bytes, nearly what Linux takes; a question with pictures is longer, and comes by stdin alone."""
@@ -92,7 +93,10 @@ class AgentPlayer:
             if failure is not None and (session.ended_by in (None, MAX_SECONDS) or not samples):
                 raise failure
             if not samples:
-                raise AgentError("the agent has ended without asking the policy anything")
+                told = "ended without asking the policy anything"
+                raise AgentError(
+                    f"the agent {told}" if self._function is None else attributed(_FUNCTION, self._function, told)
+                )
             return ended(samples, session.ended_by)
 
     async def _play(self, task: AgentTask, session: Session) -> None:
@@ -115,9 +119,10 @@ class AgentPlayer:
     async def _call(self, task: AgentTask) -> None:
         function: Callable[[AgentTask], Any] = self._function  # type: ignore[assignment]
         try:
-            await (function(task) if is_async(function) else _in_own_thread(partial(function, task)))
-        except Exception as error:
-            raise AgentError(f"the agent failed: {describe(error, function)}") from error
+            with blaming(_FUNCTION, function):
+                await (function(task) if is_async(function) else _in_own_thread(partial(function, task)))
+        except (RunFailedError, EngineError) as error:
+            raise AgentError(str(error)) from error
 
     async def _run(self, task: AgentTask) -> None:
         """Run the command to its end; whatever it has started ends with it."""
@@ -253,7 +258,7 @@ async def _in_own_thread(function: Callable[[], object]) -> None:
     """Call a function in a thread that nobody waits for when this is cancelled: its next call of the policy fails."""
     _, raised = await call_in_own_thread(function, name="agent")
     if raised is not None:
-        raise raised if isinstance(raised, Exception) else AgentError(f"the agent raised {type(raised).__name__}")
+        raise raised
 
 
 def ended(samples: Sequence[Sample], ended_by: str | None) -> list[Sample]:

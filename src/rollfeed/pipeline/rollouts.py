@@ -28,7 +28,7 @@ from rollfeed.pipeline.observers import Observers
 from rollfeed.pipeline.placement import Placement
 from rollfeed.pipeline.returned import ROLLOUT_SETTING, checked, too_old
 from rollfeed.pipeline.supply import PromptSupply
-from rollfeed.pipeline.watchdog import Watchdog, describe_phases
+from rollfeed.pipeline.watchdog import LoopWatch, Watchdog, describe_phases
 from rollfeed.pipeline.weight_follower import WeightFollower
 from rollfeed.protocols import (
     AgeRule,
@@ -148,6 +148,7 @@ class Rollouts:
 
     async def __aenter__(self) -> Rollouts:
         async with AsyncExitStack() as entered:
+            entered.enter_context(LoopWatch(seconds=self._settings.watchdog_seconds))
             if self._resources is not None:
                 await entered.enter_async_context(self._resources)
             if isinstance(self._source, AbstractAsyncContextManager):
@@ -308,9 +309,8 @@ class Rollouts:
             phases = {i: each.phase for i, each in context.running.items() if not each.task.done()}
             return describe_phases(phases, num_at_engine=self._gate.num_at_engine)
 
-        watchdog = Watchdog(
-            quiet_seconds=self._settings.watchdog_seconds, describe=describe, report=self._observers.waiting
-        )
+        seconds = self._settings.watchdog_seconds
+        watchdog = Watchdog(quiet_seconds=seconds, describe=describe, report=self._observers.waiting)
         with rare_collections():
             async with watchdog:
                 self._observers.on_rollout = watchdog.sign_of_life

@@ -1,10 +1,53 @@
-"""Says what a step is waiting for when nothing has finished for a while."""
+"""Says what a step is waiting for when nothing has finished for a while, and who lets nothing else run."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+
+from rollfeed.faults import innermost_line
+
+_log = logging.getLogger(__name__)
+
+
+class LoopWatch:
+    """A thread that logs, after every ``seconds`` in which the event loop was held up, which line holds it up.
+
+    A context manager, entered in the loop. What holds Python's lock as well is told when it gives that back.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._has_ended = threading.Event()
+
+    def __enter__(self) -> None:
+        arguments = (asyncio.get_running_loop(), threading.get_ident())
+        threading.Thread(target=self._watch, args=arguments, name="rollfeed-watchdog", daemon=True).start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._has_ended.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        while not self._has_ended.wait(self._seconds):
+            answered, asked = threading.Event(), time.monotonic()
+            try:
+                loop.call_soon_threadsafe(answered.set)
+            except RuntimeError:  # the loop has closed
+                return
+            while not answered.wait(self._seconds):
+                if self._has_ended.is_set():
+                    return
+                _log.warning(
+                    "for %.0f s nothing else has run, Ctrl-C neither: %s holds up the event loop; have it awaited, or "
+                    "called in a thread (asyncio.to_thread)",
+                    time.monotonic() - asked,
+                    innermost_line(sys._current_frames().get(thread)),
+                )
 
 
 class Watchdog:

@@ -110,7 +110,7 @@ async def _settle(function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
         if task is not None and task.cancelling():
             raise
         raise _RaisedError(error) from error
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise _RaisedError(error) from error
 
 

@@ -54,6 +54,7 @@ from rollfeed.types import (
 
 _GENERATE = "plugins.generate"
 _SAMPLE_HOOK = "plugins.sample_hook"
+_UNENDED = (SampleStatus.PENDING, SampleStatus.FAILED)
 START_ROLLOUT_ID = "start_rollout_id"
 """In the metadata of a sample whose response was cut short: the step that did so first."""
 
@@ -247,9 +248,6 @@ class GroupRunner:
         if not isinstance(samples, Sequence) or not samples or not all(isinstance(s, Sample) for s in samples):
             told = f"returned {samples!r:.80}; it must return a list of at least one Sample"
             raise complaint(_GENERATE, self._plan.generate_fn, told)
-        if unended := next((s for s in samples if s.status in (SampleStatus.PENDING, SampleStatus.FAILED)), None):
-            told = f"returned a sample whose status is {unended.status.value}; raise where an answer cannot be made"
-            raise complaint(_GENERATE, self._plan.generate_fn, told)
         samples = [_with_origin(sample, request.partial) for sample in samples]
         for sample in samples:
             self._check(sample, request, setting=_GENERATE, function=self._plan.generate_fn)
@@ -268,6 +266,9 @@ class GroupRunner:
         return tuple(map(share_mask, hooked))
 
     def _check(self, sample: Sample, request: RolloutRequest, *, setting: str, function: object) -> None:
+        if sample.status in (_UNENDED if setting == _GENERATE else (*_UNENDED, SampleStatus.ABORTED)):
+            told = f"returned a sample whose status is {sample.status.value}; raise where an answer cannot be made"
+            raise complaint(setting, function, told)
         limits, turns = self._gate.limits, self.journal.turns(request)
         earlier = [*(turn.completion.version_spans for turn in turns if isinstance(turn, Sampled | Replied))]
         if request.partial is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import MutableSequence, Sequence
 from dataclasses import replace
 
+from rollfeed.completions import freeze
 from rollfeed.errors import EngineError
 from rollfeed.protocols import Teacher
 from rollfeed.types import Rollout, Verdict
@@ -33,7 +34,8 @@ async def ask_teacher(
             problems.append(error)
             return
         samples = [
-            replace(sample, teacher_logprobs=logprobs) for sample, logprobs in zip(rollout.samples, told, strict=True)
+            freeze(replace(sample, teacher_logprobs=logprobs))
+            for sample, logprobs in zip(rollout.samples, told, strict=True)
         ]
         rollouts[member] = replace(rollout, samples=tuple(samples))
 
