@@ -310,6 +310,9 @@ async def test_a_model_that_pools_by_itself_scores_whole_texts_as_transformers_d
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForSequenceClassification(BertConfig(vocab_size=64, num_labels=1, **sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that a token more or less is seen
+            parameter.mul_(30.0 if parameter.ndim > 1 else 1.0)
     model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny_policy / name).read_bytes())
