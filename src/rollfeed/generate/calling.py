@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from rollfeed.conversations import Call, SaidTurn, call_syntax, names_in, read_turn
 from rollfeed.errors import RunFailedError
 from rollfeed.generate.episode import Episode, ToolCall
-from rollfeed.protocols import Services, ToolAnswer, Toolbox, ToolFailure
+from rollfeed.protocols import Services, Tokenizer, ToolAnswer, Toolbox, ToolFailure
 from rollfeed.types import Message, Prompt
 
 NUM_CALLS, NUM_FAILED_CALLS = "num_tool_calls", "num_failed_tool_calls"
 """Keys of a sample's metadata."""
+_ROUNDS = 3
+"""In which special tokens are looked for: without one it may be seen that another was written around it."""
 _UNSURE = {
     "failure": "the process ended while this call was under way: it is not known whether it was made, nor what it gave"
 }
@@ -71,7 +73,7 @@ class Calling:
         outcomes |= {number: _outcome(each) for number, each in zip(to_be_made, given, strict=True)}
         self.num_calls += len(outcomes)
         self.num_failed += sum(isinstance(outcome, ToolFailure) for outcome in outcomes.values())
-        told = [_told(outcomes[number]) for number in range(len(turn.calls))]
+        told = [without_marks(_told(outcomes[number]), self._tokenizer) for number in range(len(turn.calls))]
         first_id, self._first_id = self._first_id, self._first_id + len(turn.calls)
         messages = self._syntax.results(turn, told, first_id=first_id)
         shown = [each.images if isinstance(each, ToolAnswer) else () for each in map(outcomes.get, range(len(told)))]
@@ -110,3 +112,20 @@ def _outcome(given: Mapping[str, Any]) -> ToolAnswer | ToolFailure:
 
 def _told(outcome: ToolAnswer | ToolFailure) -> str:
     return f"error: {outcome.text}" if isinstance(outcome, ToolFailure) else outcome.text
+
+
+def without_marks(text: str, tokenizer: Tokenizer) -> str:
+    """Return a text in which no special token is written, as ``<|im_start|>``: what a tool gives opens no turn.
+
+    Where there is one, a space follows its first character.
+    """
+    for _ in range(_ROUNDS):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        shown, whole = (tokenizer.decode(ids, skip_special_tokens=skips) for skips in (True, False))
+        if shown == whole:
+            return text
+        for token_id in np.unique(ids).tolist():
+            if not tokenizer.decode([token_id], skip_special_tokens=True):
+                mark = tokenizer.decode([token_id], skip_special_tokens=False)
+                text = text.replace(mark, f"{mark[0]} {mark[1:]}" if len(mark) > 1 else "") if mark else text
+    return shown
