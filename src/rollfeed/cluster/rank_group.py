@@ -25,7 +25,7 @@ from typing import Any
 
 from rollfeed.base.waiting import until_done
 from rollfeed.cluster.hosting import Host, HostDiedError, returned
-from rollfeed.cluster.rank_process import RankAnswer, RankHello
+from rollfeed.cluster.rank_process import RankAnswer, RankHello, log_of
 from rollfeed.errors import RunFailedError
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class RankGroup(Host):
 
     def _start(self) -> None:
         """Start them from this thread: they end with it."""
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
         from rollfeed.base.update_group import listen
 
@@ -122,7 +122,7 @@ class RankGroup(Host):
                 entrypoint=sys.executable,
                 args={rank: words for rank in ranks},
                 envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
-                logs_specs=DefaultLogsSpecs(log_dir=str(self._folder), redirects=Std.ALL),
+                logs_specs=DefaultLogsSpecs(log_dir=str(self._folder)),
             )
         self._pids = dict(self._processes.pids())
 
@@ -197,7 +197,8 @@ class RankGroup(Host):
         how = "has closed its connection" if code is None else f"has ended with code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        lines = Path(self._processes.stderrs[rank]).read_text(errors="replace").split("\n")
+        log = log_of(self._folder, rank)
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         quoted = f" ({last[:300]})" if last and code != -signal.SIGKILL else ""
         return f"rank {rank} of {self._num_ranks} (process {self._pids[rank]}) {how}{quoted}"

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed.cluster.hosting import Hosted, Outcome
@@ -51,6 +52,11 @@ class _UnsentRecords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append((record.name, record.levelno, self.format(record)))
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    """Return the file that gets what a rank prints."""
+    return folder / f"rank-{rank}.log"
 
 
 def connect(path: str) -> Connection:
@@ -94,12 +100,19 @@ async def serve(connection: Connection) -> None:
 def main() -> None:
     """Serve, and end without waiting for others, who may be gone."""
     end_with(int(sys.argv[2]))
+    rank = int(os.environ["RANK"])
+    with log_of(Path(sys.argv[1]).parent, rank).open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     connection = connect(sys.argv[1])
-    connection.send(RankHello(int(os.environ["RANK"]), os.getpid()))
+    connection.send(RankHello(rank, os.getpid()))
     asyncio.run(serve(connection))
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    # What is sent has to be of the module that the other end knows.
+    from rollfeed.cluster import rank_process
+
+    rank_process.main()
