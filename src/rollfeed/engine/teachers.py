@@ -30,6 +30,8 @@ from rollfeed.types import Sample
 
 _log = logging.getLogger(__name__)
 
+_LOWEST = -1000.0
+"""No model finds a token less likely than that; one such number would be all that an update learns from."""
 _PAUSE_SECONDS = 0.2
 """Before the second try; each further one waits twice as long."""
 _PROBE = "The 3 quick-brown foxes (x_1, y) jumped\n\tover 42 \u00e9t\u00e9s: \u6570 \u2248 3.14;"
@@ -227,7 +229,7 @@ def _of_response(sample: Sample, logprobs_N: NDArray[np.float64]) -> NDArray[np.
     if len(logprobs_N) != len(sample.token_ids) - 1:
         raise EngineProtocolError(f"{len(logprobs_N)} log-probabilities for {len(sample.token_ids) - 1} tokens")
     whole = np.concatenate([[np.nan], logprobs_N])[sample.prompt_length :]
-    is_one = np.isfinite(whole) & (whole <= 1e-3)
+    is_one = (whole >= _LOWEST) & (whole <= 1e-3)  # not so either where it is NaN
     if bad := np.flatnonzero(~is_one & (sample.loss_mask != 0)).tolist():
         raise EngineProtocolError(
             f"response token {bad[0]} has the log-probability {whole[bad[0]]}, which is none: it cannot be learned from"

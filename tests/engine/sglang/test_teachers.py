@@ -74,12 +74,27 @@ def test_a_server_that_hangs_is_given_up(scripted: Any) -> None:
         (lambda meta: meta["input_token_logprobs"][3].__setitem__(1, 99), "scored other tokens than it was sent"),
         (lambda meta: meta["input_token_logprobs"][3].__setitem__(0, None), "response token 1 has the log-prob.* nan"),
         (lambda meta: meta["input_token_logprobs"][3].__setitem__(0, 0.7), "response token 1 has the log-prob.* 0.7"),
+        (
+            lambda meta: meta["input_token_logprobs"][3].__setitem__(0, -1e9),
+            "response token 1 has the log-prob.* -1000000",
+        ),
     ],
 )
 async def test_what_is_no_score_of_the_sampled_tokens_is_an_error(spoil: Any, message: str, scripted: Any) -> None:
     async with scripted() as (server,), teacher_at(server, max_tries=1) as teacher:
         server.generate = scores(-1.0, spoil)
         with pytest.raises(EngineError, match=message):
+            await teacher.logprobs(SAMPLE)
+
+
+@pytest.mark.parametrize("body", [b'[{"rest": ' + b"[" * 50_000 + b"]" * 50_000 + b"}]", b'[{"\xff": 1}]', b"[NaN]"])
+async def test_what_is_no_json_is_an_error(body: bytes, scripted: Any) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    async with scripted() as (server,), teacher_at(server, max_tries=1) as teacher:
+        server.generate = answer
+        with pytest.raises(EngineError, match="does not score texts"):
             await teacher.logprobs(SAMPLE)
 
 

@@ -19,6 +19,16 @@ from rollfeed.protocols import Task
 from rollfeed.types import Correct
 from rollfeed.workers import WorkerPool
 
+LIES = {
+    "crash": "answered 500",
+    "nan": "gave the reward nan",
+    "null": "gave the reward None",
+    "text": "gave the reward '1.0'",
+    "list": "gave the reward",
+    "large": "gave the reward 1000",
+    "deep": "gave no reward: RecursionError",
+}
+
 
 def row(number: int, **asked: Any) -> dict[str, Any]:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": f"What is 2 * {number}?"}]
@@ -37,7 +47,10 @@ class StandIn:
         if text == "crash":
             return web.json_response({"detail": "crashed"}, status=500)
         reward = float("nan") if text == "nan" else 1.0 if str(asked["expected"]) in text else 0.25
-        return web.json_response({**asked, "reward": None if text == "null" else reward})
+        if text == "deep":
+            return web.Response(body=b'{"rest": ' + b"[" * 50_000 + b"]" * 50_000 + b', "reward": 1.0}')
+        lies = {"null": None, "text": "1.0", "list": [1.0], "large": 10**400}
+        return web.json_response({**asked, "reward": lies.get(text, reward)})
 
 
 @pytest.fixture
@@ -73,7 +86,7 @@ async def test_the_server_gives_the_rewards(server: StandIn, workers: WorkerPool
     assert [(each.reward, each.correct) for each in verdicts] == [(1.0, Correct.YES), (0.25, Correct.NO)]
     lenient = {**metadata, "params": {**tasks[0].params, "right_at": 0.25}}
     assert (await grader("no idea", None, lenient)).correct is Correct.YES
-    for text, message in (("crash", "answered 500"), ("nan", "gave the reward nan"), ("null", "gave no reward")):
+    for text, message in LIES.items():
         with pytest.raises(WorkerError, match=message):
             await grader(text, None, metadata)
     gone = {"environment": "nemo/doubles", "params": {**tasks[0].params, "url": "http://127.0.0.1:9"}}

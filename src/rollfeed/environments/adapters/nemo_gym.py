@@ -7,11 +7,12 @@ The response has the form of OpenAI's responses API, with one message of text. S
 from __future__ import annotations
 
 import json
-import math
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -22,6 +23,8 @@ from rollfeed.types import Verdict
 
 _DEFAULTS: Mapping[str, Any] = {"url": "", "path": "", "right_at": 1.0}
 _SECONDS = 600.0
+_MOST_BYTES = 1 << 26
+"""Of a reply, which may repeat the row."""
 """Workers have deadlines of their own."""
 
 
@@ -66,13 +69,13 @@ class NemoGymEnvironment:
         request = urllib.request.Request(url, json.dumps(asked).encode(), headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS) as reply:
-                reward = float(json.load(reply)["reward"])
+                reward = json.loads(reply.read(_MOST_BYTES))["reward"]
         except urllib.error.HTTPError as error:
             raise RewardError(f"{url} answered {error.code}: {error.read(200)!r}") from error
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, HTTPException, KeyError, TypeError, ValueError, RecursionError) as error:
             raise RewardError(f"{url} gave no reward: {type(error).__name__}: {error}") from error
-        if not math.isfinite(reward):
-            raise RewardError(f"{url} gave the reward {reward}")
+        if not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
+            raise RewardError(f"{url} gave the reward {reward!r:.80}")
         return Verdict.graded(reward >= params["right_at"], reward=reward)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -32,6 +31,8 @@ _DEFAULTS: Mapping[str, Any] = {
 _CLOSE_SECONDS = 2.0
 _WAIT_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 16 * 1024**2
+_LARGEST_REWARD = 1e100
+"""Of a turn, so that sums of them are finite."""
 
 
 class _RefusedError(RewardError):
@@ -210,7 +211,7 @@ def _shown(observed: Mapping[str, Any], params: Mapping[str, Any]) -> str:
 
 
 def _reward(observed: Mapping[str, Any]) -> float:
-    reward = float(observed["reward"] or 0.0)
-    if not math.isfinite(reward):
-        raise RewardError(f"the server gave the reward {reward}")
-    return reward
+    reward = observed["reward"] or 0.0
+    if not isinstance(reward, int | float) or not abs(reward) <= _LARGEST_REWARD:
+        raise RewardError(f"the server gave the reward {reward!r:.80}")
+    return float(reward)

@@ -57,7 +57,7 @@ async def score_texts(
         content = (await http.command(url, body, timeout_seconds=timeout_seconds)).content
         try:
             replies = [reply.meta_info for reply in _DECODER.decode(content)]
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise EngineProtocolError(f"{url}: it does not score texts: {error}") from error
         if not any(meta.finish_reason is not None and meta.finish_reason.type == "abort" for meta in replies):
             break

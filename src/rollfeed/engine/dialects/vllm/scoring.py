@@ -74,7 +74,7 @@ async def _score(
         return None
     try:
         answer = _DECODER.decode(reply.content)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineProtocolError(f"{url}: prompt_logprobs: {error}") from error
     prompt = answer.prompt_logprobs or next((choice.prompt_logprobs for choice in answer.choices), None)
     if prompt is None:
