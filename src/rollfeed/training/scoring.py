@@ -95,8 +95,9 @@ class _Plan:
     keeps: bool
 
     def scaled(self, product: Tensor) -> Tensor:
-        """Return the logits over the temperature, in new memory."""
-        return self.shape.apply(product) / self.temperature
+        """Return the logits over the temperature, in new memory unless they are the product."""
+        logits = self.shape.apply(product)
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
     def drawn(self, start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return rows and ids of what some tokens were drawn from, ``(M,)`` each, and which tokens those are."""
@@ -192,14 +193,14 @@ class _ScoreTokens(torch.autograd.Function):
 
 
 def _normalise(scaled_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of the sum of exponentials, and the entropy, ``(R,)`` each; the logits are written over."""
+    """Return the logarithm of the sum of exponentials, and the entropy, ``(R,)`` each."""
     peak_R1 = scaled_RV.amax(dim=1, keepdim=True)
     # A logit of -inf has probability 0, and brings no entropy.
-    scaled_RV.sub_(peak_R1).clamp_min_(torch.finfo(scaled_RV.dtype).min)
-    share_RV = scaled_RV.exp()
+    below_RV = (scaled_RV - peak_R1).clamp_min_(torch.finfo(scaled_RV.dtype).min)
+    share_RV = below_RV.exp()
     total_R = share_RV.sum(dim=1)
     logarithm_R = total_R.log()
-    return peak_R1[:, 0] + logarithm_R, logarithm_R - share_RV.mul_(scaled_RV).sum(dim=1) / total_R
+    return peak_R1[:, 0] + logarithm_R, logarithm_R - share_RV.mul_(below_RV).sum(dim=1) / total_R
 
 
 def _gradient(
@@ -218,8 +219,8 @@ def _gradient(
     bend_RV = None if plan.shape.cap is None else 1.0 - (scaled_RV * (plan.temperature / plan.shape.cap)).square_()
     drawn = plan.drawn(first, last, product_RV.device)
     drawn_M = None if drawn is None else scaled_RV[drawn[0], drawn[1]]
-    relative_RV = scaled_RV.sub_(normaliser_R)
-    gradient_RV = relative_RV.exp()
+    relative_RV = scaled_RV - normaliser_R
+    gradient_RV = relative_RV.exp_() if entropy_gradient_R is None else relative_RV.exp()
     if logprob_gradient_R is None:
         logprob_gradient_R = torch.zeros_like(normaliser_R)
     minus_R = -logprob_gradient_R if drawn is None else logprob_gradient_R.neg().masked_fill_(drawn[2][:, None], 0.0)
