@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollfeed.completions import Limits, check_completion, check_sample, share_mask
 from rollfeed.errors import EngineProtocolError
@@ -96,7 +98,7 @@ def test_what_can_be_an_answer_is_one(made: Completion) -> None:
         (completion([]), "stopped before its first token"),
     ],
 )
-def test_what_cannot_be_is_refused(made: Completion, said: str) -> None:
+def test_x11_to_x13_what_cannot_be_is_refused(made: Completion, said: str) -> None:
     with pytest.raises(EngineProtocolError) as caught:
         check(made)
     assert said in str(caught.value)
@@ -144,7 +146,7 @@ def test_a_sample_of_its_request_is_taken(changes: dict[str, Any]) -> None:
     check_sample(sample(**changes), REQUEST, limits=LIMITS)
 
 
-def test_a_sample_that_says_so_has_a_context_of_its_own() -> None:
+def test_x15_a_sample_that_says_so_has_a_context_of_its_own() -> None:
     for ids in ([9, 4, 7, 8], [7, 8]):
         fork = {"token_ids": np.array(ids, np.int32)}
         check_sample(sample(**fork, metadata={"own_context": True}), REQUEST, limits=LIMITS)
@@ -173,7 +175,7 @@ def test_a_sample_that_says_so_has_a_context_of_its_own() -> None:
         ({"version_spans": (VersionSpan(0, 2, 4),)}, "of version 4, 3 is the newest"),
     ],
 )
-def test_a_sample_that_is_another_or_cannot_be_trained_on_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_x15_a_sample_that_is_another_or_cannot_be_trained_on_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(EngineProtocolError) as caught:
         check_sample(sample(**changes), REQUEST, limits=LIMITS)
     assert said in str(caught.value)
@@ -193,3 +195,44 @@ def test_other_masks_stay_as_they_are() -> None:
     assert share_mask(partly) is partly
     empty = share_mask(sample_of([1], []))
     assert empty.loss_mask.shape == (0,)
+
+
+NUMBERS = st.floats(width=32) | st.sampled_from([0.0, 1.0, 1.0000001, -1e-45, 1e-3, -1000.0, np.nan, np.inf])
+IDS = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 99, 100, 2**31 - 1, -1])
+
+
+@given(st.lists(st.tuples(IDS, NUMBERS, NUMBERS), min_size=1, max_size=4))
+def test_x15_no_sample_is_taken_that_cannot_be_trained_on(response: list[tuple[int, float, float]]) -> None:
+    ids, told, mask = (list(column) for column in zip(*response, strict=True))
+    made = sample(
+        token_ids=np.array([1, 2, 3, *ids], np.int32),
+        response_length=len(ids),
+        loss_mask=logprobs(*mask),
+        logprobs=logprobs(*told),
+        version_spans=(VersionSpan(0, len(ids), 3),),
+    )
+    weights, values = made.loss_mask, made.logprobs
+    can_be = all(0 <= each < 100 for each in ids) and bool(((weights >= 0.0) & (weights <= 1.0)).all())
+    can_be = can_be and bool(((values >= -1000.0) & (values.astype(np.float64) <= 1e-3))[weights > 0.0].all())
+    try:
+        check_sample(made, REQUEST, limits=LIMITS)
+    except EngineProtocolError:
+        assert not can_be
+    else:
+        assert can_be
+
+
+@given(st.integers(-5, 70), st.integers(-1, 9), st.integers(0, 2**40))
+def test_x12_no_answer_to_another_prompt_or_of_an_unknown_version_is_taken(
+    prompt_tokens: int, num_tokens: int, version: int
+) -> None:
+    spans = (VersionSpan(0, max(0, num_tokens), version),) if num_tokens > 0 else ()
+    kind = FinishKind.LENGTH if num_tokens == 8 else FinishKind.STOP
+    made = completion([4] * max(0, num_tokens), kind=kind, prompt_tokens=prompt_tokens, version_spans=spans)
+    is_true = prompt_tokens == 3 and 0 < num_tokens <= 8 and version <= 3
+    try:
+        check(made)
+    except EngineProtocolError:
+        assert not is_true
+    else:
+        assert is_true
